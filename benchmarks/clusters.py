@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +26,9 @@ from repsim_cli.config.compose import compose, task
 from repsim_cli.config.run import validate
 from repsim_cli.executors.records import read_records
 from repsim_cli.models.source import Source
-from repsim_cli.studies.bounds import usual_length
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import all_rows
+from repsim_cli.studies.comparison import Comparison
 from repsim_cli.studies.cost import CALL, EFFICIENCY, SIDE, duration, forward_operations
 
 STARTING = 10.0  # seconds until a worker has imported its libraries and checked the run
@@ -88,52 +89,56 @@ def core() -> float:
     return 2 * SIDE**3 / best
 
 
-def planned(words: Sequence[str]) -> Any:
-    """The study of a configuration, with the shapes that ship with the package."""
+def planned(words: Sequence[str]) -> Comparison:
+    """The comparison of a configuration, with the shapes that ship with the package."""
     (config,) = compose([*words, "dry_run=true"])
-    return validate(task(config)).study
+    return validate(task(config)).study.comparison
 
 
-def written(study: Any, label: str) -> float:
+def written(compared: Comparison, label: str) -> float:
     """Bytes of the rows of a model."""
-    return 4.0 * study._total() * sum(layer.width for layer in study.layers if layer.model == label)
+    return (
+        4.0
+        * all_rows(compared.models, compared.data, compared.extract)
+        * sum(layer.width for layer in compared.layers if layer.model == label)
+    )
 
 
-def recordings(study: Any, cached: bool = True, workers: int = 1) -> list[Work]:
+def recordings(compared: Comparison, cached: bool = True, workers: int = 1) -> list[Work]:
     """A unit per model, or as many shards of it as there are workers for it, which reads its weights and writes its
     rows."""
-    sequences, length = study.extract.sequences, usual_length(study.live, study.data, study.extract)
-    shards = max(1, workers // len(study.live))
+    sequences, length = compared.extract.sequences, footprint.length_of(compared)
+    shards = max(1, workers // len(compared.live))
     return [
         Work(
             forward_operations([model], sequences, length) / EFFICIENCY / shards,
-            4.0 * model.parameters + written(study, label) * cached / shards,
-            CALL * model.layers * passes(sequences, length, study.hardware) / shards,
+            4.0 * model.parameters + written(compared, label) * cached / shards,
+            CALL * model.layers * passes(sequences, length, compared.hardware) / shards,
         )
-        for label, model in study.live.items()
+        for label, model in compared.live.items()
         for _ in range(shards)
     ]
 
 
-def gatherings(study: Any, workers: int) -> list[Work]:
+def gatherings(compared: Comparison, workers: int) -> list[Work]:
     """A unit per model in shards, which reads them to hash them anew."""
-    return [Work(0.0, written(study, label)) for label in study.live] if workers // len(study.live) > 1 else []
+    return [Work(0.0, written(compared, label)) for label in compared.live] if workers // len(compared.live) > 1 else []
 
 
-def trainings(study: Any) -> list[Work]:
+def trainings(compared: Comparison) -> list[Work]:
     """A unit per fine-tuned BERT: three forward passes' worth of operations for each token."""
 
     def operations(model: Source) -> float:
         return 6.0 * MNLI * EPOCHS * LENGTH * (model.parameters - model.vocabulary * model.width) / EFFICIENCY
 
-    return [Work(operations(model), 8.0 * model.parameters) for model in study.live.values()]
+    return [Work(operations(model), 8.0 * model.parameters) for model in compared.live.values()]
 
 
-def solvings(study: Any) -> list[Work]:
+def solvings(compared: Comparison) -> list[Work]:
     """A unit per slow measure and pair of models, on one core, which reads the rows of both."""
-    widths = {label: [layer.width for layer in study.layers if layer.model == label] for label in study.live}
-    labels, rows, units = list(widths), study.rows(), []
-    for measure in study.measures.values():
+    widths = {label: [layer.width for layer in compared.layers if layer.model == label] for label in compared.live}
+    labels, rows, units = list(widths), footprint.rows_at_once(compared), []
+    for measure in compared.measures.values():
         for i, first in enumerate(labels):
             for second in labels[i:]:
                 a, b = len(widths[first]), len(widths[second])
@@ -163,17 +168,16 @@ def phase(units: Sequence[Work], workers: int, speed: float, nodes: int) -> tupl
     return took, "the largest model" if workers > 1 and max(seconds) > 0.9 * took else "the devices"
 
 
-def row(name: str, place: Place, study: Any, *, trained: bool = False, solved: bool = False) -> str:
+def row(name: str, place: Place, compared: Comparison, *, trained: bool = False, solved: bool = False) -> str:
     """Of the table of costs."""
-    phases = [(trainings(study), place.workers, place.speed)] if trained else []
-    phases += [(recordings(study, place.cached, place.workers), place.workers, place.speed)]
-    if gathered := gatherings(study, place.workers):
+    phases = [(trainings(compared), place.workers, place.speed)] if trained else []
+    phases += [(recordings(compared, place.cached, place.workers), place.workers, place.speed)]
+    if gathered := gatherings(compared, place.workers):
         phases += [(gathered, place.workers, place.speed)]
-    phases += [(solvings(study), place.cores, core())] if solved else []
+    phases += [(solvings(compared), place.cores, core())] if solved else []
     took = [phase(units, workers, speed, place.nodes) for units, workers, speed in phases]
-    read = 0.0 if solved or not place.cached else study.stored()
-    count = len(study.layers)
-    similarity = 0.0 if solved else study.costs(count * (count + 1) // 2)["similarity"].operations
+    read = 0.0 if solved or not place.cached else footprint.stored(compared)
+    similarity = 0.0 if solved else footprint.costs(compared, compared.pairs)["similarity"].operations
     took += [(similarity / place.speed + read / PER_NODE, "the run itself, on one node")]
     units = STARTING + sum(seconds for seconds, _ in took[:-1])
     moved = read + sum(unit.size for each, *_ in phases for unit in each)
@@ -195,16 +199,16 @@ def costs() -> None:
     print(f"a core: {core() / 1e9:.0f} GFLOP/s in float32, measured here; a GPU: {GPU / 1e12:.0f} TFLOP/s, assumed\n")
     print("| run | where | units | through the folder | units | the run itself | node-hours | bound by |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    study = planned(["experiment=pythia_cka", f"model=[{PYTHIA}]", tokenizer("pythia_12b_shape"), "claims=[]"])
+    compared = planned(["experiment=pythia_cka", f"model=[{PYTHIA}]", tokenizer("pythia_12b_shape"), "claims=[]"])
     for place in places:
-        print(row("`pythia_cka` with 12b", place, study))
-    study = planned(BERTS)
+        print(row("`pythia_cka` with 12b", place, compared))
+    compared = planned(BERTS)
     for place in places:
-        print(row("100 BERTs compared by CKA", place, study))
-        print(row("the same, fine-tuned first", place, study, trained=True))
-    study = planned([*BERTS, *SOLVED])
+        print(row("100 BERTs compared by CKA", place, compared))
+        print(row("the same, fine-tuned first", place, compared, trained=True))
+    compared = planned([*BERTS, *SOLVED])
     for place in places:
-        print(row("all pairs of 100 BERTs, Gromov-Wasserstein of 1000 rows", place, study, solved=True))
+        print(row("all pairs of 100 BERTs, Gromov-Wasserstein of 1000 rows", place, compared, solved=True))
 
 
 SMALL = {
@@ -226,9 +230,9 @@ def check() -> None:
     print("| run | CPU seconds of units: calculated | measured | rows, MB: calculated | in the cache |")
     print("| --- | --- | --- | --- | --- |")
     for name, words in SMALL.items():
-        study = planned(words)
-        solved = "gromov_wasserstein" in study.measures
-        expected = sum(unit.seconds(core()) for unit in (solvings if solved else recordings)(study))
+        compared = planned(words)
+        solved = "gromov_wasserstein" in compared.measures
+        expected = sum(unit.seconds(core()) for unit in (solvings if solved else recordings)(compared))
         with tempfile.TemporaryDirectory() as folder:
             asked = [*words, "hardware.threads=1", "hardware.executor=processes", "hardware.processes=1"]
             environment = {**os.environ, "REPSIM_OUTPUTS": f"{folder}/outputs", "REPSIM_CACHE": f"{folder}/cache"}
@@ -238,7 +242,7 @@ def check() -> None:
             spent = sum(line["cpu_seconds"] for line in read_records(run) if line["kind"] == kind)
             files = [file for file in (Path(folder) / "cache" / "activations").rglob("*") if file.is_file()]
             held = sum(file.stat().st_size for file in files)
-        print(f"| {name} | {expected:.1f} | {spent:.1f} | {study.stored() / 1e6:.1f} | {held / 1e6:.1f} |")
+        print(f"| {name} | {expected:.1f} | {spent:.1f} | {footprint.stored(compared) / 1e6:.1f} | {held / 1e6:.1f} |")
 
 
 PARTS = {"costs": costs, "check": check}

@@ -79,11 +79,11 @@ def run_at(folder: Path) -> results.Run:
 def bare(folder: Path, scratch: Path) -> None:
     """Every checkpoint opened, hashed, loaded and run, and nothing else."""
     training = study(folder, cache=False).trainings["m"]
-    sequences, _ = training.start(run_at(scratch / "run"))
+    sequences = training.start(run_at(scratch / "run"))
     for checkpoint in training.series.checkpoints:
         source = checkpoint.open()
         source.identity()
-        reading = replace(training.readings[0], source=source)
+        reading = replace(training.reading, source=source)
         for _ in blocks([reading], {"m": source.load(False)}, {}, sequences, EXTRACT, HARDWARE, results.quiet):
             pass
 

@@ -1,17 +1,19 @@
 """Components by name: the name in the registry is the YAML `kind` or file, the JSON key and the axis label.
 
-Functions register themselves by decorator; a registry imports its packages when it is first asked for a name, so that
+Functions register themselves by decorator; a registry imports its files when it is first asked for a name, so that
 nothing heavy loads at start-up.
 """
 
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatch
 from typing import Any, NamedTuple, TypeVar
 
 from repsim_cli.errors import BadInput
 
+HERE = __name__.partition(".")[0]
 Registered = TypeVar("Registered", bound=Callable)
 SHOWN = 20  # names listed where there is no near miss
 
@@ -37,11 +39,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class Registry:
-    """The names of some packages, each with a function and, for measures, a card."""
+    """Names, each with a function and, for measures, a card, from the files of the package that match the patterns."""
 
-    def __init__(self, noun: str, *packages: str):
+    def __init__(self, noun: str, *patterns: str):
         self.noun = noun
-        self.packages = packages
+        self.patterns = patterns
         self._entries: dict[str, Entry] = {}
         self._loaded = False
 
@@ -56,9 +58,8 @@ class Registry:
 
     def _load(self) -> dict[str, Entry]:
         if not self._loaded:
-            for name in self.packages:
-                for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
-                    importlib.import_module(f"{name}.{module.name}")
+            for module in [module for pattern in self.patterns for module in matching(pattern)]:
+                importlib.import_module(module)
             self._loaded = True
         return self._entries
 
@@ -73,9 +74,20 @@ class Registry:
         return entries[name]
 
 
-data = Registry("data kind", "repsim_cli.data")
-models = Registry("model kind", "repsim_cli.models", "repsim_cli.training")
-measures = Registry("measure", "repsim_cli.measures")
-studies = Registry("study", "repsim_cli.studies")
-analyses = Registry("analysis", "repsim_cli.findings")
-claims = Registry("claim", "repsim_cli.findings")
+def matching(pattern: str, package: str = HERE) -> Iterator[str]:
+    """The modules whose files below a package match, such as `models/*.py`."""
+    first, _, rest = pattern.partition("/")
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        name = f"{package}.{module.name}"
+        if rest and module.ispkg and fnmatch(module.name, first):
+            yield from matching(rest, name)
+        elif not (rest or module.ispkg) and fnmatch(f"{module.name}.py", first):
+            yield name
+
+
+data = Registry("data kind", "data/*.py")
+models = Registry("model kind", "models/*.py", "training/*.py")
+measures = Registry("measure", "measures/*.py")
+studies = Registry("study", "studies/*.py")
+analyses = Registry("analysis", "findings/*.py")
+claims = Registry("claim", "findings/*.py")

@@ -49,6 +49,7 @@ from repsim_cli.plain import once
 from repsim_cli.plain import slug as slug  # for analyses of others
 
 LOCK, STATE = ".lock", "state.safetensors"
+SAVE_EVERY = 5.0  # seconds between two saved states
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
 SO_FAR = ".so_far.npz"  # the maps as far as they are known, until the run ends
 # keys that results do not depend on
@@ -253,6 +254,13 @@ class Run:
         self.save_manifest()
         self.lock.release()
         (self.folder / LOCK).unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch() -> Iterator[Run]:
+    """A run whose files nobody reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Run(Path(folder), {"timings": {}, "peak_memory_mb_after": {}, "warnings": [], "resumed": []}, None)
 
 
 def create(folder: Path, *, name: str, study: str, seed: int, command: list[str], overrides: list[str]) -> Run:

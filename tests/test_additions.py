@@ -87,9 +87,10 @@ from repsim_cli.content import Results, Table
 from repsim_cli.models.source import AnySource
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
+from repsim_cli.studies.study import Study
 
 @studies.register("toy_study")
-class ToyStudy:
+class ToyStudy(Study):
     """Counts models.
 
     most: how many are counted.

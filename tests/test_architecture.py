@@ -14,7 +14,7 @@ PACKAGE = ROOT / "repsim_cli"
 ORDER = [
     "errors", "plain", "files", "documents", "signals", "workers", "planning", "registry", "settings", "segments", "symmetric", "content", "environment", "closure", "results", "folders",
     "so_far",
-    "cache", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
+    "cache", "unit", "executors", "data", "models", "activations", "measures", "similarity", "significance", "stitching", "training", "analysis",
     "draw", "findings", "comparison", "export", "custom", "report", "tracking", "studies", "config", "units", "execution",
     "api", "doctor", "cli", "__main__",
 ]  # fmt: skip

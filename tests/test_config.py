@@ -21,6 +21,7 @@ from repsim_cli.config.words import as_hydra_takes
 from repsim_cli.data.base import Data
 from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.settings import Extract, Hardware, Positive, Ranked, Significance
+from repsim_cli.studies.footprint import memory_of
 
 ROOT = Path(__file__).parent.parent
 CONF = ROOT / "conf"
@@ -279,16 +280,18 @@ def test_conflicts_are_found_before_any_weight_loads(overrides, message):
 
 def test_square_matrices_count_in_the_memory():
     """A prepared layer of `riemannian` is two matrices of float64."""
-    study = validate(composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")).study
-    assert study.memory(100)["matrices"] == 2 * 8 * 100**2 * len(study.layers)
+    comparison = validate(
+        composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")
+    ).study.comparison
+    assert memory_of(comparison, 100)["matrices"] == 2 * 8 * 100**2 * len(comparison.layers)
 
 
 def test_slow_pairs_count_in_the_memory():
     """Squares of all layers lie in files; each process holds what one pair takes."""
     words = ("model=[tiny_a]", "measure=[gromov_wasserstein]", "extract.estimate=full")
-    study = validate(composed(*words, "hardware.processes=3", "extract.rows=100")).study
-    assert study.memory(100)["matrices"] == 3 * 8 * 8 * 100**2
-    assert study.memory(100)["processes"] > 0
+    comparison = validate(composed(*words, "hardware.processes=3", "extract.rows=100")).study.comparison
+    assert memory_of(comparison, 100)["matrices"] == 3 * 8 * 8 * 100**2
+    assert memory_of(comparison, 100)["processes"] > 0
     with pytest.raises(BadConfig, match=r"got a limit of 2.00 GB; extract.rows=\d+ would fit") as caught:
         large = ("extract.rows=20000", "extract.sequences=1000000", "hardware.memory_gb=2")
         validate(composed(*words, "hardware.processes=2", *large))
@@ -318,7 +321,7 @@ def test_the_advice_on_memory_fits():
     ],
 )
 def test_of_sequences_and_rows_that_nobody_requested_there_may_be_fewer(words, sequences, rows, at_most):
-    extract = validate(composed("model=[tiny_a]", "measure=[cka]", *words)).study.extract
+    extract = validate(composed("model=[tiny_a]", "measure=[cka]", *words)).study.comparison.extract
     assert (extract.sequences, extract.rows, extract.at_most) == (sequences, rows, at_most)
 
 

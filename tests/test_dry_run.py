@@ -220,7 +220,7 @@ def test_tokenizers_are_shared_by_name():
             live = {hub: models.get("transformers").function(hub=hub) for hub in hubs}
             return tokenizers(live, text, extract)
 
-    text, extract = validate(composed("dry_run=true")).study.data, Extract(hook_points=["resid_post"])
+    text, extract = validate(composed("dry_run=true")).study.comparison.data, Extract(hook_points=["resid_post"])
     assert len(found("openai-community/gpt2", "openai-community/gpt2-medium")) == 2
     with pytest.raises(
         BadInput, match="model: tokenizers differ, got a different vocabulary for 'openai-community/gpt2'"

@@ -129,10 +129,10 @@ def test_a_run_draws_no_permutation_that_workers_have_drawn(repsim, monkeypatch)
 
 
 def test_few_permutations_are_left_to_the_run():
-    study = validate(composed(*NULLS)).study
-    assert permutations.blocks_of(study) == {}
-    study.significance = replace(study.significance, permutations=10**6)
-    ((label, blocks),) = permutations.blocks_of(study).items()
+    comparison = validate(composed(*NULLS)).study.comparison
+    assert permutations.blocks_of(comparison) == {}
+    more = replace(comparison, significance=replace(comparison.significance, permutations=10**6))
+    ((label, blocks),) = permutations.blocks_of(more).items()
     assert label == "procrustes"  # a millisecond each; CKA takes a second for all of them
     assert [number for block in blocks for number in block] == list(range(10**6))
     assert all(block.start % significance.TOGETHER == 0 for block in blocks)
@@ -141,7 +141,7 @@ def test_few_permutations_are_left_to_the_run():
 def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch):
     loads = []
     monkeypatch.setattr(
-        sample, "loaded", lambda reading, study: (loads.append(reading.label), loaded(reading, study))[1]
+        sample, "loaded", lambda reading, given: (loads.append(reading.label), loaded(reading, given))[1]
     )
     monkeypatch.setattr(units, "driving", here)
     made.clear()
@@ -169,12 +169,12 @@ def test_activations_that_the_cache_would_drop_are_left_to_the_run(tmp_path, mon
     checked, asked = of_keys(keys), []
     driver = SimpleNamespace(perform=lambda given, label: asked.extend(unit.name for unit in given))
     monkeypatch.setattr(logging.getLogger("repsim"), "propagate", True)
-    units._phases(checked, run, driver)
+    units.perform_phases(checked, run, driver)
     pairs = [f"procrustes of tiny_{i} and tiny_{j}" for i, j in ("aa", "ab", "bb")]
     assert asked == ["activations of tiny_a", "activations of tiny_b", *pairs]
     monkeypatch.setattr("repsim_cli.cache.limit", lambda: 1000)
     asked.clear()
-    units._phases(checked, run, driver)
+    units.perform_phases(checked, run, driver)
     assert asked == []
     assert "it does not hold the activations of all models, which are left to the run itself" in caplog.text
 

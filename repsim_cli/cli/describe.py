@@ -18,6 +18,7 @@ from repsim_cli.config.run import RunKeys
 from repsim_cli.documents import read_yaml
 from repsim_cli.errors import BadInput
 from repsim_cli.registry import did_you_mean
+from repsim_cli.results import GROUPS
 from repsim_cli.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
@@ -360,7 +361,8 @@ def _analysis(name: str) -> Topic:
 
 def _taken(study: Callable) -> list[str]:
     """The keys of the run that a study uses."""
-    return [f"takes: {', '.join(key for key in inspect.signature(study).parameters if key in RunKeys.model_fields)}"]
+    keys = inspect.signature(study).parameters.keys() & RunKeys.model_fields.keys()
+    return [f"takes: {', '.join(sorted(keys, key=[*GROUPS, *RunKeys.model_fields].index))}"]
 
 
 def _card(name: str) -> list[str]:

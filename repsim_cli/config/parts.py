@@ -44,14 +44,13 @@ def misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]
     """Series of checkpoints where a study takes models, and models where it takes series."""
     from repsim_cli.models.source import Series
 
-    takes_series = getattr(study, "takes_series", False)
     for label, model in models.items():
-        if isinstance(model, Series) and not takes_series:
+        if isinstance(model, Series) and not study.takes_series:
             yield (
                 f"model.{label}: the study {name} takes single models, got a series of {len(model.checkpoints)} "
                 "checkpoints; give one of them as kind: transformers, or use the study convergence or effective_rank"
             )
-        elif model is not None and not isinstance(model, Series) and takes_series:
+        elif model is not None and not isinstance(model, Series) and study.takes_series:
             yield (
                 f"model.{label}: the study {name} takes series of checkpoints, got a single model; "
                 "give {kind: series, folder: DIR, pattern: 'step{step}'}"
@@ -60,7 +59,7 @@ def misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]
 
 def unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
     """Hook points of single models where a study reads the same ones of all."""
-    if "extract" in inspect.signature(study).parameters and not getattr(study, "fixed_points", False):
+    if "extract" in inspect.signature(study).parameters and not study.fixed_points:
         return
     for label, entry in entries.items():
         if isinstance(entry, dict) and entry.get("hook_points"):
@@ -68,10 +67,6 @@ def unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str
                 f"model.{label}.hook_points: the study {name} reads the same of every model, got "
                 f"{entry['hook_points']}; drop it"
             )
-
-
-def _reads(study: Any) -> str:
-    return getattr(study, "reads", "activations")
 
 
 def every_measure(chosen: Any, study: Any) -> Any:
@@ -86,7 +81,7 @@ def every_measure(chosen: Any, study: Any) -> Any:
         return {"kind": name, **{key: parameter.default for key, parameter in parameters.items()}}
 
     others = {label: entry for label, entry in chosen.items() if entry != {"kind": ALL}}
-    return {name: defaults(name) for name in measures.names(_reads(study))} | others
+    return {name: defaults(name) for name in measures.names(study.reads)} | others
 
 
 def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
@@ -97,7 +92,7 @@ def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tupl
 
     if "measure" not in inspect.signature(study).parameters:
         return {}, {}
-    reads = _reads(study)
+    reads = study.reads
     advice = {
         "activations": "select e.g. measure=[cka_unbiased], or the study attention (experiment=ptb_attention)",
         "attention": "select e.g. measure=[attention_js], or the study similarity",

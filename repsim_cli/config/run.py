@@ -33,7 +33,6 @@ from repsim_cli.content import Facts
 from repsim_cli.documents import interpolated
 from repsim_cli.draw.frame import Figures, settings_of
 from repsim_cli.errors import BadConfig, BadInput, Unreachable
-from repsim_cli.executors import check_executor
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
@@ -45,6 +44,7 @@ from repsim_cli.settings import (
     Hardware,
     Seed,
     Significance,
+    check_executor,
 )
 
 LONGEST = 512  # tokens of `extract.length=auto`
@@ -200,7 +200,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
-    remedied = getattr(study.function, "takes_remedies", ())
+    remedied = study.function.takes_remedies
     bound: Fields = {}
     notes: list[str] = []
     for name, make in groups.items():
@@ -219,7 +219,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         for key, value in (extract.remedies if extract is not None else {}).items()
         if key not in remedied
     ]
-    if plain["hardware"].get("by_block") == "always" and not getattr(study.function, "by_block", False):
+    if plain["hardware"].get("by_block") == "always" and not study.function.by_block:
         problems.append(
             f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
         )
@@ -245,7 +245,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
     instance = attempt(problems, "", lambda: study.function(**bound, **options))
     give_up([*problems, *([] if plain["dry_run"] else misfits)])
-    skipped |= getattr(instance, "skipped", {})
+    skipped |= instance.skipped
     facts = _facts(instance, bound.get("model", {}))
     recorded = _recorded(plain["options"], options)
     planned = _planned(keys, instance, facts, recorded)
@@ -285,15 +285,14 @@ def _figures(problems: list[str], given: Any) -> None:
 def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     from repsim_cli.models.source import facts
 
-    layers = {reading.label: reading.layers for reading in getattr(study, "readings", ())}
+    layers = {reading.label: reading.layers for reading in study.readings}
     return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
 
 
 def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields) -> Planned:
     from repsim_cli.studies.record import card_record
 
-    measures = getattr(study, "measures", {})
-    measures = {label: card_record(bound) for label, bound in measures.items()} if isinstance(measures, dict) else {}
+    measures = {label: card_record(bound) for label, bound in study.measures.items()}
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
     return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options)

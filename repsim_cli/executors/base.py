@@ -6,22 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from repsim_cli.errors import BadInput
+from repsim_cli.unit import Unit
 
 Status = Literal["done", "failed", "lost", "refused"]
 REFUSED = -1  # the number of no unit: a worker's checks failed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """A piece of the work of a run: a pure function of its arguments, whose result is an entry of the cache.
-
-    kind: in the table of the job's session. args: plain JSON. group: of units that share what a worker holds.
-    """
-
-    kind: str
-    name: str
-    args: Mapping[str, Any] = field(default_factory=dict)
-    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,9 @@ from repsim_cli.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
-from repsim_cli.findings.groups import Members, Permuted, at_points, codes, kinds, no_groups, permuted, separated
+from repsim_cli.findings.groups import Permuted, at_points, codes, kinds, no_groups, permuted, separated
 from repsim_cli.plain import slug
+from repsim_cli.settings import Members
 
 ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
 VIOLIN = 8  # pairs from which a violin says more than the points

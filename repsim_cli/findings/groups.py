@@ -24,8 +24,8 @@ from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
 from repsim_cli.findings.layers import block_of, point_of
 from repsim_cli.plain import free, slug
+from repsim_cli.settings import Members
 
-Members = Mapping[str, Sequence[str]]
 Pairs = list[tuple[int, int]]
 Kind = tuple[str, str]  # the groups that a pair's models come from
 

@@ -8,10 +8,11 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
+from repsim_cli.studies.study import Study
 
 
 @studies.register("architecture")
-class Architectures:
+class Architectures(Study):
     """Compares the shapes of models: blocks, width, heads, features per head, rotary features, parameters. No weights
     are read. The table, and how far a model stands apart, are the analysis `architecture`.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from repsim_cli import results
 from repsim_cli.activations.attention import (
@@ -17,37 +17,38 @@ from repsim_cli.activations.attention import (
     units,
     windows_of,
 )
-from repsim_cli.activations.batching import Tally, most_places, passes
+from repsim_cli.activations.batching import Tally, most_places
 from repsim_cli.activations.cached import Identities, entries_of
-from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.maps import Maps
-from repsim_cli.activations.readings import Reading, devices
+from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import Recorder, window_name
 from repsim_cli.cache import key
 from repsim_cli.content import Matrix, Results, Side
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure, OfAttention
+from repsim_cli.measures import OfAttention
 from repsim_cli.models.sizes import all_at_once, resident_bytes
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import studies
 from repsim_cli.results import STATE, Run
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, estimate_attention, joined
-from repsim_cli.studies.bounds import check_disk, check_memory, enough, shown, usual_length
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import check_disk, check_memory, enough, shown
 from repsim_cli.studies.cached import Content, finished
+from repsim_cli.studies.comparison import Comparison
 from repsim_cli.studies.cost import Cost, forward_cost, needs, products
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
-from repsim_cli.studies.sample import free, identified, inputs, loaded, prepare, tally
+from repsim_cli.studies.sample import extraction_of, free, identified, loaded, prepare, tally
+from repsim_cli.studies.study import OfMeasures, Study
 from repsim_cli.studies.without_value import kept
 
 STAGE = "attention and similarity"
 
 
 @studies.register("attention")
-class Attention:
+class Attention(Study):
     """Compares the attention maps of all layers of all models, by words, in one pass over the sentences.
 
     The pass keeps sums over pairs of heads, and an interrupted run resumes from the last ones saved. Models that do not
@@ -62,22 +63,16 @@ class Attention:
 
     reads: ClassVar[str] = "attention"
     fixed_points: ClassVar[bool] = True
+    measures: Mapping[str, OfAttention] = {}
 
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         base: str | None = None,
         special: Special = "drop_renormalise",
+        **given: Unpack[OfMeasures],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        measure, extract = given["measure"], given["extract"]
         if not measure:
             raise BadInput("measure: no measure is selected, got none; e.g. measure=[attention_js]")
         if (extract.hook_points, extract.unit) != (["pattern"], "word"):
@@ -89,26 +84,21 @@ class Attention:
             raise BadInput(
                 f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
             )
-        self.data, self.extract, self.hardware = data, extract, hardware
+        self.extraction = extraction_of(given, read=attention_readings)
+        self.models, self.readings = self.extraction.live, self.extraction.readings
+        self.extract, self.hardware = extract, given["hardware"]
         self.measures = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
-        self.seed, self.cache, self.base = seed, cache, base
         self.special: Special = special
-        self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
-        check_modality(self.models, data)
-        self.readings = attention_readings(model, extract)
-        self.layers = [layer for reading in self.readings for layer in reading.layers]
-        self.devices = devices(hardware, list(model))
         need = sum(self.memory().values())
         one = "hardware.resident=one needs less, " if len(self.models) > 1 and len(self._turns()) == 1 else ""
         advice = f"{enough(need)}, {one}or lower hardware.batch_size or extract.length, or use fewer models"
-        check_memory(need, hardware, advice)
+        check_memory(need, self.hardware, advice)
         check_disk(
             self.stored(),
             results.outputs_root(),
             "REPSIM_OUTPUTS: the maps of models that run one after the other",
             "hardware.resident=all needs none, or lower extract.sequences",
         )
-        self.tokenizers = tokenizers(self.models, data, extract)
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, the maps of a batch (by tokens of one model, by words of all), the sums."""
@@ -128,18 +118,22 @@ class Attention:
 
     def stored(self) -> float:
         """Bytes of the maps in files, estimated."""
-        heads = sum(layer.width for layer in self.layers)
+        heads = sum(layer.width for layer in self.extraction.layers)
         return 4.0 * heads * self._cells() if len(self._turns()) > 1 else 0.0
 
     def _cells(self) -> float:
         """Cells of the maps of a head, estimated: a word has two tokens or so, with the special ones."""
-        return self.extract.sequences * (usual_length(self.models, self.data, self.extract) / 2) ** 2
+        return self.extract.sequences * (footprint.length_of(self.extraction) / 2) ** 2
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
-        count, heads, extract = len(self.layers), sum(layer.width for layer in self.layers), self.extract
+        count, heads, extract = (
+            len(self.extraction.layers),
+            sum(layer.width for layer in self.extraction.layers),
+            self.extract,
+        )
         return {
-            "models": shown(self.models, self.hardware, self.devices),
+            "models": shown(self.models, self.hardware, self.extraction.devices),
             "in memory together": "all models" if len(self._turns()) == 1 else "one model",
             "layers": count,
             "pairs of layers": count * (count + 1) // 2,
@@ -147,8 +141,7 @@ class Attention:
             "measures": list(self.measures),
             "special tokens": self.special,
             "sentences, at most": extract.sequences,
-            "forward passes": len(self.models)
-            * passes(extract.sequences, usual_length(self.models, self.data, extract), self.hardware),
+            "forward passes": footprint.passes_of_all(self.extraction),
             **needs(
                 self.costs(heads),
                 self.hardware,
@@ -160,7 +153,7 @@ class Attention:
 
     def costs(self, heads: int) -> dict[str, Cost]:
         """Every pair of heads reads every cell of every sentence, some with a logarithm."""
-        sentences, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
+        sentences, length = self.extract.sequences, footprint.length_of(self.extraction)
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {
             "forward passes": forward_cost(self.models.values(), sentences, length, self.hardware),
@@ -171,14 +164,14 @@ class Attention:
         hardware = self.hardware
         prepare(run, hardware)
         with run.stage("data"):
-            sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
+            sequences = self.extraction.sequences(run)
             check_units({label: units(inputs_of, self.special) for label, inputs_of in sequences.items()}, sequences)
-        identities, content = identified(run, self), None
-        if self.cache:
-            sentences = len(next(iter(sequences.values())).inputs)
+        identities, content = identified(run, self.extraction), None
+        if self.extraction.cache:
+            counted = replace(self.extraction, total=len(next(iter(sequences.values())).inputs))
             sizes = {"batch_size": hardware.batch_size, "batch_tokens": hardware.batch_tokens}
             more = {"special": self.special, **sizes}
-            content = Content.of(self, sequences, identities, sentences, None, by=__name__, **more)
+            content = Content.of(counted, sequences, identities, by=__name__, **more)
         with finished(run, self.measures, content) as known:
             if known.missing:
                 missing = {label: self.measures[label] for label in known.missing}
@@ -203,13 +196,20 @@ class Attention:
         with ExitStack() as held:
             recorders = {}
             if alone:
-                given = (run.folder / "maps", self.readings, sequences, identities, self.extract, self.hardware.dtype)
+                given = (
+                    run.folder / "maps",
+                    self.readings,
+                    sequences,
+                    identities,
+                    self.extract,
+                    self.hardware.dtype,
+                )
                 entries = held.enter_context(entries_of(*given))
                 recorders = {label: Recorder(entry) for label, entry in entries.items()}
                 for reading in self.readings:
                     self._record(run, reading, sequences, recorders[reading.label], counts)
             with run.stage("models"):
-                modules = {} if alone else {reading.label: loaded(reading, self) for reading in self.readings}
+                modules = {} if alone else {x.label: loaded(x, self.extraction) for x in self.readings}
             progress = partial(run.progress, label=STAGE, unit="batches")
 
             def stream(seen: int) -> Iterator[Maps]:
@@ -235,7 +235,7 @@ class Attention:
         if names <= set(recorder.entry.files):
             return
         with run.stage("models"):
-            modules = {label: loaded(reading, self)}
+            modules = {label: loaded(reading, self.extraction)}
         with run.stage("attention"):
             progress = partial(run.progress, label=f"attention of {label}", unit="batches")
             given = ([reading], modules, sequences, self.special, self.hardware, progress)
@@ -250,6 +250,7 @@ class Attention:
 
     def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> Results:
         measures, of_heads = [], {}
+        comparison = self.extraction.extended(Comparison, measures=self.measures)
         every = [f"{reading.label} {layer.name}.h{head}" for reading in self.readings for layer in reading.layers
                  for head in range(layer.width)]  # fmt: skip
         for label, matrix in matrices.items():
@@ -260,7 +261,7 @@ class Attention:
                     f"{label}: {left_out:,} of {matrix.rows + left_out:,} cells are 0 in some head (as under a "
                     "causal mask) and left out for all models"
                 )
-            measured = measure_record(run, self.readings, label, measure, matrix, {}, None, matrix.rows + left_out)
+            measured = measure_record(run, comparison, label, matrix, available=matrix.rows + left_out)
             measures.append(replace(measured, estimate={**measured.estimate, "unit": unit}))
             if "heads" in matrix.statistics:
                 side = Side(model="heads", layers=every)

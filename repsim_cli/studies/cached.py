@@ -22,7 +22,6 @@ from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.places import row_labels, rows_left
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.rows import row_numbers
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.closure import code_behind, code_of
@@ -32,8 +31,7 @@ from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
 from repsim_cli.results import Run
 from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
-from repsim_cli.studies.record import places_of
-from repsim_cli.studies.sample import Study
+from repsim_cli.studies.sample import Extraction, places_of
 
 NULLS = "permutations"  # the kind of their entries
 
@@ -55,18 +53,15 @@ class Content:
     @classmethod
     def of(
         cls,
-        study: Study,
+        extraction: Extraction,
         sequences: Mapping[str, Sequences],
         identities: Identities,
-        total: int,
-        sample: np.ndarray | None,
         *,
         by: str,
         **whole: Any,
     ) -> "Content":
-        """sample: as `whole` in `row_numbers`. by: the module that computes from these rows. whole: what else the
-        matrices of all models depend on."""
-        extract, hardware, code = study.extract, study.hardware, code_of(by)
+        """by: the module that computes from these rows. whole: what else the matrices of all models depend on."""
+        extract, hardware, code = extraction.extract, extraction.hardware, code_of(by)
         given = next(iter(sequences.values()), None)
         codes = None if given is None else row_labels(given, extract)
         left = None if given is None else rows_left(given, extract)
@@ -87,16 +82,16 @@ class Content:
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
         return cls(
-            readings=study.readings,
-            models=[rows_of(reading) for reading in study.readings],
+            readings=extraction.readings,
+            models=[rows_of(reading) for reading in extraction.readings],
             shared={
                 "code": code and code.key,
                 "estimate": extract.estimate,
-                "rows": [total, digest([row_numbers(extract, total, study.seed, 0, sample)])],
+                "rows": [extraction.total, digest([extraction.numbers(0)])],
                 "device": torch.device(hardware.device).type,
                 **remedies,
             },
-            whole={"seed": study.seed, "tile": hardware.tile, **whole},
+            whole={"seed": extraction.seed, "tile": hardware.tile, **whole},
             labels=None if codes is None else digest([codes]),
         )
 

@@ -1,11 +1,11 @@
 """How layers converge during training: every checkpoint against the last of its run, layer by layer."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 import torch
@@ -13,26 +13,29 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.cached import cached, from_cache
 from repsim_cli.activations.readings import Reading, loading
-from repsim_cli.activations.rows import batches, blocks, row_numbers
+from repsim_cli.activations.rows import batches, blocks
 from repsim_cli.activations.stored import Recorder, activations_key
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.cache import Entry
 from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, Curve, Measured, Results, Table
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, Degenerate, RepsimError, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.source import Checkpoint, Precomputed, Series, Source
 from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet
-from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli.settings import Hardware
 from repsim_cli.similarity import Counterparts, estimate_counterparts
-from repsim_cli.studies.bounds import most_rows
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import most_rows, shown
 from repsim_cli.studies.checks import suitable
+from repsim_cli.studies.comparison import comparison_of
 from repsim_cli.studies.cost import Cost, needs
 from repsim_cli.studies.record import blocks_record
-from repsim_cli.studies.sample import batch_labels, diagnosis_of, inputs, prepare, tally
-from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.sample import diagnosis_of, prepare, tally
+from repsim_cli.studies.study import OfSeries, Study
 from repsim_cli.studies.without_value import Lacking, measures_with_values
+from repsim_cli.unit import Kinds, Phase, Unit
 
 Missing = Literal["stop", "skip"]
 GAPS = ["model", "step", "why"]
@@ -68,7 +71,7 @@ Visit = Callable[["Training", Opened], None]
 
 
 @studies.register("convergence")
-class Convergence:
+class Convergence(Study):
     """Compares the layers of every checkpoint of a training with the same layers of the last one.
 
     previous: compare every checkpoint with the one before it too.
@@ -82,20 +85,11 @@ class Convergence:
     def __init__(
         self,
         *,
-        model: Mapping[str, Series],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         previous: bool = False,
         pairs: bool = False,
         missing: Missing = "stop",
+        **given: Unpack[OfSeries],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
 
         def check(bound: Measure) -> None:
             if pairs and not bound.card.symmetric:
@@ -103,56 +97,32 @@ class Convergence:
                     f"options.pairs: needs symmetric measures, got {bound.name}; use e.g. cka, or pairs=false"
                 )
 
-        chosen, asymmetric = suitable(measure, check, skip_unsuitable)
-        settings = {
-            "data": data,
-            "measure": chosen,
-            "extract": extract,
-            "hardware": hardware,
-            "seed": seed,
-            "cache": cache,
-            "skip_unsuitable": skip_unsuitable,
-        }
-        self.previous, self.pairs = previous, pairs
-        self.hardware = hardware
-        self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
-        self.skipped = asymmetric | skipped(self.trainings)
+        given["measure"], asymmetric = suitable(given["measure"], check, given.get("skip_unsuitable", False))
+        self.previous, self.pairs, self.hardware = previous, pairs, given["hardware"]
+        self.trainings = trainings_of(given, missing)
+        self.readings, self.measures, skipped = of_trainings(self.trainings.values())
+        self.skipped = asymmetric | skipped
 
     def plan(self) -> dict[str, Any]:
-        each = {label: training.plan() for label, training in self.trainings.items()}
+        trainings = self.trainings.values()
         return {
-            "models": {label: next(iter(plan["models"].values())) for label, plan in each.items()},
-            "checkpoints": {
-                label: ", ".join(str(checkpoint.step) for checkpoint in training.series.checkpoints)
-                for label, training in self.trainings.items()
-            },
+            "models": shown_last(trainings),
+            "checkpoints": {training.label: training.steps for training in trainings},
             "measures": list(self.measures),
-            "forward passes": sum(
-                plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
-            ),
+            "forward passes": sum(training.forward_passes for training in trainings),
             **self.needs(self.costs()),
         }
 
     def needs(self, costs: Mapping[str, Cost]) -> dict[str, Any]:
         return needs_of_trainings(self.trainings.values(), costs, self.hardware)
 
-    @property
-    def measures(self) -> dict[str, Measure]:
-        return measures(self.trainings)
-
-    @property
-    def readings(self) -> list[Reading]:
-        return [reading for training in self.trainings.values() for reading in training.readings]
-
     def costs(self) -> dict[str, Cost]:
         """Every checkpoint is run once, and compared with the last one layer by layer."""
-        parts: dict[str, Cost] = {}
-        for training in self.trainings.values():
-            count = len(training.series.checkpoints)
-            others = (count + 1) / 2 if self.pairs else 1 + self.previous
-            for part, each in training.costs(int(len(training.layers) * others)).items():
-                parts[part] = parts.get(part, Cost()) + count * each
-        return parts
+        pairs = {}
+        for label, training in self.trainings.items():
+            others = (len(training.series.checkpoints) + 1) / 2 if self.pairs else 1 + self.previous
+            pairs[label] = int(len(training.compared.layers) * others)
+        return costs_of_trainings(self.trainings.values(), pairs)
 
     def run(self, run: Run) -> Results:
         curves = self.curves(run)
@@ -165,6 +135,12 @@ class Convergence:
             curves=named(curves),
         )
 
+    def units(self, run: Run) -> Iterable[Phase]:
+        return [checkpoints(self.trainings.values())]
+
+    def worker(self) -> Kinds:
+        return {"checkpoint": TrainingWorker(self.trainings).record}
+
     def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
         """A curve per measure, hook point and model (and what it is compared with). visit: as in `visited`."""
         prepare(run, self.hardware)
@@ -175,7 +151,9 @@ class Convergence:
 
     def tables(self) -> dict[str, Table]:
         """The gaps, and the diagnostics of the last checkpoints."""
-        of_each = [training.diagnosis.tables(training.layers)[DIAGNOSTICS] for training in self.trainings.values()]
+        of_each = [
+            training.diagnosis.tables(training.compared.layers)[DIAGNOSTICS] for training in self.trainings.values()
+        ]
         whole = Table(columns=DIAGNOSED, rows=[row for table in of_each for row in table.rows])
         return {**gap_table(self.gaps()), DIAGNOSTICS: whole}
 
@@ -183,36 +161,56 @@ class Convergence:
         return [gap for training in self.trainings.values() for gap in training.gaps]
 
 
+def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
+    """By label."""
+    if not given["model"]:
+        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
+    return {label: Training(label, series, missing, given) for label, series in given["model"].items()}
+
+
+def of_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[str, Measure], dict[str, str]]:
+    """What is read, the measures that suit at least one training, and why others do not suit one."""
+    each = [training.compared for training in trainings]
+    return (
+        [reading for compared in each for reading in compared.readings],
+        {label: bound for compared in each for label, bound in compared.measures.items()},
+        {label: why for compared in each for label, why in compared.skipped.items()},
+    )
+
+
+def shown_last(trainings: Iterable["Training"]) -> dict[str, str]:
+    """For a plan: the last checkpoint of each."""
+    every = [training.compared for training in trainings]
+    return {label: text for each in every for label, text in shown(each.models, each.hardware, each.devices).items()}
+
+
+def costs_of_trainings(trainings: Iterable["Training"], pairs: Mapping[str, int]) -> dict[str, Cost]:
+    """pairs: of layers that are compared at each checkpoint, by the label of the training."""
+    parts: dict[str, Cost] = {}
+    for training in trainings:
+        for part, each in footprint.costs(training.compared, pairs[training.label]).items():
+            parts[part] = parts.get(part, Cost()) + len(training.series.checkpoints) * each
+    return parts
+
+
 def needs_of_trainings(
     trainings: Iterable["Training"], costs: Mapping[str, Cost], hardware: Hardware
 ) -> dict[str, Any]:
     """The end of the plan of trainings that are visited one after the other."""
     trainings = list(trainings)
+    rows = footprint.rows_at_once
     return needs(
         costs,
         hardware,
-        memory=max((each.memory(each.rows()) for each in trainings), key=lambda parts: sum(parts.values())),
-        activations=sum(len(each.series.checkpoints) * each.stored() for each in trainings),
+        memory=max((each.memory(rows(each.compared)) for each in trainings), key=lambda parts: sum(parts.values())),
+        activations=sum(len(each.series.checkpoints) * footprint.stored(each.compared) for each in trainings),
     )
 
 
-def measures(trainings: Mapping[str, "Training"]) -> dict[str, Measure]:
-    """The measures that suit at least one training run."""
-    return {label: bound for training in trainings.values() for label, bound in training.measures.items()}
-
-
-def skipped(trainings: Mapping[str, "Training"]) -> dict[str, str]:
-    """The measures that are unsuitable for at least one training run, with the reason."""
-    return {label: why for training in trainings.values() for label, why in training.skipped.items()}
-
-
-class Training(Similarity):
+class Training:
     """One training run: its last checkpoint as the similarity study sees a model, with the same checks and cache."""
 
-    by_groups = False
-    by_block = False
-
-    def __init__(self, label: str, series: Series, missing: Missing, settings: Mapping[str, Any]):
+    def __init__(self, label: str, series: Series, missing: Missing, given: OfSeries):
         self.label, self.series, self.missing = label, series, missing
         self.gaps: list[Gap] = []
         *others, last = series.checkpoints
@@ -220,7 +218,8 @@ class Training(Similarity):
             final = last.open()
         except BadInput as error:
             raise BadInput(f"model.{label}, step {last.step}: {error}") from None
-        super().__init__(model={label: final}, significance=Significance(), **settings)
+        self.compared = comparison_of({**given, "model": {label: final}}, side_by_side=True)
+        footprint.check_fits(self.compared, self.memory)
         for checkpoint in others if series.local else ():
             try:
                 source = checkpoint.open()
@@ -230,17 +229,35 @@ class Training(Similarity):
                 continue
             self._check_shape(checkpoint, source)
 
+    @property
+    def reading(self) -> Reading:
+        """What is read of every checkpoint."""
+        return self.compared.readings[0]
+
+    @property
+    def last(self) -> Source:
+        return self.compared.live[self.label]
+
+    @property
+    def steps(self) -> str:
+        return ", ".join(str(checkpoint.step) for checkpoint in self.series.checkpoints)
+
+    @property
+    def forward_passes(self) -> int:
+        return footprint.forward_passes(self.compared) * len(self.series.checkpoints)
+
     def memory(self, rows: int) -> dict[str, float]:
         """As of the similarity study; and the rows of the compared checkpoints, and the weights of the next."""
-        features = sum(layer.width for layer in self.layers)
-        if self.extract.estimate == "full":
+        compared = self.compared
+        features = sum(layer.width for layer in compared.layers)
+        if compared.extract.estimate == "full":
             kept = 4.0 * 2 * rows * features
         else:
-            kept = 0.0 if self.cache else 4.0 * 3 * most_rows(self.models, self.extract) * features
+            kept = 0.0 if compared.cache else 4.0 * 3 * most_rows(compared.models, compared.extract) * features
         return {
-            **super().memory(rows),
+            **footprint.memory_of(compared, rows),
             "checkpoints": kept,
-            "next checkpoint": sum(4.0 * source.parameters for source in self.live.values()),
+            "next checkpoint": 4.0 * self.last.parameters,
         }
 
     def unreadable(self, checkpoint: Checkpoint, error: RepsimError) -> str:
@@ -250,8 +267,7 @@ class Training(Similarity):
         )
 
     def _check_shape(self, checkpoint: Checkpoint, source: Source) -> None:
-        last = self.live[self.label]
-        shape, wanted = ((s.model_type, s.layers, s.width, s.heads, s.vocabulary) for s in (source, last))
+        shape, wanted = ((s.model_type, s.layers, s.width, s.heads, s.vocabulary) for s in (source, self.last))
         if shape != wanted:
             raise BadInput(
                 f"model.{self.label}, step {checkpoint.step}: another shape than the last checkpoint, got "
@@ -269,17 +285,14 @@ class Training(Similarity):
         with run.stage("training"):
             self.series.make(progress)
 
-    def sequences(self, run: Run) -> dict[str, Sequences]:
-        return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, self.label)
-
-    def start(self, run: Run) -> tuple[dict[str, Sequences], int]:
-        """The inputs of every checkpoint, and how many rows they give."""
+    def start(self, run: Run) -> dict[str, Sequences]:
+        """The inputs of every checkpoint, of which it counts the rows."""
         with run.stage("data"):
-            sequences = self.sequences(run)
-            total = self.counted(run, sequences)
+            sequences = self.compared.sequences(run, self.label)
+            self.compared = self.compared.counted(run, sequences)
         self.tokens = sequences[self.label]
-        self.diagnosis = diagnosis_of(self, sequences, total)
-        return sequences, total
+        self.diagnosis = diagnosis_of(self.compared, sequences)
+        return sequences
 
     def curves(self, run: Run, previous: bool = False, pairs: bool = False, visit: Visit | None = None) -> list[Curve]:
         """Similarity to the last checkpoint, and on demand to the previous; pairs: of all with all, in `between`."""
@@ -288,11 +301,11 @@ class Training(Similarity):
         prepared: dict[Any, Any] = {}
         before: Step | None = None
         earlier: list[Step] = []
-        sequences, total = self.start(run)
+        sequences = self.start(run)
 
         def compare(step: Step, other: Step, against: str = "", kept: dict[Any, Any] | None = None) -> None:
             with run.stage("similarity"):
-                compared = self._compared(run, sequences, total, step, other, kept)
+                compared = self._compared(run, sequences, step, other, kept)
             for measure, pair in compared.items():
                 both = sorted((step.checkpoint.step, other.checkpoint.step))
                 self.between.setdefault(measure, {}).setdefault((both[0], both[1]), pair)
@@ -300,7 +313,7 @@ class Training(Similarity):
                     values.setdefault((measure, against), {})[step.checkpoint.step] = pair
 
         final: Step | None = None
-        for step in self.visited(run, sequences, total, keep=pairs, visit=visit):
+        for step in self.visited(run, sequences, keep=pairs, visit=visit):
             if isinstance(step, Gap):
                 before = None
                 continue
@@ -323,15 +336,15 @@ class Training(Similarity):
         found = {}
         for measure, by_pair in self.between.items():
             missing = [(steps, r, why) for steps, pair in by_pair.items() for r, why in pair.undefined.items()]
-            cells = len(self.layers) * len(by_pair)
+            cells = len(self.compared.layers) * len(by_pair)
             found[measure] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
             for steps, r, why in missing:
-                layers = (f"{self.layers[r].name} at step {step}" for step in steps)
+                layers = (f"{self.compared.layers[r].name} at step {step}" for step in steps)
                 run.without_value.append([measure, self.label, self.label, *layers, why])
         return measures_with_values(run, found)
 
     def visited(
-        self, run: Run, sequences: Mapping[str, Sequences], total: int, *, keep: bool, visit: Visit | None = None
+        self, run: Run, sequences: Mapping[str, Sequences], *, keep: bool, visit: Visit | None = None
     ) -> Iterator[Step | Gap]:
         """Every checkpoint, the last first: loaded while the previous is computed, run once, and freed.
 
@@ -352,7 +365,7 @@ class Training(Similarity):
                 try:
                     opened = current.result()
                     with run.stage("activations"):
-                        step = self._step(run, stacks[i], opened, sequences, total)
+                        step = self._step(run, stacks[i], opened, sequences)
                     if visit:
                         visit(self, opened)
                 except RepsimError as error:
@@ -368,7 +381,7 @@ class Training(Similarity):
                 if not keep and i > 1:
                     stacks[i - 1].close()
 
-    def record(self, run: Run, number: int, sequences: Mapping[str, Sequences], total: int) -> bool:
+    def record(self, run: Run, number: int, sequences: Mapping[str, Sequences]) -> bool:
         """Puts the rows of a checkpoint into the cache; whether they were missing. One that cannot be read is left to
         the run where it leaves a gap there."""
         try:
@@ -380,7 +393,7 @@ class Training(Similarity):
         if opened.module is None:
             return False
         with ExitStack() as held:
-            self._step(run, held, opened, sequences, total)
+            self._step(run, held, opened, sequences)
         return True
 
     def gap(self, run: Run, checkpoint: Checkpoint, error: RepsimError) -> Gap:
@@ -392,38 +405,39 @@ class Training(Similarity):
         """The checkpoint with its weights, unless the cache has all that is read of it."""
         source = checkpoint.open()
         self._check_shape(checkpoint, source)
-        identity = source.identity()
-        stored = self.cache and activations_key(
-            identity, sequences[self.label], self.extract, self.readings[0].points, self.hardware.dtype
+        identity, compared = source.identity(), self.compared
+        stored = compared.cache and activations_key(
+            identity, sequences[self.label], compared.extract, self.reading.points, compared.hardware.dtype
         )
         known = stored and Entry("activations", stored).known
         return Opened(checkpoint, source, identity, None if known else self._loaded(source))
 
-    def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences], total: int) -> Step:
+    def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences]) -> Step:
         """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
 
         They stay in the cache while `held` is open, and in memory where there is no cache.
         """
-        label, hardware, identity = self.label, self.hardware, opened.identity
+        label, compared, identity = self.label, self.compared, opened.identity
+        extract, hardware = compared.extract, compared.hardware
         run.input("models", {f"{label}, step {opened.checkpoint.step}": identity})
-        of_checkpoint = replace(self.readings[0], source=opened.source)
-        live = self.readings if self.cache else []
-        entries = cached(live, sequences, {label: identity}, self.extract, hardware.dtype, run.warn)
+        of_checkpoint = replace(self.reading, source=opened.source)
+        live = compared.readings if compared.cache else []
+        entries = cached(live, sequences, {label: identity}, extract, hardware.dtype, run.warn)
         entry: Entry | None = held.enter_context(entries).get(label)
         count = tally(run, {label: opened.source})
 
         def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
-            rows = blocks([reading], modules, recorders, sequences, self.extract, hardware, quiet, tally=count)
+            rows = blocks([reading], modules, recorders, sequences, extract, hardware, quiet, tally=count)
             rows = self.diagnosis.watched(rows, reading.layers)  # of the checkpoint that is read first, the last one
-            return batches(rows, self.extract, total, self.seed)
+            return batches(rows, extract, compared.total, compared.seed)
 
         def stored() -> Iterator[list[Tensor]]:
             assert entry is not None
             return stream(from_cache(of_checkpoint, {label: entry}, {label: identity}))
 
-        if self.extract.estimate == "full":
+        if extract.estimate == "full":
             if entry is not None and entry.complete:
                 sample = list(stored())
             else:
@@ -435,7 +449,7 @@ class Training(Similarity):
             attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
             kept: list[list[Tensor]] = []
             for recorders in attempts:  # a second time where the cache could not be written
-                given = {label: module}, recorders, sequences, self.extract, hardware, quiet
+                given = {label: module}, recorders, sequences, extract, hardware, quiet
                 rows = blocks([of_checkpoint], *given, tally=count)
                 kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
                 if entry is not None and entry.complete:
@@ -453,11 +467,11 @@ class Training(Similarity):
         return module
 
     def _loaded(self, source: Source) -> nn.Module:
-        return source.load(self.readings[0].eager, loading(self.hardware, self.devices[self.label]))
+        return source.load(self.reading.eager, loading(self.compared.hardware, self.compared.devices[self.label]))
 
     def _curves(self, measure: str, against: str, by_step: Mapping[int, Counterparts]) -> Iterator[Curve]:
         """A curve per hook point."""
-        reading, bound = self.readings[0], self.measures[measure]
+        reading, bound = self.reading, self.compared.measures[measure]
         points = [point.kind if point.layer is not None else str(point) for point in reading.points]
         for point in dict.fromkeys(points):
             places = [i for i, other in enumerate(points) if other == point]
@@ -470,7 +484,7 @@ class Training(Similarity):
                 label=bound.card.label,
                 point=point,
                 model=self.label,
-                parameters=self.live[self.label].parameters,
+                parameters=self.last.parameters,
                 steps=[checkpoint.step for checkpoint in self.series.checkpoints],
                 layers=[reading.layers[i].name for i in places],
                 values=values,
@@ -485,22 +499,22 @@ class Training(Similarity):
         self,
         run: Run,
         sequences: Mapping[str, Sequences],
-        total: int,
         step: Step,
         other: Step,
         kept: dict[Any, Any] | None,
     ) -> dict[str, Counterparts]:
         """kept: what was prepared of `other`, where it is the same in every call."""
-        names = [tuple(f"{layer} at step {s.checkpoint.step}" for s in (step, other)) for layer in self.layers]
+        names = [tuple(f"{layer} at step {s.checkpoint.step}" for s in (step, other)) for layer in self.compared.layers]
+        estimate = self.compared.extract.estimate
         try:
             compared, notices = estimate_counterparts(
-                self.measures,
+                self.compared.measures,
                 zip(step.rows(), other.rows(), strict=True),
                 names=[(a, b) for a, b in names],
-                estimate=self.extract.estimate,
-                tile=self.hardware.tile,
-                labels=batch_labels(sequences, self.extract, partial(row_numbers, self.extract, total, self.seed)),
-                kept=kept if self.extract.estimate == "full" else None,
+                estimate=estimate,
+                tile=self.compared.hardware.tile,
+                labels=self.compared.labels(sequences),
+                kept=kept if estimate == "full" else None,
             )
         except Degenerate as error:
             raise RunFailed(str(error)) from error
@@ -515,7 +529,7 @@ class Training(Similarity):
                 continue
             steps = sorted({step for pair in by_pair for step in pair})
             blocks, undefined = {}, {}
-            for i, layer in enumerate(self.layers):
+            for i, layer in enumerate(self.compared.layers):
                 square = np.zeros((len(steps), len(steps)))
                 for (first, second), pair in by_pair.items():
                     j, k = steps.index(first), steps.index(second)
@@ -528,24 +542,54 @@ class Training(Similarity):
             yield blocks_record(
                 run,
                 f"{label} between checkpoints of {self.label}",
-                self.measures[label],
+                self.compared.measures[label],
                 blocks,
                 undefined,
-                estimate=self.extract.estimate,
+                estimate=self.compared.extract.estimate,
                 rows=like.rows,
                 batches=like.batches,
             )
 
     def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
-        names = [layer.name for layer in self.layers]
+        names = [layer.name for layer in self.compared.layers]
         whole = {name: torch.cat([rows[i] for rows in kept]) for i, name in enumerate(names)}
         return Precomputed(
             names=names,
             rows=len(whole[names[0]]),
-            widths=[layer.width for layer in self.layers],
+            widths=[layer.width for layer in self.compared.layers],
             read=lambda name, rows: whole[name][rows],
             identity=lambda: identity,
         )
+
+
+def checkpoints(trainings: Iterable[Training]) -> Phase:
+    """A unit per checkpoint of every series: its rows."""
+    return "checkpoints", [
+        Unit(
+            kind="checkpoint",
+            name=f"activations of {training.label}, step {checkpoint.step}",
+            args={"label": training.label, "number": number},
+            group=training.label,
+        )
+        for training in trainings
+        for number, checkpoint in enumerate(training.series.checkpoints)
+    ]
+
+
+class TrainingWorker:
+    """What a worker holds of series, whose checkpoints it records: their inputs."""
+
+    def __init__(self, trainings: Mapping[str, Training]):
+        self.trainings = trainings
+        self._started: dict[str, tuple[Mapping[str, Sequences], Any]] = {}
+
+    def record(self, run: Run, label: str, number: int) -> bool:
+        training = self.trainings[label]
+        if label not in self._started:
+            self._started[label] = training.start(run), run.manifest["data"]
+        sequences, data = self._started[label]
+        run.manifest |= {"data": copy.deepcopy(data)}
+        return training.record(run, number, sequences)
 
 
 def gap_table(gaps: Sequence[Gap]) -> dict[str, Table]:

@@ -1,27 +1,25 @@
 """The effective rank of what writes to the residual stream during training, beside how early layers converge."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import nn
 
-from repsim_cli.activations.readings import Reading
 from repsim_cli.analysis.curves import curve, named
 from repsim_cli.analysis.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.cache import key, using
 from repsim_cli.closure import code_of
 from repsim_cli.content import Curve, Results
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput
-from repsim_cli.measures import Measure
-from repsim_cli.models.source import Series, backbone_path
+from repsim_cli.models.source import backbone_path
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.convergence import Convergence, Missing, Opened, Training
+from repsim_cli.studies.study import OfSeries, Study
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"
@@ -39,7 +37,7 @@ class Rank(NamedTuple):
 
 
 @studies.register("effective_rank")
-class EffectiveRank:
+class EffectiveRank(Study):
     """Measures the effective rank of parameters and of gradients, per layer and checkpoint, beside convergence.
 
     Ranks are proportional, as `normaliser` says. The gradients are those of the next-token loss on the sequences of the
@@ -60,18 +58,13 @@ class EffectiveRank:
     def __init__(
         self,
         *,
-        model: Mapping[str, Series],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         attention: Attention = "heads",
         normaliser: Normaliser = "min",
         gradients: bool = True,
         missing: Missing = "stop",
+        **given: Unpack[OfSeries],
     ):
+        measure, extract = given["measure"], given["extract"]
         if len(measure) != 1:
             raise BadInput(f"measure: one measure says which layers are early, got {list(measure)}; e.g. [cka]")
         (self.measure,) = measure
@@ -89,28 +82,15 @@ class EffectiveRank:
                 f"extract.hook_points: the table needs {list(WRITERS)} of all layers, got {extract.hook_points} "
                 f"of {extract.layers}; select extract=writers"
             )
-        self.convergence = Convergence(
-            model=model,
-            data=data,
-            measure=measure,
-            extract=extract,
-            hardware=hardware,
-            seed=seed,
-            cache=cache,
-            missing=missing,
-        )
-        self.hardware = hardware
+        self.convergence = Convergence(**given, missing=missing)
+        self.hardware, self.readings = given["hardware"], self.convergence.readings
         self.attention: Attention = attention
         self.normaliser: Normaliser = normaliser
         self.gradients = gradients
         self.writers = {label: self._writers(label, training) for label, training in self.convergence.trainings.items()}
 
-    @property
-    def readings(self) -> list[Reading]:
-        return self.convergence.readings
-
     def _writers(self, label: str, training: Training) -> Writers:
-        source = training.live[label]
+        source = training.last
         if self.gradients and not (predicts_next(source) or source.model_type.startswith("native")):
             raise BadInput(
                 f"model.{label}: {source.model_type} has no next-token loss to take gradients of, got "
@@ -146,9 +126,9 @@ class EffectiveRank:
                 label=LABELS[self.normaliser],
                 point=point,
                 model=label,
-                parameters=training.live[label].parameters,
+                parameters=training.last.parameters,
                 steps=[checkpoint.step for checkpoint in training.series.checkpoints],
-                layers=[f"{point}@{layer}" for layer in range(training.live[label].layers)],
+                layers=[f"{point}@{layer}" for layer in range(training.last.layers)],
                 values={
                     rank.step: rank.values for rank in ranks if (rank.model, rank.of, rank.point) == (label, of, point)
                 },
@@ -168,7 +148,7 @@ class EffectiveRank:
         step = opened.checkpoint.step
         with run.stage("ranks"), ExitStack() as held:
             entry = None
-            if training.cache and code is not None:
+            if training.compared.cache and code is not None:
                 try:
                     entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
                 except OSError as error:

@@ -1,7 +1,7 @@
 """The feature maps of an image of each class, for the analysis `feature_maps`."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,26 +16,24 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
 from repsim_cli.plain import slug
 from repsim_cli.results import Run
-
-if TYPE_CHECKING:
-    from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.sample import Extraction
 
 
-def check_feature_maps(readings: list[Reading]) -> None:
+def check_feature_maps(readings: Sequence[Reading]) -> None:
     """Raises BadInput unless a model reads images."""
     if not any(isinstance(r.source, Source) and r.source.modality == "images" for r in readings):
         kinds = sorted({r.source.modality if isinstance(r.source, Source) else "stored activations" for r in readings})
         raise BadInput(f"analyses.feature_maps: needs a model of images, got {', '.join(kinds)}; drop it")
 
 
-def kept_maps(run: Run, study: "Similarity", sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
+def kept_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
     """Of every model of images, the maps of all layers of the first image of each class, and these images."""
     matrices = {}
-    for number, reading in enumerate(study.readings):
+    for number, reading in enumerate(extraction.readings):
         source = reading.source
         if not isinstance(source, Source) or source.modality != "images":
             continue
-        given, tokenizer = sequences[reading.label], study.tokenizers[reading.label]
+        given, tokenizer = sequences[reading.label], extraction.tokenizers[reading.label]
         assert given.labels is not None
         codes, firsts = np.unique(given.labels.codes, return_index=True)
         pixels = torch.from_numpy(given.inputs[firsts])

@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from torch import Tensor
 
-from repsim_cli.activations.batching import passes
-from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.readings import Layer, devices, readings
+from repsim_cli.activations.readings import Layer
 from repsim_cli.analysis.features import (
     MEASURES,
     Matched,
@@ -25,18 +23,19 @@ from repsim_cli.analysis.features import (
     spaces,
 )
 from repsim_cli.content import CROSS, MATCHED, SPACES, Matrix, Results, Side, Table
-from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.source import AnySource, Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Medium, Share, Tries
+from repsim_cli.settings import ALL_REMEDIES, Medium, Share, Tries
 from repsim_cli.similarity.estimates import Notices, noticed
-from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, passing, shown, usual_length
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import check_rows_fit, most_rows, passing, shown
 from repsim_cli.studies.cached import digest
-from repsim_cli.studies.cost import Cost, dictionaries_cost, forward_cost, needs
-from repsim_cli.studies.sample import counted, inputs, prepare, sample
+from repsim_cli.studies.cost import Cost, dictionaries_cost, needs
+from repsim_cli.studies.recording import StudyOfRows
+from repsim_cli.studies.sample import extraction_of, prepare, sample
+from repsim_cli.studies.study import OfRows
 from repsim_cli.training.dictionaries import Dictionary, DictionaryRecipe, folders, load, trained_dictionary
 
 HELD_OUT = 10  # one row of so many
@@ -70,7 +69,7 @@ class Known(NamedTuple):
 
 
 @studies.register("features")
-class Features:
+class Features(StudyOfRows):
     """Trains sparse dictionaries (BatchTopK autoencoders) of every layer under several seeds, and compares them.
 
     Within a layer: which latents two seeds share, by matching decoder and encoder directions one to one (Paulo and
@@ -96,12 +95,6 @@ class Features:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         recipe: DictionaryRecipe,
         seeds: Tries = 2,
         dictionaries: dict[str, GivenDictionary] | None = None,
@@ -109,30 +102,24 @@ class Features:
         least_correlation: Share = 0.1,
         pairings: Medium = 99,
         absolute: bool = False,
+        **given: Unpack[OfRows],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
-        if extract.estimate != "full":
-            raise BadInput(
-                f"extract.estimate: dictionaries are trained on one sample of rows, got {extract.estimate}; use full"
-            )
+        self.extraction = extraction_of(given)
+        self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
+        if self.extract.estimate != "full":
+            got = self.extract.estimate
+            raise BadInput(f"extract.estimate: dictionaries are trained on one sample of rows, got {got}; use full")
         if not (seeds or dictionaries):
             raise BadInput("options.seeds: no dictionary is left, got 0; train some, or name options.dictionaries")
-        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
-        self.seed, self.cache, self.recipe, self.seeds = seed, cache, recipe, seeds
+        self.readings, self.recipe, self.seeds = self.extraction.readings, recipe, seeds
         self.least_correlation, self.pairings, self.absolute = least_correlation, pairings, absolute
-        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
-        check_modality(self.live, data)
-        self.readings = readings(model, extract)
-        self.universal = universal and bool(seeds) and len(model) > 1
+        self.universal = universal and bool(seeds) and len(given["model"]) > 1
         if self.universal:
             self._check_depths()
         self.given = self._read(dictionaries or {})
-        self.most = min(extract.rows, most_rows(self.models, extract))
+        self.most = min(self.extract.rows, most_rows(self.extraction.models, self.extract))
         self._check_rows(self.most)
-        self.devices = devices(hardware, list(model))
-        check_rows_fit(self.memory, self.most, hardware, self.live, least=LEAST)
-        self.tokenizers = tokenizers(self.live, data, extract)
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live, least=LEAST)
 
     @property
     def layers(self) -> list[Layer]:
@@ -153,11 +140,10 @@ class Features:
         known = {(layer.model, layer.name): layer for layer in self.layers}
         read: dict[tuple[str, str], dict[str, Dictionary]] = {}
         for name, about in given.items():
-            where = f"options.dictionaries.{name}"
-            if about.model not in self.models:
-                raise BadInput(
-                    f"{where}.model: no such model, got '{about.model}'; {did_you_mean(about.model, self.models)}"
-                )
+            where, models = f"options.dictionaries.{name}", self.extraction.models
+            if about.model not in models:
+                hint = did_you_mean(about.model, models)
+                raise BadInput(f"{where}.model: no such model, got '{about.model}'; {hint}")
             layers = [layer for model, layer in known if model == about.model]
             if about.layer not in layers:
                 raise BadInput(
@@ -188,7 +174,7 @@ class Features:
         batch = 4.0 * 8 * self.recipe.batch_size * (width + features)
         return {
             "Python and its libraries": 0.6e9,
-            **passing(self.live, self.extract, self.hardware, features),
+            **passing(self.extraction.live, self.extract, self.hardware, features),
             "rows": 4.0 * 4 * rows * features,
             "training": batch + 4.0 * 8 * width * features + 4.0 * 3 * min(rows, 8192) * width,
             "codes": 4.0 * rows * width * (len(self.layers) + 2),
@@ -202,21 +188,20 @@ class Features:
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, dictionaries, forward passes, memory in GB."""
-        length = usual_length(self.live, self.data, self.extract)
         return {
-            "models": shown(self.models, self.hardware),
+            "models": shown(self.extraction.models, self.hardware),
             "layers": len(self.layers),
             "dictionaries": self.seeds * len(self.layers) + sum(map(len, self.given.values())),
             "universal dictionaries": len(self.readings[0].layers) if self.universal else 0,
             "latents of each": self.recipe.width,
             "rows, at most": self.most,
-            "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
+            "forward passes, unless stored": footprint.passes_of_all(self.extraction),
             **needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(self.most),
                 disk={"dictionaries": 4.0 * 2 * self.recipe.width * self._features},
-                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+                activations=footprint.stored(self.extraction),
                 figures=3,
             ),
         }
@@ -227,21 +212,19 @@ class Features:
         return sum(layer.width for layer in self.layers) * (self.seeds + self.universal)
 
     def _costs(self) -> dict[str, Cost]:
-        length = usual_length(self.live, self.data, self.extract)
         seen = self.recipe.steps * self.recipe.batch_size
         return {
-            "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
+            "forward passes": footprint.cost_of_passes(self.extraction),
             "training": dictionaries_cost(self._features, self.recipe.width, seen, self.hardware),
         }
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         with run.stage("data"):
-            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
-            total = counted(run, self, sequences)
-            self._check_rows(total)
-        taken, tables = sample(run, self, sequences, total, self.layers)
+            sequences = self.extraction.sequences(run)
+            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            self._check_rows(extraction.total)
+        taken, tables = sample(run, extraction, sequences)
         rows = {layer: x.contiguous() for layer, x in zip(self.layers, taken, strict=True)}
         for layer, x in rows.items():
             if not float((x - x.mean(0)).abs().max()) > 0:

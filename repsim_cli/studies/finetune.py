@@ -11,12 +11,13 @@ from repsim_cli.results import Run
 from repsim_cli.settings import Hardware
 from repsim_cli.studies.bounds import shown
 from repsim_cli.studies.cost import trainings
+from repsim_cli.studies.study import Study
 from repsim_cli.training.encoder import RECORD
 from repsim_cli.training.trained import kept
 
 
 @studies.register("finetune")
-class Finetune:
+class Finetune(Study):
     """Trains classifiers (models of kind `finetuned`) and compares their metrics over seeds and by heuristic.
 
     Models that are in the cache are not trained again. They stay there, for other runs of the same entry; the manifest

@@ -4,17 +4,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.batching import passes
 from repsim_cli.activations.cached import Identities
 from repsim_cli.activations.inputs import described, sequences_of
 from repsim_cli.activations.places import row_labels
-from repsim_cli.activations.readings import devices
 from repsim_cli.analysis.grounding import Cost, Layers, Measurement, Place, measurement, probe_accuracy, truncations
 from repsim_cli.cache import key
 from repsim_cli.content import (
@@ -32,22 +30,22 @@ from repsim_cli.content import (
 )
 from repsim_cli.errors import BadInput
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Seed, Several
-from repsim_cli.studies import cost
-from repsim_cli.studies.bounds import activations, check_rows_fit, passing, shown, usual_length
+from repsim_cli.settings import Several
+from repsim_cli.studies import cost, footprint
+from repsim_cli.studies.bounds import check_rows_fit, passing, shown
 from repsim_cli.studies.cached import Content, finished_units
 from repsim_cli.studies.checks import check_measure, suitable
 from repsim_cli.studies.readers import Predicted, Reader, Sample, predictions, reader_of
 from repsim_cli.studies.record import card_record
-from repsim_cli.studies.sample import counted, identified, opened, prepare
+from repsim_cli.studies.sample import identified, opened, prepare
+from repsim_cli.studies.study import OfModels, Study
 
 
 @studies.register("grounding")
-class Grounding:
+class Grounding(Study):
     """Compares groups of models whose differences are known, for the analysis `grades`, which ranks the measures.
 
     samples: {NAME: {data: {...}, tests: {TEST: {GROUP: ENTRY}}}}; each model reads a sample once, for all its tests.
@@ -60,17 +58,14 @@ class Grounding:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
         measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: Seed,
-        cache: bool = True,
         skip_unsuitable: bool = False,
         samples: dict[str, Sample],
         slow: list[str] | None = None,
         slow_rows: Several = 200,
+        **given: Unpack[OfModels],
     ):
+        extract = given["extract"]
         if extract.estimate != "full" or not extract.pooled:
             got = f"{extract.estimate} of {extract.unit}s"
             raise BadInput(f"extract: grounding compares examples, each a row, at once, got {got}; use extract=pooled")
@@ -79,19 +74,17 @@ class Grounding:
         for label in slow or []:
             if label not in measure and not skip_unsuitable:
                 raise BadInput(f"options.slow: no such measure, got '{label}'; {did_you_mean(label, measure)}")
-        self.models, self.extract, self.hardware, self.seed, self.cache = dict(model), extract, hardware, seed, cache
+        self.models, self.extract, self.hardware = dict(given["model"]), extract, given["hardware"]
+        self.seed, self.cache = given["seed"], given.get("cache", True)
         self.slow, self.slow_rows = slow or [], slow_rows
-        self.samples = {
-            name: reader_of(f"options.samples.{name}", sample, model, extract, hardware, seed=seed, cache=cache)
-            for name, sample in samples.items()
-        }
+        self.samples = {name: reader_of(f"options.samples.{name}", sample, given) for name, sample in samples.items()}
         read = {reading.label: reading for reader in self.samples.values() for reading in reader.readings}
-        self.readings, self.devices = list(read.values()), devices(hardware, list(model))
+        self.readings = list(read.values())
         layers = [layer for reading in self.readings for layer in reading.layers]
         self.measures, self.skipped = suitable(
             measure, lambda bound: check_measure(bound, layers, extract, labelled=True), skip_unsuitable
         )
-        check_rows_fit(self.memory, extract.rows, hardware, next(iter(self.samples.values())).live)
+        check_rows_fit(self.memory, extract.rows, self.hardware, next(iter(self.samples.values())).live)
 
     def rows_of(self, label: str) -> int:
         return min(self.extract.rows, self.slow_rows if label in self.slow else self.extract.rows)
@@ -114,11 +107,10 @@ class Grounding:
         costs = {"forward passes": cost.Cost(), "similarity": cost.Cost()}
         forward, stored = 0, 0.0
         for name, reader in self.samples.items():
-            length = usual_length(reader.live, reader.data, extract)
-            widths = [layer.width for reading in reader.readings for layer in reading.layers]
-            stored += 2 * activations(reader.live, reader.readings, reader.data, extract)
-            forward += 2 * len(reader.live) * passes(extract.sequences, length, hardware)
-            costs["forward passes"] += 2 * cost.forward_cost(reader.live.values(), extract.sequences, length, hardware)
+            widths = [layer.width for layer in reader.layers]
+            stored += 2 * footprint.stored(reader)
+            forward += 2 * footprint.passes_of_all(reader)
+            costs["forward passes"] += 2 * footprint.cost_of_passes(reader)
             for label, bound in self.measures.items():
                 costs["similarity"] += 2 * cost.pairs_cost([bound], widths, pairs[name], self.rows_of(label), hardware)
         return {
@@ -133,12 +125,13 @@ class Grounding:
             "measures": list(self.measures),
             "pairs of layers": sum(pairs.values()),
             "forward passes": forward,
-            **cost.needs(costs, hardware, memory=self.memory(extract.rows), activations=self.cache * stored, figures=2),
+            **cost.needs(costs, hardware, memory=self.memory(extract.rows), activations=stored, figures=2),
         }
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
-        identities = identified(run, self)
+        every = replace(next(iter(self.samples.values())), models=self.models, readings=self.readings)
+        identities = identified(run, every)
         made = {name: self._sampled(run, name, reader, identities) for name, reader in self.samples.items()}
         run.manifest["models_run"] = sorted({label for each in made.values() for label in each.models_run})
         with run.stage("results"):
@@ -154,17 +147,17 @@ class Grounding:
                 run.warn(f"{name}: {notice}")
         # what the rows of this sample note in the manifest stands under its name
         part = replace(run, manifest={**run.manifest, "data": dict(description)})
-        total = counted(part, reader, sequences)
-        with opened(part, reader, sequences, total, identities=identities, diagnose=False) as rows:
-            with run.stage(f"activations of {name}"):
-                (taken,) = rows.stream(partial(run.progress, label=f"activations, {name}", unit="batches"))
-            numbers = rows.numbers(0)
+        reader = reader.counted(part, sequences)
+        reading = opened(part, reader, sequences, identities=identities, diagnose=False)
+        with reading as rows, run.stage(f"activations of {name}"):
+            (taken,) = rows.stream(partial(run.progress, label=f"activations, {name}", unit="batches"))
+        numbers = reader.numbers(0)
         codes = row_labels(next(iter(sequences.values())), self.extract)
         labels = None if codes is None else torch.from_numpy(codes[numbers])
         with run.stage(f"outputs of {name}"):
             predicted = predictions(reader, sequences, numbers)
         layers, probes = self._layers(reader, taken, labels)
-        content = Content.of(reader, sequences, identities, total, None, by=__name__, tests=reader.tests)
+        content = Content.of(reader, sequences, identities, by=__name__, tests=reader.tests)
         with run.stage(f"similarity, {name}"):
             measured = self._measured(run, name, layers, content if self.cache else None)
         run.manifest[f"data of {name}"] = part.manifest["data"] | {"rows": len(numbers)}

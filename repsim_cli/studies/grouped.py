@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from repsim_cli.activations.inputs import named
 from repsim_cli.errors import BadInput
-from repsim_cli.findings.groups import Members
 from repsim_cli.models.source import AnySource, Precomputed
 from repsim_cli.results import Run
-from repsim_cli.settings import Group, Ranked
+from repsim_cli.settings import Group, Members, Ranked
 
 
 def listed(groups: Mapping[str, Group]) -> dict[str, list[str]]:

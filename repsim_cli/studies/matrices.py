@@ -5,7 +5,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,23 +18,17 @@ from torch import Tensor
 
 from repsim_cli import significance as judging
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.places import row_beginnings, row_documents, rows_of
-from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.rows import row_numbers
 from repsim_cli.cache import Entry, key
 from repsim_cli.content import CHANCE, Measured, Table
 from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import PrecomputedWords
-from repsim_cli.results import STATE, Progress, Run, closest, dumps, read_array, write
-from repsim_cli.segments import BOTH, Segments, segments
-from repsim_cli.settings import Extract, Significance
+from repsim_cli.results import SAVE_EVERY, STATE, Progress, Run, closest, dumps, read_array, write
 from repsim_cli.similarity import (
+    Beside,
     KnownPairs,
     SimilarityMatrix,
     State,
-    Wanted,
     Work,
     estimate_all_pairs,
     joined,
@@ -47,10 +41,10 @@ from repsim_cli.similarity.moments import passes_of
 from repsim_cli.similarity.pairs import Batch
 from repsim_cli.similarity.processes import filed
 from repsim_cli.studies.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
-from repsim_cli.studies.record import measure_record, places_of, so_far
-from repsim_cli.studies.sample import Rows, Study, batch_labels, identified, layers_of, opened
+from repsim_cli.studies.comparison import Comparison
+from repsim_cli.studies.record import measure_record, so_far
+from repsim_cli.studies.sample import Rows, identified, opened
 from repsim_cli.studies.without_value import kept
-from repsim_cli.training.state import SAVE_EVERY
 
 PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
 ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
@@ -77,124 +71,57 @@ def resumed(file: Path, of: str, always: bool = False) -> tuple[State | None, Ca
     return state if torch.equal(state.pop("of", mark[:0]), mark) else None, save
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clusters:
-    """Which rows of the run depend on each other.
-
-    documents: the document of every row, or the row itself. beginnings: what the row is the first of (see
-    `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so that documents
-    keep their segments.
-    """
-
-    documents: np.ndarray
-    beginnings: np.ndarray
-    whole: np.ndarray | None
-
-    def segments(self, extract: Extract, seed: int, least: int) -> Segments:
-        """Which rows of each batch are exchanged, at least `least`. Raises BadInput where too few documents can be."""
-        total = len(self.documents)
-        count = 1 if extract.estimate == "full" else total // extract.batch_rows
-        batches = [row_numbers(extract, total, seed, batch, self.whole) for batch in range(count)]
-        return segments([self.documents[x] for x in batches], [self.beginnings[x] for x in batches], least)
-
-
-def clusters_of(
-    significance: Significance,
-    readings: Sequence[Reading],
-    sequences: Mapping[str, Sequences],
-    extract: Extract,
-    total: int,
-) -> Clusters:
-    """By `significance.clusters`; rows of stored arrays are independent of each other, but for words of sentences."""
-    stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
-    if significance.clusters == "row" or not (sequences or stored):
-        return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None)
-    if sequences:
-        given = next(iter(sequences.values()))
-        documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
-        whole = rows_of(given, extract)
-    else:
-        whole = np.array([sentence.words for sentence in stored[0]])
-        documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
-        beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
-    sampled = significance.method == "permutation" and (whole > 1).any()
-    return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None)
-
-
-def content_of(
-    study: Study,
-    significance: Significance,
-    sequences: Mapping[str, Sequences],
-    identities: Identities,
-    clusters: Clusters,
-    trading: Segments | None,
-    wanted: Wanted | None,
-    room: float,
-) -> Content:
-    """What determines the matrices. The arguments are those of `matrices_of`."""
-    estimate = study.extract.estimate
-    widths = [layer.width for reading in study.readings for layer in reading.layers]
+def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], identities: Identities) -> Content:
+    """What determines the matrices of a comparison whose rows are clustered."""
+    estimate, significance, exchanged = comparison.extract.estimate, comparison.significance, comparison.exchanged
+    widths = [layer.width for layer in comparison.layers]
     null = significance.method != "none" or significance.jackknife
     return Content.of(
-        study,
+        comparison,
         sequences,
         identities,
-        len(clusters.documents),
-        clusters.whole,
         by=__name__,
         significance={
             "method": significance.method,
-            "permutations": None if trading is None else significance.permutations,
-            "segments": None if trading is None else digest(group for batch in trading.batches for group in batch),
-            "documents": digest([clusters.documents]) if null else None,
-            "jackknife": [significance.jackknife, _jackknifed(significance, estimate)],
+            "permutations": None if exchanged is None else significance.permutations,
+            "segments": None if exchanged is None else digest(group for batch in exchanged.batches for group in batch),
+            "documents": digest([comparison.documents]) if null else None,
+            "jackknife": [significance.jackknife, _jackknifed(comparison)],
         },
-        wanted=None if wanted is None else wanted.tolist(),
-        passes=passes_of(widths, room) if estimate == "moments" else None,
+        wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
+        passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
     )
 
 
 def matrices_of(
     run: Run,
-    study: Study,
-    measures: Mapping[str, Measure],
-    significance: Significance,
+    comparison: Comparison,
     sequences: Mapping[str, Sequences],
-    total: int,
     *,
-    clusters: Clusters,
-    trading: Segments | None,
-    wanted: Wanted | None,
-    room: float,
-    groups: Sequence[Sequence[int]] | None = None,
     identities: Identities | None = None,
     blocks: Mapping[str, Sequence[range]] = MappingProxyType({}),
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
-    trading: the rows that permutations move, where significance is by permutation. room: bytes for the cross products
-    of second moments. groups: layers whose rows are in memory together; None: all. identities: where they are known.
-    blocks: of permutations that the cache may hold, by the label of the measure.
+    comparison: its rows are clustered. identities: where they are known. blocks: of permutations that the cache may
+    hold, by the label of the measure.
     """
-    identities, estimate = identities or identified(run, study), study.extract.estimate
-    content = None
-    if study.cache:
-        content = content_of(study, significance, sequences, identities, clusters, trading, wanted, room)
+    identities, measures = identities or identified(run, comparison), comparison.measures
+    content = content_of(comparison, sequences, identities) if comparison.cache else None
     with finished(run, measures, content) as known, kept_tables(run, content) as tables:
         if known.missing or not tables:
+            missing = replace(comparison, measures=known.missing)
             with (
-                known_pairs(run, known.missing, content, wanted) as pairs,
+                known_pairs(run, known.missing, content, comparison.wanted) as pairs,
                 known_nulls(run, known.missing, content, blocks) as fill,
                 opened(
                     run,
-                    study,
+                    comparison,
                     sequences,
-                    total,
-                    clusters.whole,
                     identities=identities,
                     diagnose=not tables,
-                    groups=groups,
+                    groups=comparison.groups,
                 ) as rows,
                 run.stage("activations and similarity"),
             ):
@@ -202,56 +129,34 @@ def matrices_of(
                     made: Matrices = {}
                     if not known.missing:
                         deque(rows.stream(partial(run.progress, label="diagnostics", unit="batches")), maxlen=0)
-                    elif estimate == "moments":
-                        made = by_moments(run, rows, known.missing, room)
+                    elif comparison.extract.estimate == "moments":
+                        made = by_moments(run, rows, missing)
                     else:
-                        made = estimated(
-                            run,
-                            rows,
-                            known.missing,
-                            significance,
-                            clusters=clusters,
-                            trading=trading,
-                            wanted=wanted,
-                            known=pairs,
-                            fill=fill,
-                        )
+                        made = estimated(run, rows, missing, known=pairs, fill=fill)
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
                 if not tables:
-                    tables |= rows.tables(layers_of(study.readings))
+                    tables |= rows.tables(comparison.layers)
             known.keep(made)
-        matrices = kept(run, {label: known.matrices[label] for label in measures}, wanted)
+        matrices = kept(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
     for notice in joined(matrices.values()):
         run.warn(notice)
     return matrices, tables
 
 
-def estimated(
-    run: Run,
-    rows: Rows,
-    measures: Mapping[str, Measure],
-    significance: Significance,
-    *,
-    clusters: Clusters,
-    trading: Segments | None,
-    wanted: Wanted | None,
-    known: Mapping[str, KnownPairs],
-    fill: Fill,
-) -> Matrices:
+def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[str, KnownPairs], fill: Fill) -> Matrices:
     """The matrices from a single pass over the rows, resumed from the means that an interrupted run saved.
 
-    trading: the rows that permutations move, where significance is by permutation. known: pairs in the cache. fill:
-    takes permutations from there.
+    known: pairs in the cache. fill: takes permutations from there.
     """
-    file, names = run.folder / STATE, [str(layer) for layer in layers_of(rows.readings)]
-    of = key({"models": rows.identities, "layers": names, "extract": asdict(rows.extract)})
-    state, save = resumed(file, of, always=any(measure.slow is not None for measure in measures.values()))
-    jackknifed = _jackknifed(significance, rows.extract.estimate)
+    measures, extract, hardware = comparison.measures, comparison.extract, comparison.hardware
+    file, names, labels = run.folder / STATE, comparison.names, comparison.labels(rows.sequences)
+    of = key({"models": rows.identities, "layers": names, "extract": asdict(extract)})
+    state, save = resumed(file, of, always=comparison.slow)
+    jackknifed = _jackknifed(comparison)
     files = [_per_batch_file(run, label) for label in measures] if jackknifed else []
     if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
         state = None  # saved while the cache held some of these matrices, or without those of its batches
-    labels = batch_labels(rows.sequences, rows.extract, rows.numbers)
 
     def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
         return run.progress(steps, label=f"permutations, {measure}", unit="steps")
@@ -262,61 +167,42 @@ def estimated(
         return noted
 
     progress = partial(run.progress, label="activations and similarity", unit="batches")
-    count = 1 if rows.extract.estimate == "full" else rows.total // rows.extract.batch_rows
 
     def batches(seen: int) -> Iterable[Batch]:
         if rows.groups is None:
             return rows.stream(progress, seen=seen)
-        shape, device = Shape(count, len(rows.numbers(0)), rows.hardware.tile), rows.hardware.device
+        shape = Shape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
         keep = kept_tiles(run, rows, measures, shape, progress)
         stream = partial(rows.of_layers, progress=progress)
-        return packed(keep, measures, rows.groups, stream, shape, names=names, device=device)(seen)
+        return packed(keep, measures, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
 
     with Work(
         folder=run.folder,
-        processes=rows.hardware.workers,
+        processes=hardware.workers,
         progress=run.progress,
-        seed=rows.seed,
+        seed=comparison.seed,
         call=of,
         known=known,
-        batches=count,
-        show=so_far(
-            run,
-            rows.readings,
-            measures,
-            rows.extract.estimate,
-            rows=len(rows.numbers(0)),
-            available=rows.total,
-            batches=count,
-            wanted=wanted,
-        ),
+        batches=comparison.batches,
+        show=so_far(run, comparison),
     ) as work:
         null = None
-        if trading is not None:
-            null = judging.drawn(
-                significance,
-                measures,
-                trading,
-                names=names,
-                seed=rows.seed,
-                tile=rows.hardware.tile,
-                labels=labels,
-                notes=notes,
-                progress=permutations,
-            )
+        if comparison.exchanged is not None:
+            null = drawn(comparison, rows.sequences, notes, permutations)
+        documents = comparison.documents
         matrices, _ = estimate_all_pairs(
             measures,
             batches,
             names=names,
-            estimate=rows.extract.estimate,
-            tile=rows.hardware.tile,
+            estimate=extract.estimate,
+            tile=hardware.tile,
             labels=labels,
-            statistics=judging.statistics(significance, lambda batch: clusters.documents[rows.numbers(batch)]),
+            statistics=judging.statistics(comparison.significance, lambda batch: documents[comparison.numbers(batch)]),
             beside=null or (lambda *_: {}),
-            each=_keep(run, rows, measures) if jackknifed else lambda *_: None,
+            each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,
             save=save,
-            wanted=wanted,
+            wanted=comparison.wanted,
             work=work,
         )
     if jackknifed:
@@ -331,10 +217,31 @@ def estimated(
     return matrices
 
 
+def drawn(
+    comparison: Comparison,
+    sequences: Mapping[str, Sequences],
+    notes: judging.Notes,
+    progress: judging.Progress = judging.silent,
+) -> Beside:
+    """The permutations."""
+    assert comparison.exchanged is not None
+    return judging.drawn(
+        comparison.significance,
+        comparison.measures,
+        comparison.exchanged,
+        names=comparison.names,
+        seed=comparison.seed,
+        tile=comparison.hardware.tile,
+        labels=comparison.labels(sequences),
+        notes=notes,
+        progress=progress,
+    )
+
+
 def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Shape, progress: Progress) -> Keep:
     """Tiles of finished groups of layers, with their diagnostics, stay in the run's folder until the run is complete:
     one that was cut off resumes with the next group."""
-    layers, diagnosis = layers_of(rows.readings), rows.diagnosis
+    layers, diagnosis = rows.extraction.layers, rows.diagnosis
     parts = {"models": rows.identities, "measures": list(measures), "shape": shape, "groups": rows.groups}
     entry = Entry("packed", key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
     entry.load()
@@ -357,33 +264,24 @@ def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Sha
     return keep
 
 
-def by_moments(run: Run, rows: Rows, measures: Mapping[str, Measure], room: float) -> Matrices:
-    """The matrices from second moments, with `room` bytes for cross products: later passes read what the first one
-    stored in the cache, and what is prepared of each layer stays in files."""
-    layers = [layer for reading in rows.readings for layer in reading.layers]
+def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+    """The matrices from second moments: later passes read what the first one stored in the cache, and what is prepared
+    of each layer stays in files."""
     progress = partial(run.progress, label="activations and second moments", unit="batches")
     passes = partial(rows.of_layers, progress=progress)
-    names, widths = [str(layer) for layer in layers], [layer.width for layer in layers]
+    names, widths = comparison.names, [layer.width for layer in comparison.layers]
     with Work(folder=run.folder) as work:
-        return moment_pairs(measures, passes, names=names, widths=widths, room=room, keep=partial(filed, work))[0]
+        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(filed, work)}
+        return moment_pairs(comparison.measures, passes, **given)[0]
 
 
-def records(
-    run: Run,
-    readings: Sequence[Reading],
-    measures: Mapping[str, Measure],
-    matrices: Matrices,
-    significance: Significance,
-    *,
-    trading: Segments | None,
-    wanted: Wanted | None,
-) -> tuple[list[Measured], dict[str, Table]]:
+def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[Measured], dict[str, Table]]:
     """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
-    measured: list[Measured] = []
+    significance, measured = comparison.significance, list[Measured]()
     table: list[list[Any]] = []
     for label, matrix in matrices.items():
-        measure = measures[label]
-        judged = judging.judge(significance, measure, matrix, trading, places_of(readings))
+        measure = comparison.measures[label]
+        judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
         if judged.null is not None and judged.null.get("skewed"):
             run.warn(
                 f"significance: {label}: the null of {judged.null['skewed']} of {matrix.values.numel()} cells is too "
@@ -404,7 +302,7 @@ def records(
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
-        record = measure_record(run, readings, label, measure, matrix, extra, judged.null, wanted=wanted)
+        record = measure_record(run, comparison, label, matrix, extra, judged.null)
         measured.append(record)
         for each in record.matrices if judged.null is not None else ():
             models = each.rows.model, each.columns.model
@@ -416,9 +314,9 @@ def records(
     return measured, {"closest layers": Table(columns=columns, rows=table)} if table else {}
 
 
-def _jackknifed(significance: Significance, estimate: str) -> bool:
+def _jackknifed(comparison: Comparison) -> bool:
     """Whether standard errors need every batch's matrix: those of a ratio of sums do not add up over batches."""
-    return significance.bands and estimate == "ratio_of_sums"
+    return comparison.significance.bands and comparison.extract.estimate == "ratio_of_sums"
 
 
 def _per_batch_file(run: Run, label: str) -> Path:
@@ -426,11 +324,11 @@ def _per_batch_file(run: Run, label: str) -> Path:
     return run.folder / f".per-batch-{note_name(label)}.npy"
 
 
-def _keep(run: Run, rows: Rows, measures: Mapping[str, Measure]) -> Callable[[int, Mapping[str, Tensor]], None]:
+def _keep(run: Run, comparison: Comparison) -> Callable[[int, Mapping[str, Tensor]], None]:
     """Writes every batch's matrix, for the jackknife."""
-    count = sum(len(reading.layers) for reading in rows.readings)
-    shape, kept = (rows.total // rows.extract.batch_rows, count, count), {}
-    for label in measures:
+    count = len(comparison.layers)
+    shape, kept = (comparison.batches, count, count), {}
+    for label in comparison.measures:
         file = _per_batch_file(run, label)
         whole = file.is_file() and np.load(file, mmap_mode="r").shape == shape
         kept[label] = np.lib.format.open_memmap(file, "r+" if whole else "w+", np.float64, None if whole else shape)

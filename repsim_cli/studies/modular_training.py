@@ -11,6 +11,7 @@ from repsim_cli.results import Run
 from repsim_cli.settings import Hardware
 from repsim_cli.studies.bounds import shown
 from repsim_cli.studies.cost import trainings
+from repsim_cli.studies.study import Study
 from repsim_cli.training.modular import CURVES, MISTAKES
 from repsim_cli.training.trained import kept
 
@@ -27,7 +28,7 @@ AXES = {
 
 
 @studies.register("modular_training")
-class ModularTraining:
+class ModularTraining(Study):
     """Trains models of modular sums (kind `modular`): learning curves, and what each stage of the training reached.
 
     The cross-entropy of a stage is the sum over its outputs. Models that are in the cache are not trained again, and an

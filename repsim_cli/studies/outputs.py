@@ -26,6 +26,7 @@ from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.bounds import check_memory, other_settings, places, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.sample import inputs, prepare, tally
+from repsim_cli.studies.study import Study
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
 LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
@@ -33,7 +34,7 @@ HEADS = {True: "AutoModelForSequenceClassification", False: "AutoModelForCausalL
 
 
 @studies.register("outputs")
-class Outputs:
+class Outputs(Study):
     """Compares what models predict, for all pairs of models, and how accurate they are.
 
     Each model is run once over the same rows. A row of a classifier is an example; a row of a language model is a
@@ -66,8 +67,8 @@ class Outputs:
         check_modality(self.models, data)
         self.classify = any(source.labels for source in self.models.values())
         self._check_heads()
-        self.measures = outputs or list(CLASSIFIERS if self.classify else LANGUAGE_MODELS)
-        for name in self.measures:
+        self.outputs = outputs or list(CLASSIFIERS if self.classify else LANGUAGE_MODELS)
+        for name in self.outputs:
             if name not in CARDS:
                 raise BadInput(
                     f"options.outputs: no such measure of outputs, got '{name}'; {did_you_mean(name, CARDS)}"
@@ -101,11 +102,11 @@ class Outputs:
         return {
             "models": shown(self.models, self.hardware, self.devices),
             "head": HEADS[self.classify],
-            "measures": self.measures,
+            "measures": self.outputs,
             "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
             "sequences, at most": self.extract.sequences,
             "forward passes": batches * len(self.models),
-            **needs({"forward passes": self._costs()}, self.hardware, memory=self.memory(), figures=len(self.measures)),
+            **needs({"forward passes": self._costs()}, self.hardware, memory=self.memory(), figures=len(self.outputs)),
         }
 
     def memory(self) -> dict[str, float]:
@@ -138,7 +139,7 @@ class Outputs:
             run.input("models", {label: source.identity() for label, source in self.models.items()})
             modules = {label: named(label, self._whole, label) for label in self.models}
         run.save_manifest()
-        sums = Sums(self.measures)
+        sums = Sums(self.outputs)
         with run.stage("outputs"):
             count = tally(run, self.models)
             lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
@@ -160,7 +161,7 @@ class Outputs:
     def _scored(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
         """How the answers of each classifier are scored; empty where there is nothing to score them by."""
         labels = next(iter(sequences.values())).labels
-        if labels is None and self.classify and "accuracy_difference" in self.measures:
+        if labels is None and self.classify and "accuracy_difference" in self.outputs:
             raise BadInput(
                 f"data: accuracy_difference needs a label per example, got none in {self.data.source}; use other data, "
                 "or options.outputs=[output_jsd,disagreement]"
@@ -197,7 +198,7 @@ class Outputs:
         labels = list(self.models)
         side = Side(model="outputs", layers=labels)
         measures = []
-        for name in self.measures:
+        for name in self.outputs:
             values, se = sums.matrix(name)
             matrix = Matrix(
                 rows=side,

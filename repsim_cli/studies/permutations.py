@@ -1,8 +1,9 @@
 """Permutations of a run in blocks: units of work that leave their values in the cache, where the run finds them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -14,23 +15,22 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.errors import Degenerate, RunFailed
 from repsim_cli.results import Run, quiet
 from repsim_cli.studies.cached import NULLS
-from repsim_cli.studies.matrices import clusters_of, content_of
-from repsim_cli.studies.sample import batch_labels, opened
-
-if TYPE_CHECKING:
-    from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.comparison import Comparison
+from repsim_cli.studies.footprint import compared, in_memory
+from repsim_cli.studies.matrices import content_of, drawn
+from repsim_cli.studies.sample import opened
 
 BLOCK = 1e12  # operations of a block: about ten seconds of a core
 
 
-def blocks_of(study: "Similarity") -> dict[str, list[range]]:
+def blocks_of(comparison: Comparison) -> dict[str, list[range]]:
     """The permutations of each measure in blocks of about BLOCK operations; measures that need fewer have none."""
-    if study.significance.method != "permutation":
+    if comparison.significance.method != "permutation":
         return {}
-    count, pairs = study.significance.permutations, len(study.layers) * (len(study.layers) + 1) // 2
+    count, pairs = comparison.significance.permutations, len(comparison.layers) * (len(comparison.layers) + 1) // 2
     blocks = {}
-    for label, bound in study.measures.items():
-        none, all_of_them = (study.compared([bound], pairs, number).operations for number in (0, count))
+    for label, bound in comparison.measures.items():
+        none, all_of_them = (compared(comparison, [bound], pairs, number).operations for number in (0, count))
         operations = all_of_them - none
         if operations > BLOCK:
             # whole passes, so that what is computed together does not depend on blocks
@@ -40,39 +40,33 @@ def blocks_of(study: "Similarity") -> dict[str, list[range]]:
 
 
 def permuted_ahead(
-    run: Run, study: "Similarity", label: str, block: range, sequences: Mapping[str, Sequences], identities: Identities
+    run: Run,
+    comparison: Comparison,
+    label: str,
+    block: range,
+    sequences: Mapping[str, Sequences],
+    identities: Identities,
 ) -> bool:
     """Computes a block of the permutations of a measure, in all batches, into the cache; whether it was missing."""
-    total = study.counted(run, sequences)
-    if label not in study.measures:  # the rows do not suit it
+    comparison = comparison.counted(run, sequences)
+    if label not in comparison.measures:  # the rows do not suit it
         return False
-    clusters = clusters_of(study.significance, study.readings, sequences, study.extract, total)
-    trading = study.trading(run, clusters)
-    assert trading is not None
-    measure = {label: study.measures[label]}
-    wanted, room = study.wanted(), study.room()
-    content = content_of(study, study.significance, sequences, identities, clusters, trading, wanted, room)
-    unit, matrix = content.of_null(measure[label], block), content.of_matrix(measure[label])
+    comparison = in_memory(comparison.clustered(run, sequences))
+    exchanged = comparison.exchanged
+    assert exchanged is not None
+    bound, content = comparison.measures[label], content_of(comparison, sequences, identities)
+    unit, matrix = content.of_null(bound, block), content.of_matrix(bound)
     if unit is None or matrix is None or Entry("matrices", matrix).known:
         return False
     with using(NULLS, [unit]) as entries:
         entry = entries[unit]
         if entry.complete:
             return False
-        with opened(run, study, sequences, total, clusters.whole, identities=identities, diagnose=False) as rows:
-            null = judging.drawn(
-                study.significance,
-                measure,
-                trading,
-                names=[str(layer) for layer in study.layers],
-                seed=study.seed,
-                tile=study.hardware.tile,
-                labels=batch_labels(sequences, study.extract, rows.numbers),
-                notes=partial(_only, block),
-            )
+        with opened(run, comparison, sequences, identities=identities, diagnose=False) as rows:
+            null = drawn(replace(comparison, measures={label: bound}), sequences, partial(_only, block))
             for batch, representations in enumerate(rows.stream(quiet)):
                 name = f"{batch:05d}"
-                if name in entry.files or not len(trading.rows(batch)):
+                if name in entry.files or not len(exchanged.rows(batch)):
                     continue
                 try:
                     values = null(batch, representations).get((label, "null"))

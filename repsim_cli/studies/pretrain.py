@@ -13,13 +13,14 @@ from repsim_cli.results import STATE, Run
 from repsim_cli.settings import Hardware
 from repsim_cli.studies.bounds import check_memory, enough
 from repsim_cli.studies.cost import Cost, needs, training_cost
+from repsim_cli.studies.study import Study
 from repsim_cli.training.pretrain import PretrainRecipe, corpus, pretrain
 
 LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}
 
 
 @studies.register("pretrain")
-class Pretrain:
+class Pretrain(Study):
     """Trains one language model on running text, with its tokenizer, and keeps checkpoints.
 
     Every twentieth sequence is held out. The weights of each kept step lie in models/stepN of the run folder as

@@ -4,26 +4,26 @@ import json
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.places import row_documents, row_examples, row_words
-from repsim_cli.activations.readings import devices, readings
-from repsim_cli.activations.rows import row_numbers
 from repsim_cli.content import Matrix, Results, Side, Table
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.layers import in_order
-from repsim_cli.models.source import AnySource, Precomputed, Source
+from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Run, write
-from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Hardware, Small
-from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, shown, usual_length
-from repsim_cli.studies.cost import Cost, forward_cost, needs, speed_of
-from repsim_cli.studies.sample import counted, inputs, prepare, sample
+from repsim_cli.results import SAVE_EVERY, Run, write
+from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Small
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import check_rows_fit, most_rows, shown
+from repsim_cli.studies.cost import Cost, needs, speed_of
+from repsim_cli.studies.recording import StudyOfRows
+from repsim_cli.studies.sample import extraction_of, prepare, sample
+from repsim_cli.studies.study import OfRows
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
@@ -37,7 +37,6 @@ from repsim_cli.training.probes import (
     largest_class,
     settings_of,
 )
-from repsim_cli.training.state import SAVE_EVERY
 from repsim_cli.workers import followed_joblib
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
@@ -48,7 +47,7 @@ Fits = dict[tuple[str, str], dict[Record, list[ProbeFit]]]  # by model and layer
 
 
 @studies.register("probes")
-class Probes:
+class Probes(StudyOfRows):
     """Fits probes from the representations of models to known targets, and measures their errors on held-out rows.
 
     Targets are the labels of the data or stored representations. Examples have `label`, those of HANS also `heuristic`
@@ -77,25 +76,21 @@ class Probes:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         probes: list[str],
         targets: str | None = None,
         labels: list[str] | None = None,
         keep_together: str | None = None,
         train_share: Fraction = 0.8,
         splits: Small = 1,
+        **given: Unpack[OfRows],
     ):
+        model, extract = given["model"], given["extract"]
         stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}
-        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
+        live = [label for label, source in model.items() if isinstance(source, Source)]
         self.probed = [label for label in model if label != targets]
         if not self.probed:
             raise BadInput("model: no model to probe is selected, got the targets alone; e.g. model=[tiny_a]")
-        if targets is None and not self.live:
+        if targets is None and not live:
             raise BadInput(
                 "options.targets: the labels of the data need a model that is run on it, got stored representations "
                 "alone; select stored targets too, and name them"
@@ -118,31 +113,28 @@ class Probes:
                 raise BadInput(f"options.probes: labels of the data are no numbers, got {name}; use a classification")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
-        check_modality(self.live, data)
-        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
-        self.seed, self.cache, self.targets, self.labels = seed, cache, targets, labels
-        self.keep_together = keep_together
+        self.extraction = extraction_of(given)
+        self.extract, self.hardware, self.seed = extract, given["hardware"], given["seed"]
+        self.readings, self.keep_together = self.extraction.readings, keep_together
+        self.targets, self.labels = targets, labels
         self.probes = {name: PROBES[name] for name in dict.fromkeys(probes)}
         self.train_share, self.splits = train_share, splits
-        self.readings = readings(model, extract)
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = list(labels or ["labels"]) if targets is None else list(stored[targets].names)
-        self.devices = devices(hardware, list(model))
         self.most = min(extract.rows, most_rows(model, extract))
-        check_rows_fit(self.memory, self.most, hardware, self.live)
-        self.tokenizers = tokenizers(self.live, data, extract)
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: libraries, weights, the rows and a copy for the processes, and what one fit works on."""
         jobs, widest = self.hardware.workers, max(layer.width for layer in self.layers)
         return {
             "Python and its libraries": 0.5e9 + 0.15e9 * jobs,
-            "weights": sum(4.0 * source.parameters for source in self.live.values()),
+            "weights": sum(4.0 * source.parameters for source in self.extraction.live.values()),
             "rows": 4.0 * 3 * rows * sum(layer.width for layer in self.layers),
             "fits": 8.0 * 4 * jobs * rows * widest,
         }
 
-    def units(self) -> list[Unit]:
+    def _units(self) -> list[Unit]:
         linear = any(probe.linear for probe in self.probes.values())
         return [
             unit
@@ -162,7 +154,7 @@ class Probes:
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown({label: self.models[label] for label in self.probed}, self.hardware),
+            "models": shown({label: self.extraction.models[label] for label in self.probed}, self.hardware),
             "layers": len(self.layers),
             "targets": self.names,
             "probes": list(self.probes),
@@ -172,18 +164,17 @@ class Probes:
                 self.costs(),
                 self.hardware,
                 memory=self.memory(self.most),
-                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+                activations=footprint.stored(self.extraction),
             ),
         }
 
     def costs(self) -> dict[str, Cost]:
         """A linear probe is a decomposition, another one a training of a second or two."""
-        length = usual_length(self.live, self.data, self.extract)
-        slow = sum(unit.probe != LINEAR for unit in self.units())
+        slow = sum(unit.probe != LINEAR for unit in self._units())
         linear = self.splits * sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
         speed, trained = speed_of("cpu")[0], slow * FIT * self.most / 3000
         return {
-            "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
+            "forward passes": footprint.cost_of_passes(self.extraction),
             "fits": Cost(linear + trained * speed, linear / speed + trained / self.hardware.workers),
         }
 
@@ -201,18 +192,25 @@ class Probes:
     def _rows(self, run: Run) -> tuple[dict[tuple[str, str], np.ndarray], Targets, dict[str, Table]]:
         """The sampled rows of every layer, by model and name; the targets; and the tables of the layers."""
         with run.stage("data"):
-            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
-            total = counted(run, self, sequences)
+            sequences = self.extraction.sequences(run)
+            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
             given = next(iter(sequences.values()), None)
-            numbers = row_numbers(self.extract, total, self.seed, 0)
+            numbers = extraction.numbers(0)
             documents = numbers if given is None else row_documents(given, self.extract)[numbers]
             if self.targets is None:
                 assert given is not None
-                targets = labels_of(self.data, given, self.extract, numbers, documents, self.labels, self.keep_together)
-        layers = [layer for reading in self.readings for layer in reading.layers]
-        taken, tables = sample(run, self, sequences, total, self.layers)
-        rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in zip(layers, taken, strict=True)}
+                targets = labels_of(
+                    self.extraction.data,
+                    given,
+                    self.extract,
+                    numbers,
+                    documents,
+                    self.labels,
+                    self.keep_together,
+                )
+        taken, tables = sample(run, extraction, sequences, self.layers)
+        read = zip(extraction.layers, taken, strict=True)
+        rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in read}
         if self.targets is not None:
             classes = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
             targets = Targets(classes, {}, documents, np.arange(len(documents)))
@@ -233,10 +231,15 @@ class Probes:
         file = run.folder / DONE
         done: list[Any] = json.loads(file.read_text()) if file.is_file() else []
         finished = {tuple(unit) for unit, _ in done}
-        left = [unit for unit in self.units() if unit not in finished]
+        left = [unit for unit in self._units() if unit not in finished]
         computed = Parallel(n_jobs=min(self.hardware.workers, len(left) or 1), return_as="generator_unordered")(
             delayed(fit_unit)(
-                unit, rows[unit.model, unit.layer], targets, tuple(self.probes), splits[unit.split], self.seed
+                unit,
+                rows[unit.model, unit.layer],
+                targets,
+                tuple(self.probes),
+                splits[unit.split],
+                self.seed,
             )
             for unit in left
         )

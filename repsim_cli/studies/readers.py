@@ -3,25 +3,26 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 
 from repsim_cli.activations.batching import lengths_of, of_similar_length
-from repsim_cli.activations.inputs import check_modality, named, tokenizers
+from repsim_cli.activations.inputs import named
 from repsim_cli.activations.outputs import output_padding, outputs
 from repsim_cli.activations.places import rows_of
-from repsim_cli.activations.readings import Reading, devices, readings
+from repsim_cli.activations.readings import Reading
 from repsim_cli.analysis.grounding import Place
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import scoring
 from repsim_cli.errors import BadInput
 from repsim_cli.findings.groups import points_of
-from repsim_cli.models.source import AnySource, Source, facts
+from repsim_cli.models.source import AnySource, facts
 from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.studies.sample import Extraction, extraction_of
+from repsim_cli.studies.study import OfModels
 
 HEAD = "AutoModelForSequenceClassification"
 
@@ -40,26 +41,13 @@ class Sample:
     tests: dict[str, dict[str, str]]
 
 
-@dataclass(kw_only=True)
-class Reader:
-    """The models of a sample and what is read of them, as `sample.Study` has it. tests: the models of every group.
-    points: by hook point, the layers of each model there."""
+@dataclass(frozen=True, kw_only=True)
+class Reader(Extraction):
+    """What is read of the models of a sample. tests: the models of every group. points: by hook point, the layers of
+    each model there."""
 
-    data: Data
     tests: dict[str, dict[str, list[str]]]
-    models: dict[str, AnySource]
-    readings: list[Reading]
     points: dict[str, dict[str, list[str]]]
-    devices: dict[str, str]
-    tokenizers: dict[str, Any]
-    extract: Extract
-    hardware: Hardware
-    seed: int
-    cache: bool
-
-    @property
-    def live(self) -> dict[str, Source]:
-        return {label: source for label, source in self.models.items() if isinstance(source, Source)}
 
     def compared(self, test: str, point: str) -> list[list[str]]:
         """The layers of each model of a test: all of a single group, the last of several groups."""
@@ -75,42 +63,21 @@ class Reader:
         return [(test, point) for test in self.tests for point in self.points]
 
 
-def reader_of(
-    where: str,
-    sample: Sample,
-    every: Mapping[str, AnySource],
-    extract: Extract,
-    hardware: Hardware,
-    *,
-    seed: int,
-    cache: bool,
-) -> Reader:
-    """every: the models of the run. Raises BadInput, below the key path `where`, for tests that they do not allow."""
+def reader_of(where: str, sample: Sample, given: OfModels) -> Reader:
+    """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
+    every = given["model"]
     tests = {test: _members(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
     if not tests:
         raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
     labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
-    models = {label: every[label] for label in labels}
-    live = {label: source for label, source in models.items() if isinstance(source, Source)}
-    check_modality(live, sample.data)
-    read = readings(models, extract)
-    points = _points(where, read)
+    read = extraction_of(
+        {**given, "model": {label: every[label] for label in labels}, "data": sample.data}, among=every
+    )
+    points = _points(where, read.readings)
     for test, groups in tests.items():
         if len(groups) == 1:
             _check_equal_layers(f"{where}.tests.{test}", next(iter(groups.values())), points)
-    return Reader(
-        data=sample.data,
-        tests=tests,
-        models=models,
-        readings=read,
-        points=points,
-        devices=devices(hardware, list(every)),
-        tokenizers=tokenizers(live, sample.data, extract),
-        extract=extract,
-        hardware=hardware,
-        seed=seed,
-        cache=cache,
-    )
+    return read.extended(Reader, tests=tests, points=points)
 
 
 def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Matrices of all layers as results.json has them: a file per pair of models."""
 
-import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,9 @@ from repsim_cli.measures import Measure
 from repsim_cli.measures.base import is_cosine
 from repsim_cli.plain import slug
 from repsim_cli.results import Run
-from repsim_cli.similarity import SimilarityMatrix, Wanted
+from repsim_cli.similarity import SimilarityMatrix
 from repsim_cli.so_far import Writer
-
-
-def places_of(readings: Sequence[Reading]) -> list[slice]:
-    """Where each model's layers stand among all."""
-    ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
-    return [slice(start, end) for start, end in itertools.pairwise(ends)]
+from repsim_cli.studies.comparison import Comparison
 
 
 def card_record(measure: Measure) -> dict[str, Any]:
@@ -34,25 +29,24 @@ CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # o
 
 def measure_record(
     run: Run,
-    readings: Sequence[Reading],
+    comparison: Comparison,
     label: str,
-    measure: Measure,
     matrix: SimilarityMatrix,
-    extra: Mapping[str, Any],
-    null: dict[str, Any] | None,
+    extra: Mapping[str, Any] = MappingProxyType({}),
+    null: dict[str, Any] | None = None,
     available: int | None = None,
-    wanted: Wanted | None = None,
 ) -> Measured:
-    """A measure in results.json; its matrices are saved, one per pair of models (both ways if asymmetric).
+    """A measure in results.json; its matrices are saved, one per pair of models (both ways if asymmetric), where any
+    of their cells was wanted.
 
     extra: further numbers of every cell (se, p, ...), saved beside the values; None is left out.
-    available: how many rows matrix.rows were taken of, by default the rows of the run. wanted: which cells were
-    computed; the matrix of two models is saved where any of its cells was. Cells without a value are NaN, and listed.
+    available: how many rows matrix.rows were taken of, by default the rows of the run. Cells without a value are NaN,
+    and listed.
     """
-    places = places_of(readings)
+    readings, places, measure = comparison.readings, comparison.places, comparison.measures[label]
     values = matrix.values.cpu().numpy()
     beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
-    kept = np.ones(values.shape, bool) if wanted is None else wanted.numpy()
+    kept = np.ones(values.shape, bool) if comparison.wanted is None else comparison.wanted.numpy()
     lacking = np.zeros(values.shape, bool)
     for cell in matrix.undefined:
         lacking[cell] = True
@@ -99,23 +93,15 @@ def listed(
     ]
 
 
-def so_far(
-    run: Run,
-    readings: Sequence[Reading],
-    measures: Mapping[str, Measure],
-    estimate: str,
-    *,
-    rows: int,
-    available: int,
-    batches: int,
-    wanted: Wanted | None,
-) -> Writer:
-    """What keeps the maps of the run in its folder while they are computed. rows: of a batch. available: of the run."""
-    names = [(reading.label, layer.name) for reading in readings for layer in reading.layers]
+def so_far(run: Run, comparison: Comparison) -> Writer:
+    """What keeps the maps of the run in its folder while they are computed."""
+    wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))
+    names = [(layer.model, layer.name) for layer in comparison.layers]
     cells = len(names) ** 2 if wanted is None else int(wanted.sum())
+    estimate, available = comparison.extract.estimate, comparison.total
     records = {
         label: _measured(run, label, measure, estimate, rows, batches, None, [], available=available)
-        for label, measure in measures.items()
+        for label, measure in comparison.measures.items()
     }
     return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells)
 

@@ -1,9 +1,8 @@
 """The map of a run under each remedy, for the analysis `robustness`: the same models, other rows or scales."""
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import total_rows
@@ -15,12 +14,10 @@ from repsim_cli.plain import free
 from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Significance
 from repsim_cli.studies.checks import check_measure, check_rows
-from repsim_cli.studies.matrices import clusters_of, matrices_of
+from repsim_cli.studies.comparison import Comparison
+from repsim_cli.studies.matrices import matrices_of
 from repsim_cli.studies.record import measure_record
 from repsim_cli.studies.without_value import NoValue
-
-if TYPE_CHECKING:
-    from repsim_cli.studies.similarity import Similarity
 
 NONE = {"skip": 0, "skip_tokens": [], "drop_features": 1.0, "normalise": "none"}
 REMEDIES: Mapping[str, Mapping[str, Any]] = {
@@ -34,7 +31,7 @@ REMEDIES: Mapping[str, Mapping[str, Any]] = {
 NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps
 
 
-def under_remedies(run: Run, study: "Similarity", sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
+def under_remedies(run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
     """The matrices of every measure under each remedy that the rows have. What a remedy cannot be applied to is left
     out, with a warning; only models of sequences have places to skip.
 
@@ -45,9 +42,9 @@ def under_remedies(run: Run, study: "Similarity", sequences: Mapping[str, Sequen
     for name, settings in REMEDIES.items():
         if "skip" in settings and not sequences:
             continue
-        extract = replace(study.extract, **{**NONE, **settings})
+        extract = replace(comparison.extract, **{**NONE, **settings})
         try:
-            made = _under(run, study, name, extract, sequences)
+            made = _under(run, comparison, name, extract, sequences)
         except (BadInput, NoValue) as error:
             run.warn(f"robustness: the remedy '{name}' is left out ({error})")
             continue
@@ -57,47 +54,31 @@ def under_remedies(run: Run, study: "Similarity", sequences: Mapping[str, Sequen
 
 
 def _under(
-    run: Run, study: "Similarity", name: str, extract: Extract, sequences: Mapping[str, Sequences]
+    run: Run, comparison: Comparison, name: str, extract: Extract, sequences: Mapping[str, Sequences]
 ) -> dict[str, Matrix]:
     """The matrices of one remedy. Raises BadInput where it does not suit the rows, or no measure of the run."""
     raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
-    given = skipping(raw, study.tokenizers, extract)
-    total = total_rows(study.readings, given, extract)
-    measures = _suitable(run, study, name, extract, total)
-    treated = copy(study)
-    treated.extract = extract
-    made, _ = matrices_of(
-        run,
-        treated,
-        measures,
-        Significance(),
-        given,
-        total,
-        clusters=clusters_of(Significance(), study.readings, given, extract, total),
-        trading=None,
-        wanted=study.wanted(),
-        room=study.room(),
-        groups=study.together(),
-        identities=run.manifest["models"],
-    )
+    given = skipping(raw, comparison.tokenizers, extract)
+    total = total_rows(comparison.readings, given, extract)
+    treated = replace(comparison, extract=extract, total=total, significance=Significance())
+    treated = replace(treated, measures=_suitable(run, comparison, name, extract, total)).clustered(run, given)
+    made, _ = matrices_of(run, treated, given, identities=run.manifest["models"])
     matrices = {}
     for label, matrix in made.items():
-        measure = label.removesuffix(f", {name}")
-        record = measure_record(run, study.readings, label, measures[label], matrix, {}, None, wanted=study.wanted())
-        about = {"kind": REMEDY, "measure": measure, "remedy": name}
-        for part in record.matrices:
+        about = {"kind": REMEDY, "measure": label.removesuffix(f", {name}"), "remedy": name}
+        for part in measure_record(run, treated, label, matrix).matrices:
             matrices[free(f"{label}, {part.rows.model}, {part.columns.model}", matrices)] = replace(part, about=about)
     return matrices
 
 
-def _suitable(run: Run, study: "Similarity", name: str, extract: Extract, total: int) -> dict[str, Measure]:
+def _suitable(run: Run, comparison: Comparison, name: str, extract: Extract, total: int) -> dict[str, Measure]:
     """The measures that the remedy leaves enough to, by the names of their matrices."""
     at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
     kept, problems = {}, []
-    for label, bound in study.measures.items():
+    for label, bound in comparison.measures.items():
         try:
-            check_measure(bound, study.layers, extract, labelled=True)
-            check_rows(bound, study.layers, at_a_time)
+            check_measure(bound, comparison.layers, extract, labelled=True)
+            check_rows(bound, comparison.layers, at_a_time)
             if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
                 raise BadInput(f"extract.batch_rows: too few rows are left, got {total}; lower it")
         except BadInput as error:

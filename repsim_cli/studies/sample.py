@@ -1,12 +1,13 @@
 """The rows that a study reads: the inputs of its models, and their activations, from the cache where it has them."""
 
 import gc
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -16,36 +17,143 @@ from repsim_cli.activations.batching import Tally
 from repsim_cli.activations.by_block import parts, run_by_block
 from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
-from repsim_cli.activations.inputs import described, named, sequences_of
+from repsim_cli.activations.inputs import check_modality, described, named, paired, sequences_of, tokenizers
 from repsim_cli.activations.places import row_labels, row_positions, rows_left
-from repsim_cli.activations.readings import Layer, Reading, loading
+from repsim_cli.activations.readings import Layer, Reading, devices, loading, readings
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks, row_numbers, total_rows, windows_of
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.cache import Entry
 from repsim_cli.content import Table
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.errors import RunFailed
+from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.results import Progress, Run
 from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.record import places_of
+from repsim_cli.studies.study import OfRows
+
+Kind = TypeVar("Kind", bound="Extraction")
 
 
-@runtime_checkable
-class Study(Protocol):
-    """What a study provides for its rows to be read."""
+@dataclass(frozen=True, kw_only=True)
+class Extraction:
+    """Which rows are read of which models, and how.
 
-    readings: list[Reading]
-    devices: dict[str, str]
+    devices, tokenizers: by the label of the model. total: the rows of the run, once they are counted. whole: as in
+    `row_numbers`.
+    """
+
+    models: Mapping[str, AnySource]
+    readings: Sequence[Reading]
+    data: Data
+    devices: Mapping[str, str]
+    tokenizers: Mapping[str, Any]
     extract: Extract
     hardware: Hardware
     seed: int
     cache: bool
+    total: int = 0
+    whole: np.ndarray | None = None
+
+    @cached_property
+    def live(self) -> dict[str, Source]:
+        return {label: source for label, source in self.models.items() if isinstance(source, Source)}
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        return layers_of(self.readings)
 
     @property
-    def models(self) -> Mapping[str, AnySource]: ...
+    def names(self) -> list[str]:
+        """Of the layers, with their models."""
+        return [str(layer) for layer in self.layers]
+
+    @property
+    def places(self) -> list[slice]:
+        """Where each model's layers stand among all."""
+        return places_of(self.readings)
+
+    def of(self, labels: Collection[str]) -> Self:
+        """The same of these models alone, in this order."""
+        readings = {each.label: each for each in self.readings}
+        return replace(
+            self,
+            models={label: self.models[label] for label in labels},
+            readings=[readings[label] for label in dict.fromkeys(labels)],
+            tokenizers={label: self.tokenizers[label] for label in labels if label in self.tokenizers},
+        )
+
+    def extended(self, kind: type[Kind], **more: Any) -> Kind:
+        """The same as a kind of extraction that has more fields."""
+        return kind(**{each.name: getattr(self, each.name) for each in fields(Extraction)}, **more)
+
+    def sequences(self, run: Run, of: str = "") -> dict[str, Sequences]:
+        """The inputs of each live model, as `inputs` notes them."""
+        return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
+
+    def paired(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+        """With stored rows in the order of the run's."""
+        return replace(self, readings=paired(self.readings, sequences, self.data, self.extract, run.warn))
+
+    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+        """With the number of rows, noted in the manifest; warns where it is smaller than requested."""
+        extract = self.extract
+        total, asked = total_rows(self.readings, sequences, extract), extract.rows
+        run.manifest["rows"] = total
+        if extract.remedies:
+            skipped = run.manifest["data"]["rows_skipped"] if sequences else 0
+            share = skipped / (total + skipped)
+            run.manifest["remedies"] = {**extract.remedies, "rows_left_out": skipped, "share_left_out": share}
+        if extract.estimate == "full" and total < asked:
+            cut = bool(sequences) and run.manifest["data"]["sequences"] >= extract.sequences
+            advice = "; raise extract.sequences for more" if cut else ""
+            if "rows" not in extract.at_most:
+                run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")
+            elif cut:
+                run.warn(f"extract.sequences: {total} rows are all that {extract.sequences} sequences have{advice}")
+        return replace(self, total=total)
+
+    def numbers(self, batch: int) -> np.ndarray:
+        """Which rows of the run a batch holds."""
+        return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
+
+    @property
+    def batches(self) -> int:
+        """How many batches the rows fill."""
+        return 1 if self.extract.estimate == "full" else self.total // self.extract.batch_rows
+
+    def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
+        """The classes of the rows of a batch, by its number; None where the data has no classes."""
+        codes = row_labels(next(iter(sequences.values())), self.extract) if sequences else None
+        if codes is None:
+            return lambda batch: None
+        return lambda batch: torch.from_numpy(codes[self.numbers(batch)])
+
+
+def extraction_of(
+    given: OfRows,
+    *,
+    among: Iterable[str] | None = None,
+    read: Callable[[Mapping[str, AnySource], Extract], list[Reading]] = readings,
+) -> Extraction:
+    """Raises BadInput where a model cannot be read like this. among: all models of the run, which share its devices."""
+    models, data, extract, hardware = given["model"], given["data"], given["extract"], given["hardware"]
+    if not models:
+        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+    live = {label: source for label, source in models.items() if isinstance(source, Source)}
+    check_modality(live, data)
+    return Extraction(
+        models=dict(models),
+        readings=read(models, extract),
+        data=data,
+        devices=devices(hardware, list(among or models)),
+        tokenizers=tokenizers(live, data, extract),
+        extract=extract,
+        hardware=hardware,
+        seed=given["seed"],
+        cache=given.get("cache", True),
+    )
 
 
 def prepare(run: Run, hardware: Hardware) -> None:
@@ -85,65 +193,28 @@ def tally(run: Run, models: Mapping[str, AnySource]) -> Tally:
     return Tally(run.manifest["data"] if live else {}, live)
 
 
-def counted(run: Run, study: Study, sequences: Mapping[str, Sequences]) -> int:
-    """The number of rows, noted in the manifest; warns where it is smaller than requested."""
-    total, asked = total_rows(study.readings, sequences, study.extract), study.extract.rows
-    run.manifest["rows"] = total
-    if study.extract.remedies:
-        skipped = run.manifest["data"]["rows_skipped"] if sequences else 0
-        share = skipped / (total + skipped)
-        run.manifest["remedies"] = {**study.extract.remedies, "rows_left_out": skipped, "share_left_out": share}
-    if study.extract.estimate == "full" and total < asked:
-        cut = bool(sequences) and run.manifest["data"]["sequences"] >= study.extract.sequences
-        advice = "; raise extract.sequences for more" if cut else ""
-        if "rows" not in study.extract.at_most:
-            run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")
-        elif cut:
-            run.warn(f"extract.sequences: {total} rows are all that {study.extract.sequences} sequences have{advice}")
-    return total
-
-
-def batch_labels(
-    sequences: Mapping[str, Sequences], extract: Extract, numbers: Callable[[int], np.ndarray]
-) -> Callable[[int], Tensor | None]:
-    """The classes of the rows (`numbers`) of a batch, by its number; None where the data has no classes."""
-    codes = row_labels(next(iter(sequences.values())), extract) if sequences else None
-    if codes is None:
-        return lambda batch: None
-    return lambda batch: torch.from_numpy(codes[numbers(batch)])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
-    whole: as in `row_numbers`. diagnosis: of the layers whose rows have passed; None: it is known. groups: layers whose
-    rows are in memory together; None: all.
+    diagnosis: of the layers whose rows have passed; None: it is known. groups: layers whose rows are in memory
+    together; None: all.
     """
 
-    readings: list[Reading]
+    extraction: Extraction
     sequences: Mapping[str, Sequences]
-    total: int
-    extract: Extract
-    hardware: Hardware
-    seed: int
     identities: Identities
     entries: Mapping[str, Entry]
     modules: Mapping[str, nn.Module]
     recorders: Mapping[str, Recorder]
-    whole: np.ndarray | None
     tally: Tally
     remedies: Remedies
     diagnosis: Diagnosis | None
     groups: Sequence[Sequence[int]] | None
 
-    def numbers(self, batch: int) -> np.ndarray:
-        """Which rows of the run a batch holds."""
-        return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
-
     def current(self) -> list[Reading]:
         """The readings, from the cache where it is complete by now."""
-        return [from_cache(reading, self.entries, self.identities) for reading in self.readings]
+        return [from_cache(reading, self.entries, self.identities) for reading in self.extraction.readings]
 
     def stream(
         self, progress: Progress, readings: list[Reading] | None = None, seen: int = 0
@@ -152,13 +223,14 @@ class Rows:
 
         The first time that a layer is read, all its rows pass, for its diagnostics.
         """
-        first, given = seen * self.extract.batch_rows, readings or self.current()
+        extraction, given = self.extraction, readings or self.current()
+        first = seen * extraction.extract.batch_rows
         layers = layers_of(given)
         start = 0 if self.diagnosis is not None and self.diagnosis.lacks(layers) else first
         rows = self.remedies.apply(self._given(given, progress, start), layers)
         if self.diagnosis is not None:
             rows = self.diagnosis.watched(rows, layers)
-        return batches(rows, self.extract, self.total, self.seed, first, self.whole)
+        return batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
     def _given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[Block]:
         """The rows that models give, from this row of the run on."""
@@ -167,8 +239,8 @@ class Rows:
             self.modules,
             self.recorders,
             self.sequences,
-            self.extract,
-            self.hardware,
+            self.extraction.extract,
+            self.extraction.hardware,
             progress,
             self.remedies.first(first),
             self.tally,
@@ -178,7 +250,7 @@ class Rows:
         """Readings that have these layers, by their numbers among all, and which of the layers that they read these
         are."""
         some, read = [], []
-        for reading, place in zip(self.current(), places_of(self.readings), strict=True):
+        for reading, place in zip(self.current(), self.extraction.places, strict=True):
             numbers = [a for a in range(place.start, place.stop) if a in chosen]
             if not numbers:
                 continue
@@ -205,9 +277,9 @@ class Rows:
 
     def measure_features(self, progress: Progress) -> None:
         """Takes the shares and scales of features from all rows, where the remedies need them."""
-        if self.extract.features_changed:
+        if self.extraction.extract.features_changed:
             self.record(progress)
-            for group in self.groups or [range(len(layers_of(self.readings)))]:
+            for group in self.groups or [range(len(self.extraction.layers))]:
                 some, _ = self.part(group)
                 self.remedies.measure(self.remedies.rows(self._given(some, progress)), layers_of(some))
 
@@ -217,24 +289,30 @@ class Rows:
         return diagnostics | self.remedies.tables(layers)
 
 
+def places_of(readings: Sequence[Reading]) -> list[slice]:
+    """Where each model's layers stand among all."""
+    ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+
 def layers_of(readings: Sequence[Reading]) -> list[Layer]:
     return [layer for reading in readings for layer in reading.layers]
 
 
-def diagnosis_of(study: Study, sequences: Mapping[str, Sequences], total: int) -> Diagnosis:
+def diagnosis_of(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:
     """The diagnosis of the run's layers, before any row has passed."""
-    places = {label: row_positions(given, study.extract) for label, given in sequences.items()}
-    return Diagnosis(places, total, study.seed)
+    places = {label: row_positions(given, extraction.extract) for label, given in sequences.items()}
+    return Diagnosis(places, extraction.total, extraction.seed)
 
 
-def identified(run: Run, study: Study) -> Identities:
+def identified(run: Run, extraction: Extraction) -> Identities:
     """The identity of each model, with the hashes of its weights, noted in the manifest."""
     with run.stage("hashes"):
-        identities = {label: _identity(model, study.hardware) for label, model in study.models.items()}
+        identities = {label: _identity(model, extraction.hardware) for label, model in extraction.models.items()}
         run.input("models", identities)
         run.manifest["models_run"] = []
     run.save_manifest()
-    for reading in study.readings:
+    for reading in extraction.readings:
         source, by_name = reading.source, all(point.module for point in reading.points)
         if isinstance(source, Source) and (table := source.architecture) and table.guessed and not by_name:
             blocks = ", ".join(stack.blocks for stack in table.stacks.values()) or table.blocks
@@ -245,10 +323,10 @@ def identified(run: Run, study: Study) -> Identities:
     return identities
 
 
-def loaded(reading: Reading, study: Study) -> nn.Module:
-    """The model on its device, which reads what the study reads."""
+def loaded(reading: Reading, extraction: Extraction) -> nn.Module:
+    """The model on its device, which reads what is to be read."""
     assert isinstance(reading.source, Source)
-    how = loading(study.hardware, study.devices[reading.label])
+    how = loading(extraction.hardware, extraction.devices[reading.label])
     return named(reading.label, partial(reading.source.load, how=how), reading.eager)
 
 
@@ -261,7 +339,7 @@ def free() -> None:
 
 def record_alone(
     run: Run,
-    study: Study,
+    extraction: Extraction,
     reading: Reading,
     entry: Entry,
     sequences: Mapping[str, Sequences],
@@ -272,17 +350,17 @@ def record_alone(
     cannot be written. only: the windows of a shard, of a model that is not run by block."""
     if entry.complete:
         return
-    label, extract, hardware = reading.label, study.extract, study.hardware
+    label, extract, hardware = reading.label, extraction.extract, extraction.hardware
     assert isinstance(reading.source, Source)
     if goes_by_block(reading.source, hardware):
-        part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, study.devices[label])))
+        part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, extraction.devices[label])))
         windows = windows_of(sequences, extract, hardware)
         with run.stage("activations by block"):
             run_by_block(reading, part, sequences[label], windows, extract, hardware, entry, run.progress, tally=counts)
         return
     progress = partial(run.progress, label=f"activations of {label}", unit="batches")
     with run.stage("models"):
-        modules = {label: loaded(reading, study)}
+        modules = {label: loaded(reading, extraction)}
     with run.stage("activations"):
         for _ in blocks(
             [reading], modules, {label: Recorder(entry, only)}, sequences, extract, hardware, progress, tally=counts
@@ -306,10 +384,8 @@ def _identity(model: AnySource, hardware: Hardware) -> dict[str, Any]:
 @contextmanager
 def opened(
     run: Run,
-    study: Study,
+    extraction: Extraction,
     sequences: Mapping[str, Sequences],
-    total: int,
-    whole: np.ndarray | None = None,
     *,
     identities: Identities | None = None,
     diagnose: bool = True,
@@ -317,17 +393,17 @@ def opened(
 ) -> Iterator[Rows]:
     """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known.
     diagnose: whether the layers are diagnosed when their rows pass. groups: as of `Rows`."""
-    extract, hardware = study.extract, study.hardware
-    identities = identities or identified(run, study)
-    live = [reading for reading in study.readings if study.cache and isinstance(reading.source, Source)]
+    extract, hardware = extraction.extract, extraction.hardware
+    identities = identities or identified(run, extraction)
+    live = [reading for reading in extraction.readings if extraction.cache and isinstance(reading.source, Source)]
     with ExitStack() as held:
         entries: Mapping[str, Entry] = held.enter_context(
             cached(live, sequences, identities, extract, hardware.dtype, run.warn)
         )
-        now = [from_cache(reading, entries, identities) for reading in study.readings]
+        now = [from_cache(reading, entries, identities) for reading in extraction.readings]
         running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
-        counts = tally(run, study.models)
+        counts = tally(run, extraction.models)
         alone = run_alone({label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware)
         if extract.features_changed:  # their rows pass twice, and no model runs twice
             alone = [label for label in running if label in alone or label not in entries]
@@ -336,25 +412,20 @@ def opened(
             opened = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
             entries = {**entries, **held.enter_context(opened)}
             for label in alone:
-                record_alone(run, study, running.pop(label), entries[label], sequences, counts)
+                record_alone(run, extraction, running.pop(label), entries[label], sequences, counts)
         with run.stage("models"):
-            modules = {label: loaded(reading, study) for label, reading in running.items()}
+            modules = {label: loaded(reading, extraction) for label, reading in running.items()}
         given = next(iter(sequences.values()), None)
         rows = Rows(
-            readings=study.readings,
+            extraction=extraction,
             sequences=sequences,
-            total=total,
-            extract=extract,
-            hardware=hardware,
-            seed=study.seed,
             identities=identities,
             entries=entries,
             modules=modules,
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
-            whole=whole,
             tally=counts,
             remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
-            diagnosis=diagnosis_of(study, sequences, total) if diagnose else None,
+            diagnosis=diagnosis_of(extraction, sequences) if diagnose else None,
             groups=groups,
         )
         if extract.features_changed:
@@ -364,10 +435,10 @@ def opened(
 
 
 def sample(
-    run: Run, study: Study, sequences: Mapping[str, Sequences], total: int, layers: Sequence[Layer]
+    run: Run, extraction: Extraction, sequences: Mapping[str, Sequences], layers: Sequence[Layer] | None = None
 ) -> tuple[list[Tensor], dict[str, Table]]:
-    """The sampled rows (n, d) of every layer, in the order of the readings, and the tables of these layers; each model
-    runs once at most."""
-    with opened(run, study, sequences, total) as rows, run.stage("activations"):
+    """The sampled rows (n, d) of every layer, and the tables of these layers, or of all; each model runs once at
+    most."""
+    with opened(run, extraction, sequences) as rows, run.stage("activations"):
         (taken,) = rows.stream(partial(run.progress, label="activations", unit="batches"))
-        return taken, rows.tables(layers)
+        return taken, rows.tables(extraction.layers if layers is None else layers)

@@ -1,9 +1,10 @@
 """Stitching of pairs of models: the performance lost when one model's later blocks run on another's residual stream."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -15,14 +16,14 @@ from repsim_cli.activations.readings import devices
 from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.closure import code_of
 from repsim_cli.content import Axis, Curve, Matrix, Results, Side, Table
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
-from repsim_cli.results import Progress, Run, quiet
-from repsim_cli.settings import Extract, Group, Hardware, Several
+from repsim_cli.results import Progress, Run, quiet, scratch
+from repsim_cli.settings import Group, Several
 from repsim_cli.stitching.evaluate import (
     Estimate,
     Head,
@@ -41,10 +42,13 @@ from repsim_cli.studies.bounds import check_memory, enough, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs
 from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.study import OfRows, Study
+from repsim_cli.unit import Kinds, Phase, Unit
 
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
 RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
+HELD = 2  # whole models that a worker keeps
 POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
 PENALTIES = [
     "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
@@ -71,7 +75,7 @@ QUANTITIES = {
 
 
 @studies.register("stitching")
-class Stitching:
+class Stitching(Study):
     """Runs the later blocks of one model on the residual stream of another, through a stitch layer, and measures what
     is lost.
 
@@ -97,12 +101,6 @@ class Stitching:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         groups: Mapping[str, Group] | None = None,
         pairs: list[list[str]] | None = None,
         grid: bool = False,
@@ -110,29 +108,33 @@ class Stitching:
         baselines: list[Baseline] | None = None,
         recipe: StitchRecipe,
         labels: list[str] | None = None,
+        **given: Unpack[OfRows],
     ):
-        self.data, self.hardware, self.seed, self.cache = data, hardware, seed, cache
+        self.data, self.hardware, self.seed = given["data"], given["hardware"], given["seed"]
+        self.cache = given.get("cache", True)
         self.groups, self.grid, self.evaluation, self.baselines = groups or {}, grid, evaluation, baselines or []
-        self.extract = replace(extract, unit="token", padding="drop")
+        self.extract = replace(given["extract"], unit="token", padding="drop")
         self.recipe, self.labels = recipe, labels
-        given = of_groups(model, listed(self.groups))
-        check_metrics(self.groups, given)
-        self.models = self._models(given)
-        check_modality(self.models, data)
+        models = of_groups(given["model"], listed(self.groups))
+        check_metrics(self.groups, models)
+        self.every = self.models = self._models(models)
+        check_modality(self.models, self.data)
         self._check_settings(pairs)
         self.layers = {label: self._layers(label, source) for label, source in self.models.items()}
         self._stitch(self._different() if self.groups else self._pairs(pairs))
         if not self.stitches:
-            raise BadInput(f"extract.layers: no pair of models shares a layer, got {extract.layers}; use all, or grid")
+            raise BadInput(
+                f"extract.layers: no pair of models shares a layer, got {self.extract.layers}; use all, or grid"
+            )
         for stitch in self.stitches:
             self._check_widths(stitch)
-        self.devices = devices(hardware, list(self.models))
-        self.tokenizers = tokenizers(self.models, data, self.extract)
-        if isinstance(data, Examples):
-            classification(self.models, data.names, labels)
+        self.devices = devices(self.hardware, list(self.models))
+        self.tokenizers = tokenizers(self.models, self.data, self.extract)
+        if isinstance(self.data, Examples):
+            classification(self.models, self.data.names, labels)
         need = sum(self.memory().values())
         advice = f"{enough(need)}, or lower hardware.batch_size or extract.length, or use fewer models"
-        check_memory(need, hardware, advice)
+        check_memory(need, self.hardware, advice)
 
     @property
     def auto(self) -> Any:
@@ -291,13 +293,13 @@ class Stitching:
         with run.stage("models"):
             wholes = {label: self.open_whole(label) for label in self.models}
             heads = {head: self.as_head(head, wholes[head.model]) for each in self.heads.values() for head in each}
-        keys = {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in self.stitches}
+        keys = self.keys(self.stitches, identities, train, task)
         fits: dict[Stitch, StitchFit] = {}
         with run.stage("stitch layers"):
             for tail, each in self.heads.items() if self.recipe.fitted else ():
                 for head in each:
                     between = {s: keys[s] for s in self.stitches if s.head == head and s.tail == tail}
-                    with self._entries("stitches", [*between.values()]) as entries:
+                    with self.entries("stitches", [*between.values()]) as entries:
                         of = {s: entries[name] for s, name in between.items() if entries}
                         fits |= self.fitted(heads[head], wholes[tail], [*between], train, task, of, run.progress)
         for stitch, fit in fits.items():
@@ -311,7 +313,7 @@ class Stitching:
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
         parts = {"stitches": [keys[s] for s in whole], "data": _content(held), **self._settings}
         name = (code := code_of(__name__)) and key({"code": code.key, **parts})
-        with run.stage("stitched models"), self._entries("stitched", [name]) as entries:
+        with run.stage("stitched models"), self.entries("stitched", [name]) as entries:
             scores = evaluate_stitches(
                 heads,
                 wholes,
@@ -335,8 +337,8 @@ class Stitching:
         if not self.groups:
             return {}
         with run.stage("groups"):
-            members = chosen(run, self.groups, self.models)
-            self.models = {label: self.models[label] for group in members.values() for label in group}
+            members = chosen(run, self.groups, self.every)
+            self.models = {label: self.every[label] for group in members.values() for label in group}
             self._stitch(self._different())
         return members
 
@@ -351,6 +353,12 @@ class Stitching:
     def _settings(self) -> dict[str, Any]:
         """What the bits of stitch layers and scores depend on, beside what they are made of."""
         return {"dtype": self.hardware.dtype, "batch_size": self.hardware.batch_size, "seed": self.seed}
+
+    def keys(
+        self, stitches: Iterable[Stitch], identities: Mapping[str, Any], train: Sequences, task: PredictionTask
+    ) -> dict[Stitch, Any]:
+        """Of the stitch layers in the cache."""
+        return {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in stitches}
 
     def fitted(
         self,
@@ -367,24 +375,20 @@ class Stitching:
         given = {"batch_size": batch_size, "seed": seed, "progress": progress, "entries": entries}
         return fit_stitches(head, tail, stitches, train, task, self.recipe, **given)
 
-    def fit_ahead(
-        self,
-        head: Head,
-        tail: str,
-        train: Sequences,
-        task: PredictionTask,
-        identities: Mapping[str, Mapping[str, Any]],
-        whole: Callable[[str], Whole],
-    ) -> bool:
-        """Puts the stitch layers between a head and a tail into the cache; whether any was missing. whole(label): a
-        model."""
-        stitches = [s for s in self.stitches if s.head == head and s.tail == tail]
-        keys = {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in stitches}
-        with self._entries("stitches", [*keys.values()]) as entries:
-            if missing := any(not entry.complete for entry in entries.values()):
-                of = {s: entries[name] for s, name in keys.items()}
-                self.fitted(self.as_head(head, whole(head.model)), whole(tail), stitches, train, task, of, quiet)
-        return missing
+    def units(self, run: Run) -> Iterator[Phase]:
+        """A unit per head and tail: their stitch layers, which are fitted side by side."""
+        self.choose(run)
+        if not self.recipe.fitted:
+            return
+        units = [
+            Unit(kind="stitches", name=f"stitches of {head} and {tail}", args={"tail": tail, "head": i}, group=tail)
+            for tail, heads in self.heads.items()
+            for i, head in enumerate(heads)
+        ]
+        yield "stitch layers", units
+
+    def worker(self) -> Kinds:
+        return {"stitches": StitchWorker(self).fit}
 
     def parts(self, run: Run) -> tuple[Sequences, Sequences]:
         """The training and the evaluation sequences, their numbers noted in the manifest."""
@@ -402,7 +406,7 @@ class Stitching:
         return scrambled(whole, self.auto, self.seed) if head.kind == "random" else whole
 
     @contextmanager
-    def _entries(self, kind: str, keys: Sequence[str | None]) -> Iterator[Mapping[str, Entry]]:
+    def entries(self, kind: str, keys: Sequence[str | None]) -> Iterator[Mapping[str, Entry]]:
         known = [name for name in keys if name is not None]
         if not self.cache or not known:
             yield {}
@@ -461,6 +465,48 @@ class Stitching:
         alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
         tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
         return Results(study="stitching", matrices=matrices, tables=tables)
+
+
+class StitchWorker:
+    """What a worker holds of a run of stitching: what stitch layers are fitted on, hashes, and the last few models."""
+
+    def __init__(self, study: Stitching):
+        self.study = study
+        self._identities: dict[str, Any] = {}
+        self._wholes: dict[str, Whole] = {}
+
+    @cached_property
+    def training(self) -> tuple[Sequences, PredictionTask]:
+        with scratch() as run:
+            self.study.choose(run)
+            train, held = self.study.parts(run)
+        return train, self.study.task(held)
+
+    def identity(self, label: str) -> dict[str, Any]:
+        if label not in self._identities:
+            self._identities[label] = self.study.models[label].identity()
+        return self._identities[label]
+
+    def whole(self, label: str) -> Whole:
+        whole = self._wholes.pop(label, None) or self.study.open_whole(label)
+        self._wholes[label] = whole  # the last to be dropped
+        while len(self._wholes) > HELD:
+            self._wholes.pop(next(iter(self._wholes)))
+        return whole
+
+    def fit(self, run: Run, tail: str, head: int) -> bool:
+        """The stitch layers between a head and a tail; whether any was missing."""
+        (train, task), study = self.training, self.study
+        of = study.heads[tail][head]
+        identities = {label: self.identity(label) for label in (of.model, tail)}
+        stitches = [s for s in study.stitches if s.head == of and s.tail == tail]
+        keys = study.keys(stitches, identities, train, task)
+        with study.entries("stitches", [*keys.values()]) as entries:
+            if missing := any(not entry.complete for entry in entries.values()):
+                known = {s: entries[name] for s, name in keys.items()}
+                whole = study.as_head(of, self.whole(of.model))
+                study.fitted(whole, self.whole(tail), stitches, train, task, known, quiet)
+        return missing
 
 
 def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:

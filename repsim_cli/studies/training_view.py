@@ -1,35 +1,42 @@
 """Distances between the layers of each checkpoint of a training run, and their mean beside what the run is good at."""
 
-from collections.abc import Mapping
-from functools import partial
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.rows import row_numbers
 from repsim_cli.analysis.curves import curve, known, named
 from repsim_cli.content import Curve, Measured, Results, Table
-from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
-from repsim_cli.measures import Measure
-from repsim_cli.models.source import Series
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware
 from repsim_cli.similarity import SimilarityMatrix, Work, estimate_all_pairs
-from repsim_cli.studies.convergence import Gap, Missing, Training, gap_table, measures, needs_of_trainings, skipped
+from repsim_cli.studies.convergence import (
+    Gap,
+    Missing,
+    Training,
+    TrainingWorker,
+    checkpoints,
+    costs_of_trainings,
+    gap_table,
+    needs_of_trainings,
+    of_trainings,
+    shown_last,
+    trainings_of,
+)
 from repsim_cli.studies.cost import Cost
 from repsim_cli.studies.record import blocks_record
-from repsim_cli.studies.sample import batch_labels, prepare
+from repsim_cli.studies.sample import prepare
+from repsim_cli.studies.study import OfSeries, Study
 from repsim_cli.studies.without_value import lacking, measures_with_values
+from repsim_cli.unit import Kinds, Phase
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
 Matrices = dict[int, SimilarityMatrix]  # by step
 
 
 @studies.register("training_view")
-class TrainingView:
+class TrainingView(Study):
     """Compares the layers of each checkpoint with each other, and the mean over pairs with the checkpoint's metrics.
 
     The metrics (loss, accuracy, ...) are those of the metrics.json that a checkpoint was saved with.
@@ -43,67 +50,32 @@ class TrainingView:
     def __init__(
         self,
         *,
-        model: Mapping[str, Series],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         missing: Missing = "stop",
+        **given: Unpack[OfSeries],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
-        settings = {
-            "data": data,
-            "measure": measure,
-            "extract": extract,
-            "hardware": hardware,
-            "seed": seed,
-            "cache": cache,
-            "skip_unsuitable": skip_unsuitable,
-        }
-        self.extract, self.hardware, self.seed = extract, hardware, seed
-        self.trainings = {label: Training(label, series, missing, settings) for label, series in model.items()}
-        self.skipped = skipped(self.trainings)
+        self.extract, self.hardware = given["extract"], given["hardware"]
+        self.trainings = trainings_of(given, missing)
+        self.readings, self.measures, self.skipped = of_trainings(self.trainings.values())
         for label, training in self.trainings.items():
-            if len(training.layers) < 2:
+            if len(training.compared.layers) < 2:
                 raise BadInput(f"extract: two layers are needed, got one of {label}; read more hook points")
 
-    @property
-    def measures(self) -> dict[str, Measure]:
-        return measures(self.trainings)
-
-    @property
-    def readings(self) -> list[Reading]:
-        return [reading for training in self.trainings.values() for reading in training.readings]
-
     def plan(self) -> dict[str, Any]:
-        each = {label: training.plan() for label, training in self.trainings.items()}
+        trainings = self.trainings.values()
         return {
-            "models": {label: next(iter(plan["models"].values())) for label, plan in each.items()},
-            "checkpoints": {
-                label: ", ".join(str(checkpoint.step) for checkpoint in training.series.checkpoints)
-                for label, training in self.trainings.items()
-            },
-            "layers": sum(plan["layers"] for plan in each.values()),
+            "models": shown_last(trainings),
+            "checkpoints": {training.label: training.steps for training in trainings},
+            "layers": sum(len(training.compared.layers) for training in trainings),
             "measures": list(self.measures),
-            "forward passes": sum(
-                plan["forward passes"] * len(self.trainings[label].series.checkpoints) for label, plan in each.items()
-            ),
+            "forward passes": sum(training.forward_passes for training in trainings),
             **({"processes": self.hardware.workers} if any(measure.slow for measure in self.measures.values()) else {}),
-            **needs_of_trainings(self.trainings.values(), self.costs(), self.hardware),
+            **needs_of_trainings(trainings, self.costs(), self.hardware),
         }
 
     def costs(self) -> dict[str, Cost]:
         """All pairs of layers of every checkpoint."""
-        parts: dict[str, Cost] = {}
-        for training in self.trainings.values():
-            count = len(training.layers)
-            for part, each in training.costs(count * (count + 1) // 2).items():
-                parts[part] = parts.get(part, Cost()) + len(training.series.checkpoints) * each
-        return parts
+        pairs = {label: training.compared.pairs for label, training in self.trainings.items()}
+        return costs_of_trainings(self.trainings.values(), pairs)
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
@@ -130,24 +102,30 @@ class TrainingView:
             curves=named(curves),
         )
 
+    def units(self, run: Run) -> Iterable[Phase]:
+        return [checkpoints(self.trainings.values())]
+
+    def worker(self) -> Kinds:
+        return {"checkpoint": TrainingWorker(self.trainings).record}
+
     def _visited(
         self, run: Run, training: Training, work: Work, place: int
     ) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
         """The matrices of every checkpoint by measure and step, and its metrics."""
-        sequences, total = training.start(run)
-        matrices: dict[str, Matrices] = {label: {} for label in training.measures}
+        sequences = training.start(run)
+        compared, labels = training.compared, training.compared.labels(sequences)
+        matrices: dict[str, Matrices] = {label: {} for label in compared.measures}
         metrics: dict[int, dict[str, float]] = {}
-        labels = batch_labels(sequences, self.extract, partial(row_numbers, self.extract, total, self.seed))
-        for step in training.visited(run, sequences, total, keep=False):
+        for step in training.visited(run, sequences, keep=False):
             if isinstance(step, Gap):
                 continue
             number, source = step.checkpoint.step, step.checkpoint.open()
             with run.stage("similarity"):
                 try:
                     estimates, notices = estimate_all_pairs(
-                        training.measures,
+                        compared.measures,
                         lambda seen, step=step: step.rows(),
-                        names=[f"{layer} at step {number}" for layer in training.layers],
+                        names=[f"{layer} at step {number}" for layer in compared.layers],
                         estimate=self.extract.estimate,
                         tile=self.hardware.tile,
                         labels=labels,
@@ -165,7 +143,7 @@ class TrainingView:
         return ordered, metrics
 
     def _record(self, run: Run, training: Training, measure: str, by_step: Matrices) -> Measured:
-        layers = [layer.name for layer in training.layers]
+        layers = [layer.name for layer in training.compared.layers]
         blocks = {f"step {step}": (layers, matrix.values.cpu().numpy()) for step, matrix in by_step.items()}
         undefined = {f"step {step}": matrix.undefined for step, matrix in by_step.items()}
         return blocks_record(
@@ -186,9 +164,9 @@ class TrainingView:
             label=card.label,
             point=", ".join(self.extract.hook_points),
             model=training.label,
-            parameters=training.live[training.label].parameters,
+            parameters=training.last.parameters,
             steps=[checkpoint.step for checkpoint in training.series.checkpoints],
-            layers=[layer.name for layer in training.layers],
+            layers=[layer.name for layer in training.compared.layers],
             values={step: _to_others(matrix.values.cpu().numpy()).tolist() for step, matrix in by_step.items()},
             bounds=card.bounds,
         )

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,11 @@ from repsim_cli.activations.inputs import named
 from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block, batches, blocks, row_numbers
+from repsim_cli.activations.rows import Block, batches, blocks
 from repsim_cli.analysis.changes import CELLS, TEXTS, TOKENS, Change, Texts
 from repsim_cli.analysis.curves import known
 from repsim_cli.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.measures import Measure
 from repsim_cli.models.loading import WHOLE, Loading
@@ -31,13 +31,15 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.plain import slug
 from repsim_cli.registry import studies
 from repsim_cli.results import Run, quiet
-from repsim_cli.settings import Extract, Hardware, Medium, Significance
+from repsim_cli.settings import Medium
 from repsim_cli.similarity import estimate_counterparts
+from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import most_rows, passing, places, shown, usual_length
 from repsim_cli.studies.cached import Content, Tensors, finished_units
+from repsim_cli.studies.comparison import Comparison, comparison_of
 from repsim_cli.studies.cost import Cost, forward_cost, needs, pairs_cost
-from repsim_cli.studies.sample import batch_labels, identified, prepare, tally
-from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.sample import identified, prepare, tally
+from repsim_cli.studies.study import OfMeasures, Study
 from repsim_cli.studies.without_value import Lacking, measures_with_values
 
 HEAD = "AutoModelForCausalLM"
@@ -50,7 +52,7 @@ UNITS = {
 
 
 @studies.register("tuned")
-class Tuned(Similarity):
+class Tuned(Study):
     """Compares models with the model that they were made from (`base`), layer by layer and token by token.
 
     All models run over the same text, with their output heads; where they do not fit into memory together, the base
@@ -65,22 +67,16 @@ class Tuned(Similarity):
 
     # differences are those of the vectors as they are
     takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
-    by_groups = False
+    by_block: ClassVar[bool] = True
 
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        measure: Mapping[str, Measure],
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         base: str | None = None,
         examples: Medium = 20,
+        **given: Unpack[OfMeasures],
     ):
+        model, extract = given["model"], given["extract"]
         if base is None:
             raise BadInput("base: the model that the others were made from is needed, got base=null; set base=LABEL")
         if len(model) < 2:
@@ -90,29 +86,15 @@ class Tuned(Similarity):
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
         if extract.estimate == "moments":
             raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
-        super().__init__(
-            model=_with_tokenizer_of(base, model),
-            data=data,
-            measure=measure,
-            extract=extract,
-            significance=Significance(),
-            hardware=hardware,
-            seed=seed,
-            cache=cache,
-            skip_unsuitable=skip_unsuitable,
-            base=base,
-        )
-        self.examples = examples
+        given["model"] = _with_tokenizer_of(base, model)
+        self.comparison = comparison_of(given, side_by_side=True)
+        self.base, self.examples = base, examples
+        self.readings, self.measures = self.comparison.readings, self.comparison.measures
+        self.skipped = self.comparison.skipped
+        self.reference = next(reading for reading in self.readings if reading.label == base)
+        self.tuned = [reading for reading in self.readings if reading.label != base]
+        footprint.check_fits(self.comparison, self.memory)
         self._check_layers()
-
-    @property
-    def reference(self) -> Reading:
-        """What is read of the base."""
-        return next(reading for reading in self.readings if reading.label == self.base)
-
-    @property
-    def tuned(self) -> list[Reading]:
-        return [reading for reading in self.readings if reading.label != self.base]
 
     def _check_layers(self) -> None:
         wanted = [(layer.name, layer.width) for layer in self.reference.layers]
@@ -127,17 +109,19 @@ class Tuned(Similarity):
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: weights, a forward batch, rows of all layers, a pair of layers, and the logits of the base
         and of one other model at a time."""
-        hardware, live = self.hardware, self.live.values()
-        turns = [[self.live[x.label] for x in [self.reference, *turn]] for turn in self._turns(self.tuned)]
-        features = sum(layer.width for layer in self.layers)
-        vocabulary = max(source.vocabulary for source in live)
+        compared = self.comparison
+        hardware, live = compared.hardware, compared.live
+        turns = [[live[x.label] for x in [self.reference, *turn]] for turn in self._turns(self.tuned)]
+        features = sum(layer.width for layer in compared.layers)
+        vocabulary = max(source.vocabulary for source in live.values())
         squares = max(measure.slow.squares if measure.slow else measure.squares for measure in self.measures.values())
+        cells = most_places(places(live, compared.extract), hardware) * vocabulary
         return {
             "Python and its libraries": 0.5e9,
-            **passing(self.live, self.extract, hardware, features, together=True),
+            **passing(live, compared.extract, hardware, features, together=True),
             "weights": max(resident_bytes(turn, hardware, together=True) for turn in turns),
             "output heads": 4.0 * max(sum(source.vocabulary * source.width for source in turn) for turn in turns),
-            "logits": 4.0 * 4 * most_places(places(self.live, self.extract), hardware) * vocabulary + 8.0 * 6 * CELLS,
+            "logits": 4.0 * 4 * cells + 8.0 * 6 * CELLS,
             "rows": 4.0 * 3 * rows * features,
             "pairs of layers": 8.0 * 4 * rows**2 * squares,
             "changes": self._changes_bytes(),
@@ -145,21 +129,22 @@ class Tuned(Similarity):
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, measures, forward passes, memory in GB."""
-        length, turns = usual_length(self.live, self.data, self.extract), self._turns(self.tuned)
+        compared, turns = self.comparison, self._turns(self.tuned)
+        length = usual_length(compared.live, compared.data, compared.extract)
         return {
-            "models": shown(self.models, self.hardware),
+            "models": shown(compared.models, compared.hardware),
             "base": self.base,
             "layers of each": len(self.reference.layers),
             "measures": list(self.measures),
-            "estimate": self.extract.estimate,
-            "outputs of": [label for label, source in self.live.items() if predicts_next(source)],
-            "in memory together": [" and ".join([str(self.base), *(x.label for x in turn)]) for turn in turns],
+            "estimate": compared.extract.estimate,
+            "outputs of": [label for label, source in compared.live.items() if predicts_next(source)],
+            "in memory together": [" and ".join([self.base, *(x.label for x in turn)]) for turn in turns],
             "forward passes, unless stored": (len(self.tuned) + len(turns))
-            * passes(self.extract.sequences, length, self.hardware),
+            * passes(compared.extract.sequences, length, compared.hardware),
             **needs(
                 self._costs(),
-                self.hardware,
-                memory=self.memory(self.rows()),
+                compared.hardware,
+                memory=self.memory(footprint.rows_at_once(compared)),
                 disk={"changes of every token": self._changes_bytes()},
                 figures=len(self.measures) + 3,
             ),
@@ -167,43 +152,44 @@ class Tuned(Similarity):
 
     def _changes_bytes(self) -> float:
         """Bytes of what is noted of every token, in float64."""
-        tokens = min(most_rows(self.models, self.extract), self.extract.sequences * places(self.live, self.extract))
+        extract, models, live = self.comparison.extract, self.comparison.models, self.comparison.live
+        tokens = min(most_rows(models, extract), extract.sequences * places(live, extract))
         return 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned)
 
     def _costs(self) -> dict[str, Cost]:
-        extract, hardware, rows = self.extract, self.hardware, self.rows()
-        length = usual_length(self.live, self.data, extract)
-        total = min(most_rows(self.models, extract), extract.sequences * length)
-        pairs = len(self.layers) - len(self.reference.layers)
-        widths = [layer.width for layer in self.layers]
+        compared, rows = self.comparison, footprint.rows_at_once(self.comparison)
+        extract, hardware, live = compared.extract, compared.hardware, compared.live
+        length = usual_length(live, compared.data, extract)
+        total = min(most_rows(compared.models, extract), extract.sequences * length)
+        pairs = len(compared.layers) - len(self.reference.layers)
+        widths = [layer.width for layer in compared.layers]
         count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
-        forward = forward_cost(self.live.values(), extract.sequences, length, hardware, vocabularies=True)
         return {
-            "forward passes": forward,
+            "forward passes": forward_cost(live.values(), extract.sequences, length, hardware, vocabularies=True),
             "similarity": pairs_cost(self.measures.values(), widths, pairs, rows, hardware, batches=count),
         }
 
     def run(self, run: Run) -> Results:
-        prepare(run, self.hardware)
+        prepare(run, self.comparison.hardware)
         with run.stage("data"):
-            sequences = self.sequences(run)
-            total = self.counted(run, sequences)
-        changes = self._changes(run, sequences, total)
+            sequences = self.comparison.sequences(run)
+            comparison = self.comparison.counted(run, sequences)
+        changes = self._changes(run, comparison, sequences)
         with run.stage("results"):
-            return self._results(run, changes, sequences[str(self.base)])
+            return self._results(run, comparison, changes, sequences[self.base])
 
-    def _changes(self, run: Run, sequences: Mapping[str, Sequences], total: int) -> dict[str, Tensors]:
+    def _changes(self, run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Tensors]:
         """What changed in each model, from the cache where it has it: only the others run, with the base."""
-        identities = identified(run, self)
+        identities = identified(run, comparison)
         keys: dict[str, str | None] = {}
-        if self.cache:
-            content = Content.of(self, sequences, identities, total, None, by=__name__)
-            keys = {x.label: content.of_change((str(self.base), x.label), self.measures) for x in self.tuned}
+        if comparison.cache:
+            content = Content.of(comparison, sequences, identities, by=__name__)
+            keys = {x.label: content.of_change((self.base, x.label), comparison.measures) for x in self.tuned}
         with finished_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]
             counts = tally(run, {x.label: x.source for x in [self.reference, *missing]} if missing else {})
             for turn in self._turns(missing):
-                for label, change in self._measured(run, turn, sequences, total, counts).items():
+                for label, change in self._measured(run, comparison, turn, sequences, counts).items():
                     keep(label, change)
                     known[label] = change
                 gc.collect()
@@ -212,10 +198,17 @@ class Tuned(Similarity):
     def _turns(self, tuned: Sequence[Reading]) -> list[list[Reading]]:
         """Which of these models are in memory together, with the base: all, or one after the other."""
         sources = [x.source for x in [self.reference, *tuned] if isinstance(x.source, Source)]
-        return [[*tuned]] if tuned and all_at_once(sources, self.hardware) else [[reading] for reading in tuned]
+        return (
+            [[*tuned]] if tuned and all_at_once(sources, self.comparison.hardware) else [[reading] for reading in tuned]
+        )
 
     def _measured(
-        self, run: Run, tuned: Sequence[Reading], sequences: Mapping[str, Sequences], total: int, counts: Tally
+        self,
+        run: Run,
+        comparison: Comparison,
+        tuned: Sequence[Reading],
+        sequences: Mapping[str, Sequences],
+        counts: Tally,
     ) -> dict[str, Tensors]:
         """What changed in these models, from a single pass over the text, in which each of them and the base run
         once."""
@@ -223,13 +216,14 @@ class Tuned(Similarity):
             readings, modules = self._opened(run, [self.reference, *tuned])
         run.manifest["models_run"] = list(dict.fromkeys([*run.manifest["models_run"], *modules]))
         changes = {reading.label: Change() for reading in tuned}
-        count, extract = len(self.reference.layers), self.extract
+        count, extract = len(self.reference.layers), comparison.extract
         with run.stage("activations, outputs and similarity"):
             rows = self._paired(readings, modules, sequences, changes, run, counts)
-            both = ((batch[:count] * len(tuned), batch[count:]) for batch in batches(rows, extract, total, self.seed))
+            taken = batches(rows, extract, comparison.total, comparison.seed)
+            both = ((batch[:count] * len(tuned), batch[count:]) for batch in taken)
             try:
                 compared, notices = estimate_counterparts(
-                    self.measures,
+                    comparison.measures,
                     both,
                     names=[
                         (str(of_base), str(layer))
@@ -237,8 +231,8 @@ class Tuned(Similarity):
                         for of_base, layer in zip(self.reference.layers, reading.layers, strict=True)
                     ],
                     estimate=extract.estimate,
-                    tile=self.hardware.tile,
-                    labels=batch_labels(sequences, extract, partial(row_numbers, extract, total, self.seed)),
+                    tile=comparison.hardware.tile,
+                    labels=comparison.labels(sequences),
                 )
             except Degenerate as error:
                 raise RunFailed(str(error)) from error
@@ -269,7 +263,7 @@ class Tuned(Similarity):
         opened: list[Reading] = []
         for reading in readings:
             assert isinstance(reading.source, Source)
-            module, how = None, loading(self.hardware, self.devices[reading.label])
+            module, how = None, loading(self.comparison.hardware, self.comparison.devices[reading.label])
             if not opened or opened[0].points[-1] == LOGITS:
                 try:
                     module = whole(reading.source, how)
@@ -294,13 +288,13 @@ class Tuned(Similarity):
         counts: Tally,
     ) -> Iterator[Block]:
         """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
-        count, extract = len(self.reference.layers), self.extract
-        remedies = Remedies(extract, rows_left(sequences[str(self.base)], extract))
+        count, extract, hardware = len(self.reference.layers), self.comparison.extract, self.comparison.hardware
+        remedies = Remedies(extract, rows_left(sequences[self.base], extract))
         progress = partial(run.progress, label="activations and outputs", unit="batches")
 
         def stream(reading: Reading, progress: Any) -> Iterator[Block]:
             # with the sequences of all models, whose windows are then the same
-            rows = blocks([reading], modules, {}, sequences, extract, self.hardware, progress, tally=counts)
+            rows = blocks([reading], modules, {}, sequences, extract, hardware, progress, tally=counts)
             return remedies.rows(rows)
 
         base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))
@@ -312,21 +306,23 @@ class Tuned(Similarity):
                 rows += of_other[:count]
             yield Block(first, rows)
 
-    def _listed(self, run: Run, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
+    def _listed(self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
         """The measures with a value at all; what has none is listed."""
         layers, found = [layer.name for layer in self.reference.layers], {}
-        for name in self.measures:
+        for name in comparison.measures:
             missing = [(label, *each) for label, x in changes.items() for each in _decoded(x[f"why of {name}"])]
             cells = len(layers) * len(changes)
             found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
             for label, r, why in missing:
                 run.without_value.append([name, str(self.base), label, layers[r], layers[r], why])
-        return {name: self.measures[name] for name in measures_with_values(run, found)}
+        return {name: comparison.measures[name] for name in measures_with_values(run, found)}
 
-    def _results(self, run: Run, changes: Mapping[str, Tensors], sequences: Sequences) -> Results:
+    def _results(
+        self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors], sequences: Sequences
+    ) -> Results:
         matrices, curves = {}, {}
         layers = [layer.name for layer in self.reference.layers]
-        measures = self._listed(run, changes)
+        measures = self._listed(run, comparison, changes)
         rows = {KL: ["logits"], NEXT: ["base", "model"]}
         for number, (label, change) in enumerate(changes.items()):
             for kind in (kind for kind in UNITS if kind in change):
@@ -352,12 +348,12 @@ class Tuned(Similarity):
                         "quantity": quantity,
                         "model": label,
                         "levels": {},
-                        "estimate": self.extract.estimate,
+                        "estimate": comparison.extract.estimate,
                         "rows": int(change["counted"][0]),
                         "batches": int(change["counted"][1]),
                     },
                 )
-        texts = Texts(self.tokenizers[str(self.base)], sequences, self.extract)
+        texts = Texts(comparison.tokenizers[self.base], sequences, comparison.extract)
         tables = {
             "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
             "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),

@@ -1,33 +1,31 @@
 """Universal neurons: which neurons of a model have a counterpart in models that were trained apart from it?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from repsim_cli.activations.batching import passes
-from repsim_cli.activations.inputs import check_modality, paired, tokenizers
-from repsim_cli.activations.readings import devices, readings
 from repsim_cli.analysis.neurons import Counterparts, CrossMoments, counterparts
 from repsim_cli.content import COUNTERPARTS, Matrix, Results, Side
-from repsim_cli.data.base import Data
 from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.source import AnySource, Source
 from repsim_cli.plain import slug
 from repsim_cli.registry import studies
 from repsim_cli.results import Run
-from repsim_cli.settings import Extract, Hardware, Several
-from repsim_cli.studies.bounds import activations, check_memory, most_rows, other_settings, passing, shown, usual_length
-from repsim_cli.studies.cost import Cost, forward_cost, needs, neurons_cost
-from repsim_cli.studies.sample import counted, inputs, opened, prepare
+from repsim_cli.settings import Several
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import check_memory, most_rows, other_settings, passing, shown
+from repsim_cli.studies.cost import Cost, needs, neurons_cost
+from repsim_cli.studies.recording import StudyOfRows
+from repsim_cli.studies.sample import extraction_of, opened, prepare
+from repsim_cli.studies.study import OfRows
 
 LEAST = 3  # rows
 
 
 @studies.register("universal_neurons")
-class UniversalNeurons:
+class UniversalNeurons(StudyOfRows):
     """Compares every neuron with every neuron of every other model (Gurnee et al. 2024).
 
     Of each neuron it keeps the largest Pearson correlation over rows with a neuron of each other model, in any of the
@@ -48,34 +46,26 @@ class UniversalNeurons:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         rotations: Several = 5,
         absolute: bool = False,
+        **given: Unpack[OfRows],
     ):
+        model, extract, hardware = given["model"], given["extract"], given["hardware"]
         if len(model) < 2:
             raise BadInput(f"model: neurons are compared between models, got {list(model)}; select two or more")
         if extract.estimate != "moments":
             raise BadInput(
                 f"extract.estimate: correlations are of all rows, got {extract.estimate}; use extract.estimate=moments"
             )
-        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
-        self.seed, self.cache, self.rotations, self.absolute = seed, cache, rotations, absolute
-        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
-        check_modality(self.live, data)
-        self.readings = readings(model, extract)
+        self.extraction = extraction_of(given)
+        self.extract, self.hardware, self.seed = extract, hardware, given["seed"]
+        self.readings, self.rotations, self.absolute = self.extraction.readings, rotations, absolute
         self.widths = [[layer.width for layer in reading.layers] for reading in self.readings]
-        self._check_rows(most_rows(self.models, extract))
-        self.devices = devices(hardware, list(model))
+        self._check_rows(most_rows(self.extraction.models, extract))
         need = self.memory()
         if sum(need.values()) > hardware.memory_limit:
-            advice = other_settings(need, hardware, self.live)
+            advice = other_settings(need, hardware, self.extraction.live)
             check_memory(sum(need.values()), hardware, f"read fewer layers (extract.layers=[0,-1]), {advice}")
-        self.tokenizers = tokenizers(self.live, data, extract)
 
     def _check_rows(self, rows: int) -> None:
         if rows < LEAST:
@@ -89,51 +79,50 @@ class UniversalNeurons:
         squares = sum(width**2 for widths in self.widths for width in widths)
         return {
             "Python and its libraries": 0.5e9,
-            **passing(self.live, self.extract, self.hardware, sum(neurons)),
+            **passing(self.extraction.live, self.extract, self.hardware, sum(neurons)),
             "rows": (4.0 * 3 + 8.0) * self.extract.batch_rows * sum(neurons),
             "products": 8.0 * (pairs + squares + 4 * max(neurons) * widest),
         }
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, neurons, forward passes, memory in GB."""
-        length = usual_length(self.live, self.data, self.extract)
         return {
-            "models": shown(self.models, self.hardware),
+            "models": shown(self.extraction.models, self.hardware),
             "layers": sum(map(len, self.widths)),
             "neurons, at most": sum(map(sum, self.widths)),
             "rotations": self.rotations,
-            "forward passes, unless stored": len(self.live) * passes(self.extract.sequences, length, self.hardware),
+            "forward passes, unless stored": footprint.passes_of_all(self.extraction),
             **needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(),
-                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
+                activations=footprint.stored(self.extraction),
                 figures=3,
             ),
         }
 
     def _costs(self) -> dict[str, Cost]:
-        extract, hardware = self.extract, self.hardware
-        length = usual_length(self.live, self.data, extract)
-        total = min(most_rows(self.models, extract), extract.sequences * length)
+        extract = self.extract
+        total = min(
+            most_rows(self.extraction.models, extract), extract.sequences * footprint.length_of(self.extraction)
+        )
         return {
-            "forward passes": forward_cost(self.live.values(), extract.sequences, length, hardware),
-            "correlations": neurons_cost(self.widths, total, self.rotations, hardware),
+            "forward passes": footprint.cost_of_passes(self.extraction),
+            "correlations": neurons_cost(self.widths, total, self.rotations, self.hardware),
         }
 
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         with run.stage("data"):
-            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
-            total = counted(run, self, sequences)
-            self._check_rows(total)
+            sequences = self.extraction.sequences(run)
+            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            self._check_rows(extraction.total)
         moments = CrossMoments()
         ends = np.cumsum([0, *map(len, self.widths)])
-        with opened(run, self, sequences, total) as rows, run.stage("activations and products"):
+        with opened(run, extraction, sequences) as rows, run.stage("activations and products"):
             for batch in rows.stream(partial(run.progress, label="activations and products", unit="batches")):
                 moments.add([batch[start:end] for start, end in pairwise(ends)])
-            tables = rows.tables([layer for reading in self.readings for layer in reading.layers])
+            tables = rows.tables(extraction.layers)
         varying = [moments.lengths(model)[1].cpu().numpy() for model in range(len(self.readings))]
         for reading, vary in zip(self.readings, varying, strict=True):
             if not vary.any():

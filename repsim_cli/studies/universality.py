@@ -1,11 +1,10 @@
 """Models that differ from a base in one factor at a time, beside seeds of the base, untrained twins and chance."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -13,10 +12,9 @@ from jaxtyping import Float
 from pydantic import Field
 
 from repsim_cli.activations.batching import passes
-from repsim_cli.activations.inputs import named, paired
-from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.inputs import named
 from repsim_cli.content import GRID, Matrix, Results, Side
-from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.base import Sequences
 from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source
@@ -24,15 +22,17 @@ from repsim_cli.models.transformers import shape_key, untrained
 from repsim_cli.plain import slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Extract, Hardware, Seed, Significance
+from repsim_cli.settings import ALL_REMEDIES, Significance
 from repsim_cli.significance import max_t
 from repsim_cli.similarity import SimilarityMatrix
+from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import activations, shown, usual_length
+from repsim_cli.studies.comparison import Comparison, comparison_of
 from repsim_cli.studies.cost import Cost, forward_cost, needs
-from repsim_cli.studies.matrices import clusters_of, matrices_of
-from repsim_cli.studies.record import card_record, places_of
+from repsim_cli.studies.matrices import matrices_of
+from repsim_cli.studies.record import card_record
 from repsim_cli.studies.sample import inputs, prepare
-from repsim_cli.studies.similarity import Similarity
+from repsim_cli.studies.study import OfMeasures, Study
 
 Models = Mapping[str, Source]
 
@@ -56,14 +56,14 @@ class Cell(NamedTuple):
     factor: str
     value: str
     seeds: int
-    trained: Similarity
-    twins: Similarity
+    trained: Comparison
+    twins: Comparison
     shapes: int
-    chance: Similarity
+    chance: Comparison
 
 
 @studies.register("universality")
-class Universality:
+class Universality(Study):
     """Compares the models of every value of every factor with those of the factor's base, and both with seeds of the
     base, with untrained twins and with random pairings of rows.
 
@@ -81,17 +81,10 @@ class Universality:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        measure: Mapping[str, Measure],
-        data: Data,
-        extract: Extract,
         significance: Significance,
-        hardware: Hardware,
-        seed: Seed,
-        cache: bool = True,
-        skip_unsuitable: bool = False,
         factors: dict[str, Factor],
         twins: Annotated[int, Field(ge=3, le=100)] = 3,
+        **given: Unpack[OfMeasures],
     ):
         if not factors:
             raise BadInput("options.factors: none is named, got {}; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}")
@@ -100,32 +93,28 @@ class Universality:
                 "significance.method: similarity is compared with random pairings of rows, got "
                 f"{significance.method}; use significance=permutation"
             )
-        if not cache:
+        if not given.get("cache", True):
             raise BadInput("cache: each model is read in several comparisons, got false; leave it true")
-        self.significance, self.hardware, self.data, self.extract = significance, hardware, data, extract
-        self.seed = seed
-        settings: dict[str, Any] = {
-            "data": data, "measure": measure, "extract": extract, "hardware": hardware, "seed": seed,
-            "skip_unsuitable": skip_unsuitable,
-        }  # fmt: skip
-        known: dict[tuple[str, ...], Similarity] = {}
+        self.significance, self.hardware, self.data = significance, given["hardware"], given["data"]
+        self.extract, self.seed = given["extract"], given["seed"]
+        known: dict[tuple[str, ...], Comparison] = {}
 
-        def part(models: Models, tested: bool = False) -> Similarity:
+        def part(models: Models, tested: bool = False) -> Comparison:
             key = (*models, *(["tested"] if tested else []))
             if key not in known:
-                known[key] = Similarity(
-                    model=models, **settings, significance=significance if tested else Significance(clusters="row")
-                )
+                significant = significance if tested else Significance(clusters="row")
+                known[key] = comparison_of({**given, "model": models}, significant)
+                footprint.check_fits(known[key])
             return known[key]
 
         self.cells: list[Cell] = []
         for name, factor in factors.items():
             where = f"options.factors.{name}"
-            base = _seeds(f"{where}.base", factor.base, model)
+            base = _seeds(f"{where}.base", factor.base, given["model"])
             if len(factor.values) < 2:
                 raise BadInput(f"{where}.values: two or more are needed, got {list(factor.values)}; name more")
             for value, entry in factor.values.items():
-                others = _seeds(f"{where}.values.{value}", entry, model)
+                others = _seeds(f"{where}.values.{value}", entry, given["model"])
                 if entry == factor.base:
                     raise BadInput(f"{where}.values.{value}: it is the base, got '{entry}'; name another entry")
                 _check_seeds(f"{where}.values.{value}", len(base), len(others), significance.alpha)
@@ -133,49 +122,34 @@ class Universality:
                 first = {label: seeds[label] for seeds in (base, others) for label in list(seeds)[:1]}
                 whole = part({**base, **others})
                 self.cells.append(Cell(name, value, len(base), whole, part(fresh), shapes, part(first, tested=True)))
-
-    @cached_property
-    def parts(self) -> list[Similarity]:
-        """Each once."""
         every = (part for cell in self.cells for part in (cell.trained, cell.twins, cell.chance))
-        return list({id(part): part for part in every}.values())
-
-    @property
-    def live(self) -> dict[str, Source]:
-        return {label: source for part in self.parts for label, source in part.live.items()}
-
-    @property
-    def readings(self) -> list[Reading]:
-        return list({reading.label: reading for part in self.parts for reading in part.readings}.values())
-
-    @property
-    def measures(self) -> dict[str, Measure]:
-        """Those that suit every pair of models."""
-        first, *others = (part.measures for part in self.parts)
-        return {label: bound for label, bound in first.items() if all(label in other for other in others)}
-
-    @property
-    def skipped(self) -> dict[str, str]:
-        return {label: why for part in self.parts for label, why in part.skipped.items()}
+        self.parts = list({id(part): part for part in every}.values())
+        self.live = {label: source for part in self.parts for label, source in part.live.items()}
+        self.readings = list({reading.label: reading for part in self.parts for reading in part.readings}.values())
+        one, *others = (part.measures for part in self.parts)
+        self.measures = {label: bound for label, bound in one.items() if all(label in other for other in others)}
+        self.skipped = {label: why for part in self.parts for label, why in part.skipped.items()}
 
     def plan(self) -> dict[str, Any]:
-        pairs = {id(part): len(part.layers) * (len(part.layers) + 1) // 2 for part in self.parts}
         length = usual_length(self.live, self.data, self.extract)
         costs = {
             "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
-            "similarity": sum((part.costs(pairs[id(part)])["similarity"] for part in self.parts), Cost()),
+            "similarity": sum((footprint.costs(part, part.pairs)["similarity"] for part in self.parts), Cost()),
         }
         return {
             "factors": {name: [cell.value for cell in self.cells if cell.factor == name]
                         for name in dict.fromkeys(cell.factor for cell in self.cells)},
             "models": shown(self.live, self.hardware),
             "measures": list(self.measures),
-            "pairs of layers": sum(pairs.values()),
+            "pairs of layers": sum(part.pairs for part in self.parts),
             "forward passes": len(self.live) * passes(self.extract.sequences, length, self.hardware),
             **needs(
                 costs,
                 self.hardware,
-                memory=max((part.memory(part.rows()) for part in self.parts), key=lambda need: sum(need.values())),
+                memory=max(
+                    (footprint.memory_of(part, footprint.rows_at_once(part)) for part in self.parts),
+                    key=lambda need: sum(need.values()),
+                ),
                 activations=activations(self.live, self.readings, self.data, self.extract),
                 figures=3,
             ),
@@ -187,39 +161,31 @@ class Universality:
             tokenizers = {label: part.tokenizers[label] for part in self.parts for label in part.live}
             sequences = inputs(run, self.live, tokenizers, self.data, self.extract, self.seed)
         known: dict[int, dict[str, SimilarityMatrix]] = {}
+        measures = self.measures
         for part in self.parts:
             with run.stage("similarity"):
-                known[id(part)] = self._matrices(run, part, sequences)
+                known[id(part)] = self._matrices(run, part, measures, sequences)
+            measures = {label: bound for label, bound in measures.items() if label in known[id(part)]}
         for key in ("models_run", "matrices_cached"):
             run.manifest.pop(key, None)
         matrices: dict[str, Matrix] = {}
         with run.stage("results"):
-            for label, bound in self.measures.items():
+            for label, bound in measures.items():
                 if all(label in made for made in known.values()):  # else it is skipped, as no two layers have a value
                     of_parts = {key: made[label] for key, made in known.items()}
                     matrices |= dict(self._of_measure(run, label, bound, of_parts))
         return Results(study="universality", matrices=matrices, about={"alpha": self.significance.alpha})
 
-    def _matrices(self, run: Run, part: Similarity, given: Mapping[str, Sequences]) -> dict[str, SimilarityMatrix]:
+    def _matrices(
+        self, run: Run, part: Comparison, measures: Collection[str], given: Mapping[str, Sequences]
+    ) -> dict[str, SimilarityMatrix]:
+        """Of those of the measures that suit its rows."""
         sequences = {label: given[label] for label in part.live}
-        part.readings = paired(part.readings, sequences, part.data, part.extract, run.warn)
-        total = part.counted(run, sequences)
+        part = part.paired(run, sequences).counted(run, sequences)
         # of all parts, so that all have the same rows
-        clusters = clusters_of(self.significance, part.readings, sequences, part.extract, total)
-        made, _ = matrices_of(
-            run,
-            part,
-            {label: part.measures[label] for label in self.measures},
-            part.significance,
-            sequences,
-            total,
-            clusters=clusters,
-            trading=part.trading(run, clusters),
-            wanted=None,
-            room=part.room(),
-            groups=part.together(),
-        )
-        return made
+        part = footprint.in_memory(part.clustered(run, sequences, self.significance))
+        part = replace(part, measures={label: bound for label, bound in part.measures.items() if label in measures})
+        return matrices_of(run, part, sequences)[0]
 
     def _of_measure(
         self, run: Run, label: str, bound: Measure, made: Mapping[int, SimilarityMatrix]
@@ -227,7 +193,7 @@ class Universality:
         sign = 1.0 if bound.card.larger_is_closer else -1.0
         tested, nulls = [], []
         for cell in self.cells:
-            places = places_of(cell.chance.readings)
+            places = cell.chance.places
             statistics = made[id(cell.chance)].statistics
             values = torch.cat([statistics["tested"][None], statistics["null"]]).cpu().numpy()
             similarities = np.array([between(draw, places, bound.card)[0, 1] for draw in values])
@@ -239,7 +205,7 @@ class Universality:
         for cell, observed, null, p_family in zip(self.cells, tested, nulls, family.tolist(), strict=True):
             name = f"{label}, {cell.factor}, {cell.value}"
             whole, fresh = (
-                between(made[id(part)].values.cpu().numpy(), places_of(part.readings), bound.card)
+                between(made[id(part)].values.cpu().numpy(), part.places, bound.card)
                 for part in (cell.trained, cell.twins)
             )
             side = Side(model=f"{cell.factor}: {cell.value}", layers=list(cell.trained.models))

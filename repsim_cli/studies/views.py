@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -12,27 +12,26 @@ from jaxtyping import Int
 from pydantic import Field
 from torch import Tensor
 
-from repsim_cli.activations.batching import passes
-from repsim_cli.activations.inputs import check_modality, paired, tokenizers
 from repsim_cli.activations.places import row_labels
-from repsim_cli.activations.readings import Layer, devices, readings
-from repsim_cli.activations.rows import row_numbers
+from repsim_cli.activations.readings import Layer
 from repsim_cli.analysis.couplings import BEST, matched
 from repsim_cli.analysis.histograms import DistanceScale, apart, histograms, spreads, subsets
 from repsim_cli.analysis.neighbourhoods import FULL, PLANE, nearest, plane
 from repsim_cli.content import Matrix, Results, Side
-from repsim_cli.data.base import Data, Sequences, draw
+from repsim_cli.data.base import Sequences, draw
 from repsim_cli.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov_spaces import Space, space
-from repsim_cli.models.source import AnySource, Source
 from repsim_cli.plain import free, slug
 from repsim_cli.registry import did_you_mean, studies
 from repsim_cli.results import Run
-from repsim_cli.settings import ALL_REMEDIES, Above0, Extract, Hardware, Medium, NotNegative, Positive, Tries
-from repsim_cli.studies.bounds import activations, check_rows_fit, most_rows, passing, shown, usual_length
-from repsim_cli.studies.cost import Cost, distances_cost, forward_cost, needs
-from repsim_cli.studies.sample import counted, inputs, prepare, sample
+from repsim_cli.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
+from repsim_cli.studies import footprint
+from repsim_cli.studies.bounds import check_rows_fit, most_rows, passing, shown
+from repsim_cli.studies.cost import Cost, distances_cost, needs
+from repsim_cli.studies.recording import StudyOfRows
+from repsim_cli.studies.sample import Extraction, extraction_of, prepare, sample
+from repsim_cli.studies.study import OfRows
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
 
@@ -94,7 +93,7 @@ class Batch:
 
 
 @studies.register("views")
-class Views:
+class Views(StudyOfRows):
     """Looks at the rows of the layers themselves: their distances, their neighbours, and how layers match them.
 
     With the model, data and extract of a finished run no model runs again. All three views are made unless some are
@@ -115,39 +114,27 @@ class Views:
     def __init__(
         self,
         *,
-        model: Mapping[str, AnySource],
-        data: Data,
-        extract: Extract,
-        hardware: Hardware,
-        seed: int,
-        cache: bool = True,
         base: str | None = None,
         histograms: Histograms | None,
         neighbours: Neighbours | None,
         couplings: Couplings | None,
         batch: Medium = 16,
+        **given: Unpack[OfRows],
     ):
-        if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        self.extraction, self.batch = extraction_of(given), batch
+        self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
         views = {"histograms": histograms, "neighbours": neighbours, "couplings": couplings}
         self.views = [name for name, settings in views.items() if settings is not None]
         if not self.views:
             raise BadInput(f"options: no view is made, got null for {', '.join(views)}; set one of them to {{}}")
-        if extract.estimate != "full":
-            raise BadInput(f"extract.estimate: views are of one sample of rows, got {extract.estimate}; use full")
-        self.models, self.data, self.extract, self.hardware = dict(model), data, extract, hardware
-        self.seed, self.cache, self.batch = seed, cache, batch
+        if (got := self.extract.estimate) != "full":
+            raise BadInput(f"extract.estimate: views are of one sample of rows, got {got}; use full")
+        self.readings, self.layers = self.extraction.readings, self.extraction.layers
         self.histograms, self.neighbours, self.couplings = histograms, neighbours, couplings
-        self.live = {label: source for label, source in model.items() if isinstance(source, Source)}
-        check_modality(self.live, data)
-        self.readings = readings(model, extract)
-        self.layers = [layer for reading in self.readings for layer in reading.layers]
         self._check_layers()
-        self.most = min(extract.rows, most_rows(self.models, extract))
+        self.most = min(self.extract.rows, most_rows(self.extraction.models, self.extract))
         self._check_rows(self.most)
-        self.devices = devices(hardware, list(model))
-        check_rows_fit(self.memory, self.most, hardware, self.live, least=max(4, batch))
-        self.tokenizers = tokenizers(self.live, data, extract)
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live, least=max(4, batch))
 
     def _check_layers(self) -> None:
         for reading in self.readings:
@@ -205,7 +192,7 @@ class Views:
         widest = max(layer.width for layer in self.layers)
         return {
             "Python and its libraries": 0.6e9,
-            **passing(self.live, self.extract, self.hardware, features),
+            **passing(self.extraction.live, self.extract, self.hardware, features),
             "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
             # a block of 512 rows against all: squared, as distances, where they stand, and without a tenth of the rows
             "distances": 8.0 * 10 * min(rows, 512) * rows if self.histograms else 0.0,
@@ -214,29 +201,26 @@ class Views:
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, views, rows, forward passes, memory in GB."""
-        length = usual_length(self.live, self.data, self.extract)
-        forward = passes(self.extract.sequences, length, self.hardware)
         return {
-            "models": shown(self.models, self.hardware),
+            "models": shown(self.extraction.models, self.hardware),
             "layers": len(self.layers),
             "views": self.views,
             "rows, at most": self.most,
             "rows of the batch": self.batch,
-            "forward passes, unless stored": forward * len(self.live),
+            "forward passes, unless stored": footprint.passes_of_all(self.extraction),
             **needs(
                 self.costs(),
                 self.hardware,
                 memory=self.memory(self.most),
-                activations=self.cache * activations(self.models, self.readings, self.data, self.extract),
-                figures=2 * len(self.views) * len(self.models),
+                activations=footprint.stored(self.extraction),
+                figures=2 * len(self.views) * len(self.extraction.models),
             ),
         }
 
     def costs(self) -> dict[str, Cost]:
         """Of couplings, Gromov-Wasserstein of a batch from all starts."""
         hardware, widths = self.hardware, [layer.width for layer in self.layers]
-        length = usual_length(self.live, self.data, self.extract)
-        parts = {"forward passes": forward_cost(self.live.values(), self.extract.sequences, length, hardware)}
+        parts = {"forward passes": footprint.cost_of_passes(self.extraction)}
         if self.histograms:
             parts["distances"] = distances_cost(widths, self.most, hardware)
         return parts
@@ -244,17 +228,16 @@ class Views:
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         with run.stage("data"):
-            sequences = inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed)
-            self.readings = paired(self.readings, sequences, self.data, self.extract, run.warn)
-            total = counted(run, self, sequences)
-            self._check_rows(min(total, self.extract.rows))
-        taken, tables = sample(run, self, sequences, total, self.layers)
+            sequences = self.extraction.sequences(run)
+            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            self._check_rows(min(extraction.total, extraction.extract.rows))
+        taken, tables = sample(run, extraction, sequences)
         sampled = iter(taken)
         rows = {reading.label: [next(sampled) for _ in reading.layers] for reading in self.readings}
         orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
         rows = {label: [layers[i] for i in orders[label]] for label, layers in rows.items()}
         self.layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
-        batch = self._drawn_batch(sequences, total)
+        batch = self._drawn_batch(extraction, sequences)
         matrices: dict[str, Matrix] = {}
         if self.histograms:
             with run.stage("histograms"):
@@ -268,9 +251,9 @@ class Views:
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes}}
         return Results(study="views", matrices=matrices, tables=tables, about=about)
 
-    def _drawn_batch(self, sequences: Mapping[str, Sequences], total: int) -> Batch:
+    def _drawn_batch(self, extraction: Extraction, sequences: Mapping[str, Sequences]) -> Batch:
         """Rows drawn from the sampled ones, those of a class together."""
-        numbers = row_numbers(self.extract, total, self.seed, 0)
+        numbers = extraction.numbers(0)
         places = draw(len(numbers), self.batch, self.seed)
         first = next(iter(sequences.values()), None)
         codes = None if first is None else row_labels(first, self.extract)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.errors import RunFailed
+from repsim_cli.results import SAVE_EVERY
 from repsim_cli.training.sparse import SparseTraining
-from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
+from repsim_cli.training.state import restore_state, save_state
 
 SHARE = 20  # training lasts at least so many times as long as saving its state
 

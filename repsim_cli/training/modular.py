@@ -31,7 +31,7 @@ from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Short, Source, Work
 from repsim_cli.planning import check_device
 from repsim_cli.registry import models
-from repsim_cli.results import Progress, dumps, quiet
+from repsim_cli.results import SAVE_EVERY, Progress, dumps, quiet
 from repsim_cli.settings import (
     Above0,
     Fraction,
@@ -43,7 +43,7 @@ from repsim_cli.settings import (
     Seed,
     Small,
 )
-from repsim_cli.training.state import SAVE_EVERY, restore_state, save_state
+from repsim_cli.training.state import restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 4  # raise when a change of the code changes what is trained (tests/test_codes.py)

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from repsim_cli.results import write
 
-SAVE_EVERY = 5.0  # seconds between two saved states
-
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
     """The running statistics of batch norms, which training changes beside the weights."""

@@ -99,7 +99,7 @@ def test_a_docstring_is_prose_settings_and_an_example():
 
 
 ONE_OF_EACH = {
-    "similarity": ("study similarity", "within: compare only layers of the same model", "takes: model, data, measure"),
+    "similarity": ("study similarity", "within: compare only layers of the same model", "takes: model, measure, data"),
     "agreement": ("analysis agreement", "example: repsim analyse latest +analyses.agreement={}"),
     "mutual_knn": ("measure mutual_knn", "a whole number from 1; default 10", "larger is closer; from 0 to 1; symmetric"),
     "transformers": ("model kind transformers", "settings (model.mine.KEY=VALUE):", "hub: the id of a model on the"),

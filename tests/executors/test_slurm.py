@@ -19,11 +19,11 @@ from test_units import PAIRS, STITCHES, numbers
 from repsim_cli import folders
 from repsim_cli.cache import root
 from repsim_cli.errors import BadInput
-from repsim_cli.executors import check_executor, driver, pilot, slurm
+from repsim_cli.executors import driver, pilot, slurm
 from repsim_cli.executors.lines import Lines
 from repsim_cli.executors.records import read_records
 from repsim_cli.executors.worker import packages, token_file
-from repsim_cli.settings import Hardware
+from repsim_cli.settings import Hardware, check_executor
 
 TWO = Hardware(executor="slurm", processes=2)
 

@@ -108,13 +108,13 @@ def test_the_estimate_has_no_null(repsim):
 def test_runs_read_stored_rows_again(repsim, newest):
     """Blocks of few layers with and without the cache, and one block: the same numbers, each row once in the cache."""
     from repsim_cli import results
-    from repsim_cli.studies.similarity import Similarity
+    from repsim_cli.studies import footprint
 
     words = ["model=[tiny_a,tiny_b]", "measure=[cka,neuronsim]", "extract.estimate=moments", "extract.sequences=4"]
     values = []
     for room, cache in ((1e9, "true"), (1e5, "false"), (1e5, "true")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Similarity, "room", lambda self, room=room: room)
+            patch.setattr(footprint, "room_of", lambda comparison, room=room: room)
             code, _, err = repsim("run", *words, f"cache={cache}", "hardware.threads=1")
         assert code == 0, err
         folder = newest()

@@ -11,8 +11,8 @@ from repsim_cli import measures, results
 from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
 from repsim_cli.similarity import estimate_all_pairs, grams
 from repsim_cli.similarity.grams import Shape, packed
+from repsim_cli.studies import footprint
 from repsim_cli.studies.sample import Rows
-from repsim_cli.studies.similarity import Similarity
 
 NAMES = ["cka", "cka_unbiased"]
 WIDTHS = [5, 90, 33, 64]
@@ -86,7 +86,7 @@ def test_runs_in_groups_of_layers(repsim, newest, monkeypatch, tmp_path, words):
     words += ["extract.batch_rows=300", "hardware.threads=1"]
     found = []
     for groups in (None, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]):
-        monkeypatch.setattr(Similarity, "together", lambda self, rows=None, groups=groups: groups)
+        monkeypatch.setattr(footprint, "groups_of", lambda comparison, rows=None, groups=groups: groups)
         monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{groups is None}"))
         code, _, err = repsim(*words)
         assert code == 0, err
@@ -129,7 +129,7 @@ def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, 
     words = ["run", "model=[tiny_a]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=200"]
     words += ["extract.normalise=none", "cache=false", "hardware.threads=1"]
     groups = [[0, 1], [2, 3], [4, 5]]
-    monkeypatch.setattr(Similarity, "together", lambda self, rows=None: groups)
+    monkeypatch.setattr(footprint, "groups_of", lambda comparison, rows=None: groups)
     assert repsim(*words)[0] == 0
     expected, tables = values_of(newest()), recorded(newest())["tables"]
     of_layers, grams_of, read, kills = Rows.of_layers, grams._grams, [], []

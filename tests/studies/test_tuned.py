@@ -164,8 +164,8 @@ def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
     assert relative[6] == pytest.approx(1, abs=1e-6)
     assert cosine == pytest.approx(1, abs=1e-12)
     # the same tokens, one after the other and by hand
-    study = validate(composed(*words)).study
-    sequences = study.data.sequences(study.tokenizers["tiny_a"], study.extract, 0)
+    read = validate(composed(*words)).study.comparison
+    sequences = read.data.sequences(read.tokenizers["tiny_a"], read.extract, 0)
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny_a", dtype=torch.float32)(
             torch.from_numpy(sequences.ids).long()
@@ -178,7 +178,7 @@ def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
     assert first[2] == pytest.approx(max(expected), rel=1e-4)
     where, place = sequences.text.nonzero()
     at = int(np.argmax(expected))
-    token = study.tokenizers["tiny_a"].decode([sequences.ids[where[at], place[at]]])
+    token = read.tokenizers["tiny_a"].decode([sequences.ids[where[at], place[at]]])
     assert first[4] == token or not token.isprintable()
     assert first[6] == first[7]  # twice the logits rank the tokens alike
     assert len(found["tokens that change most"]["rows"]) == 2 * 3
@@ -189,8 +189,8 @@ def test_skipped_places_are_left_out(repsim, newest):
     words = (*SHORT, "model=[tiny_a,tiny_b]", "options.examples=2")
     assert repsim("run", "-q", *words)[0] == 0
     whole = matrix(newest(), KL, "tiny_b")
-    study = validate(composed(*words)).study
-    _, place = study.data.sequences(study.tokenizers["tiny_a"], study.extract, 0).text.nonzero()
+    read = validate(composed(*words)).study.comparison
+    _, place = read.data.sequences(read.tokenizers["tiny_a"], read.extract, 0).text.nonzero()
     code, _, err = repsim("run", "-q", *words, "extract.skip=5")
     assert code == 0, err
     assert np.array_equal(matrix(newest(), KL, "tiny_b"), whole[:, place >= 5])
