@@ -38,9 +38,10 @@ from repsim_cli.studies.bounds import check_disk, check_memory, enough, shown
 from repsim_cli.studies.cached import Content, finished
 from repsim_cli.studies.comparison import Comparison
 from repsim_cli.studies.cost import Cost, forward_cost, needs, products
+from repsim_cli.studies.extraction import extraction_of
 from repsim_cli.studies.matrices import resumed
 from repsim_cli.studies.record import measure_record
-from repsim_cli.studies.sample import extraction_of, free, identified, loaded, prepare, tally
+from repsim_cli.studies.sample import free, identified, loaded, prepare, tally
 from repsim_cli.studies.study import OfMeasures, Study
 from repsim_cli.studies.without_value import kept
 

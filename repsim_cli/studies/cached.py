@@ -31,7 +31,7 @@ from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
 from repsim_cli.results import Run
 from repsim_cli.similarity import KnownPairs, SimilarityMatrix, Wanted
-from repsim_cli.studies.sample import Extraction, places_of
+from repsim_cli.studies.extraction import Extraction, places_of
 
 NULLS = "permutations"  # the kind of their entries
 

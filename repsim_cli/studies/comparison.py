@@ -22,7 +22,7 @@ from repsim_cli.settings import WORDS, Extract, Significance
 from repsim_cli.similarity import Wanted
 from repsim_cli.studies.bounds import most_rows
 from repsim_cli.studies.checks import check_measure, check_rows, check_targets, suitable, warn_of_few_rows
-from repsim_cli.studies.sample import Extraction, extraction_of
+from repsim_cli.studies.extraction import Extraction, extraction_of
 from repsim_cli.studies.study import OfMeasures
 
 STAYING = 0.05  # of the rows in place under random orders: more gives a warning

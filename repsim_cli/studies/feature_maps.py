@@ -16,7 +16,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.models.source import Source
 from repsim_cli.plain import slug
 from repsim_cli.results import Run
-from repsim_cli.studies.sample import Extraction
+from repsim_cli.studies.extraction import Extraction
 
 
 def check_feature_maps(readings: Sequence[Reading]) -> None:

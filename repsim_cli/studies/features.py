@@ -33,8 +33,9 @@ from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_rows_fit, most_rows, passing, shown
 from repsim_cli.studies.cached import digest
 from repsim_cli.studies.cost import Cost, dictionaries_cost, needs
+from repsim_cli.studies.extraction import extraction_of
 from repsim_cli.studies.recording import StudyOfRows
-from repsim_cli.studies.sample import extraction_of, prepare, sample
+from repsim_cli.studies.sample import prepare, sample
 from repsim_cli.studies.study import OfRows
 from repsim_cli.training.dictionaries import Dictionary, DictionaryRecipe, folders, load, trained_dictionary
 

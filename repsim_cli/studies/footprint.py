@@ -27,7 +27,7 @@ from repsim_cli.studies.bounds import (
 )
 from repsim_cli.studies.comparison import Comparison
 from repsim_cli.studies.cost import Cost, forward_cost, moments_cost, pairs_cost
-from repsim_cli.studies.sample import Extraction
+from repsim_cli.studies.extraction import Extraction
 
 STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
 RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fragments of the heap

@@ -25,7 +25,8 @@ from repsim_cli.results import Run
 from repsim_cli.settings import Extract, Hardware
 from repsim_cli.studies.bounds import check_memory, other_settings, places, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs
-from repsim_cli.studies.sample import inputs, prepare, tally
+from repsim_cli.studies.extraction import inputs
+from repsim_cli.studies.sample import prepare, tally
 from repsim_cli.studies.study import Study
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")

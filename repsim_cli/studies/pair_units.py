@@ -12,9 +12,10 @@ from repsim_cli.similarity import Wanted, Work, estimate_all_pairs
 from repsim_cli.studies import matrices
 from repsim_cli.studies.cached import Content, known_pairs, solved_singly
 from repsim_cli.studies.comparison import Comparison, clusters_of
+from repsim_cli.studies.extraction import Extraction
 from repsim_cli.studies.permutations import blocks_of, permuted_ahead
 from repsim_cli.studies.recording import RowWorker
-from repsim_cli.studies.sample import Extraction, opened
+from repsim_cli.studies.sample import opened
 from repsim_cli.unit import Kinds, Unit
 
 

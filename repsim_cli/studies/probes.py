@@ -21,8 +21,9 @@ from repsim_cli.settings import ALL_REMEDIES, Extract, Fraction, Small
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_rows_fit, most_rows, shown
 from repsim_cli.studies.cost import Cost, needs, speed_of
+from repsim_cli.studies.extraction import extraction_of
 from repsim_cli.studies.recording import StudyOfRows
-from repsim_cli.studies.sample import extraction_of, prepare, sample
+from repsim_cli.studies.sample import prepare, sample
 from repsim_cli.studies.study import OfRows
 from repsim_cli.training.probes import (
     ERRORS,

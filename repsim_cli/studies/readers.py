@@ -21,7 +21,7 @@ from repsim_cli.errors import BadInput
 from repsim_cli.findings.groups import points_of
 from repsim_cli.models.source import AnySource, facts
 from repsim_cli.registry import did_you_mean
-from repsim_cli.studies.sample import Extraction, extraction_of
+from repsim_cli.studies.extraction import Extraction, extraction_of
 from repsim_cli.studies.study import OfModels
 
 HEAD = "AutoModelForSequenceClassification"

@@ -13,7 +13,8 @@ from repsim_cli.cache import Entry
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.sizes import goes_by_block
 from repsim_cli.results import Run, scratch
-from repsim_cli.studies.sample import Extraction, identified, record_alone, tally
+from repsim_cli.studies.extraction import Extraction
+from repsim_cli.studies.sample import identified, record_alone, tally
 from repsim_cli.studies.study import Study
 from repsim_cli.unit import Kinds, Phase, Unit
 

@@ -40,8 +40,9 @@ from repsim_cli.stitching.models import EMBED, Layer, Whole, check_stitchable, l
 from repsim_cli.stitching.train import StitchFit, StitchRecipe, fit_key, fit_stitches
 from repsim_cli.studies.bounds import check_memory, enough, shown, usual_length
 from repsim_cli.studies.cost import Cost, forward_cost, needs
+from repsim_cli.studies.extraction import inputs
 from repsim_cli.studies.grouped import check_metrics, chosen, listed, of_groups
-from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.sample import prepare
 from repsim_cli.studies.study import OfRows, Study
 from repsim_cli.unit import Kinds, Phase, Unit
 

@@ -17,8 +17,9 @@ from repsim_cli.settings import Several
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_memory, most_rows, other_settings, passing, shown
 from repsim_cli.studies.cost import Cost, needs, neurons_cost
+from repsim_cli.studies.extraction import extraction_of
 from repsim_cli.studies.recording import StudyOfRows
-from repsim_cli.studies.sample import extraction_of, opened, prepare
+from repsim_cli.studies.sample import opened, prepare
 from repsim_cli.studies.study import OfRows
 
 LEAST = 3  # rows

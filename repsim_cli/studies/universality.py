@@ -29,9 +29,10 @@ from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import activations, shown, usual_length
 from repsim_cli.studies.comparison import Comparison, comparison_of
 from repsim_cli.studies.cost import Cost, forward_cost, needs
+from repsim_cli.studies.extraction import inputs
 from repsim_cli.studies.matrices import matrices_of
 from repsim_cli.studies.record import card_record
-from repsim_cli.studies.sample import inputs, prepare
+from repsim_cli.studies.sample import prepare
 from repsim_cli.studies.study import OfMeasures, Study
 
 Models = Mapping[str, Source]

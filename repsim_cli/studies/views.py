@@ -29,8 +29,9 @@ from repsim_cli.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Posit
 from repsim_cli.studies import footprint
 from repsim_cli.studies.bounds import check_rows_fit, most_rows, passing, shown
 from repsim_cli.studies.cost import Cost, distances_cost, needs
+from repsim_cli.studies.extraction import Extraction, extraction_of
 from repsim_cli.studies.recording import StudyOfRows
-from repsim_cli.studies.sample import Extraction, extraction_of, prepare, sample
+from repsim_cli.studies.sample import prepare, sample
 from repsim_cli.studies.study import OfRows
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published

@@ -157,7 +157,7 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
 
 def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch):
     monkeypatch.setattr("repsim_cli.settings.find_spec", lambda name: None)
-    monkeypatch.setattr("repsim_cli.executors.COMMANDS", {"slurm": "no-such-command"})
+    monkeypatch.setattr("repsim_cli.settings.COMMANDS", {"slurm": "no-such-command"})
     for name, lacking in (("ray", "the package ray"), ("slurm", "the command no-such-command")):
         code, out, err = repsim("run", f"hardware={name}", "hardware.processes=2", "dry_run=true")
         assert (code, err) == (0, "")
