@@ -70,8 +70,8 @@ def _changes(words: Sequence[str]) -> Fields:
         if name == "analyses" and isinstance(value, dict):
             for each, settings in value.items():
                 before = analyses.get(each)
-                both = isinstance(before, dict) and isinstance(settings, dict)
-                analyses[each] = {**before, **settings} if both else settings
+                known = before if isinstance(before, dict) and isinstance(settings, dict) else None
+                analyses[each] = settings if known is None else {**known, **settings}
         elif name == "claims" and isinstance(value, list):
             claims += value
         else:

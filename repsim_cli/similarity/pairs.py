@@ -286,7 +286,8 @@ def _inner_products(
     grams = [x for x in representations if isinstance(x, Grams)]
     wanted = [(measure.row, measure.column) for measure in inner.values()]
     if grams:
-        crosses = [products_of_tiles([grams[a].tiles[kernel] for a in places[kernel]], n, tile) for kernel, _ in wanted]
+        kernels = [kernel for kernel, _ in wanted if isinstance(kernel, Kernel)]  # all: others cannot be in files
+        crosses = [products_of_tiles([grams[a].tiles[kernel] for a in places[kernel]], n, tile) for kernel in kernels]
     else:
         crosses = products(wanted, states, n, tile) if wanted else []
     for (label, measure), cross in zip(inner.items(), crosses, strict=True):

@@ -54,7 +54,7 @@ def measure_record(
         raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
     beside = {key: np.where(lacking, np.nan, part) for key, part in beside.items()}
     untested = np.isnan([values, *beside.values()]).any(0) & ~lacking & kept
-    why = dict(matrix.undefined) | dict.fromkeys(map(tuple, np.argwhere(untested).tolist()), UNTESTED)
+    why = {**matrix.undefined, **{(i, j): UNTESTED for i, j in np.argwhere(untested).tolist()}}
     if untested.any():
         run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
     matrices = []
