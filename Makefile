@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 # tests in which CI checks shapes and types of every call; `make nightly` does so in the others
-TYPED := $(addprefix tests/,activations measures stitching)
+TYPED := $(addprefix tests/,activations measures studies/stitching)
 # the tiny studies that train for minutes; the others are run by CI
 LONG := finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \
@@ -58,7 +58,7 @@ real: .venv/ready
 
 # a real cluster of three nodes on this machine
 ray: .venv/ready-test .venv/ready-ray
-	$(PYTEST) --numprocesses 0 -m ray tests/executors
+	$(PYTEST) --numprocesses 0 -m ray tests/execution
 
 # a real SLURM of two nodes on this machine; needs root and Debian's or Ubuntu's packages
 slurm: .venv/ready-test

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.similarity import all_pairs
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
 BEGIN, END = "<!-- table: python benchmarks/accuracy.py --write -->", "<!-- end of the table -->"

@@ -16,7 +16,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.activations.maps import Maps
-from repsim_cli.similarity import estimate_attention
+from repsim_cli.engine.attention import estimate_attention
 
 MODELS, LAYERS, HEADS, WORDS, BATCH = 2, 12, 12, 25, 8
 PLACES = [slice(a, b) for a, b in pairwise(range(0, MODELS * LAYERS * HEADS + 1, HEADS))]

@@ -42,9 +42,11 @@ def run(cache: str, *words: str) -> dict[str, float]:
 
 def one_more_model() -> None:
     """Prints the CPU seconds of each run of the study, and the pairs that it solves."""
-    from repsim_cli import measures, registry, results
+    from repsim_cli import measures
+    from repsim_cli.base import registry
+    from repsim_cli.base.settings import Extract, Hardware, Significance
     from repsim_cli.measures import gromov
-    from repsim_cli.settings import Extract, Hardware, Significance
+    from repsim_cli.runs import results
 
     solved, solve = [], gromov.best_gromov
     gromov.best_gromov = lambda *sides, **settings: solved.append(1) or solve(*sides, **settings)

@@ -30,7 +30,8 @@ from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
 from threadpoolctl import threadpool_limits
 
 from repsim_cli import measures
-from repsim_cli.draw.frame import COLOURS, MARKERS, save
+from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.figures.frame import COLOURS, MARKERS, save
 from repsim_cli.findings.partitions import (
     MOST,
     Labels,
@@ -48,7 +49,6 @@ from repsim_cli.findings.partitions import (
     silhouette,
     spectral,
 )
-from repsim_cli.similarity import all_pairs
 
 LAYERS = (12, 24, 93)
 NOISE = (0.0, 0.2, 0.4, 0.7, 1.0)

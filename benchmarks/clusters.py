@@ -20,16 +20,16 @@ from pathlib import Path
 import torch
 
 import repsim_cli
-from repsim_cli import folders
 from repsim_cli.activations.batching import passes
 from repsim_cli.config.compose import compose, task
 from repsim_cli.config.run import validate
-from repsim_cli.executors.records import read_records
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import all_rows
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.cost import CALL, EFFICIENCY, SIDE, duration, forward_operations
+from repsim_cli.execution.records import read_records
 from repsim_cli.models.source import Source
-from repsim_cli.studies import footprint
-from repsim_cli.studies.bounds import all_rows
-from repsim_cli.studies.comparison import Comparison
-from repsim_cli.studies.cost import CALL, EFFICIENCY, SIDE, duration, forward_operations
+from repsim_cli.runs import folders
 
 STARTING = 10.0  # seconds until a worker has imported its libraries and checked the run
 PREPARING = 0.45  # CPU seconds of a unit beside its work, on small runs: reading models and text, hashes, files

@@ -31,13 +31,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from repsim_cli import folders, results
-from repsim_cli.cache import key, using
-from repsim_cli.executors import Unit, executor_of
-from repsim_cli.executors.driver import driving
-from repsim_cli.executors.ray_cluster import Ray
-from repsim_cli.executors.records import read_records
-from repsim_cli.settings import Hardware
+from repsim_cli.base.settings import Hardware
+from repsim_cli.execution import Unit, executor_of
+from repsim_cli.execution.driver import driving
+from repsim_cli.execution.ray_cluster import Ray
+from repsim_cli.execution.records import read_records
+from repsim_cli.runs import folders, results
+from repsim_cli.runs.cache import key, using
 
 HERE = Path(__file__).parent
 LOG, UNITS, PAUSE = "log", 4, 0.3  # of kills: what units write, units for each kill, seconds that a unit sleeps
@@ -273,7 +273,7 @@ def workers_of(folder: Path) -> list[psutil.Process]:
                 workers.append(process)
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if "repsim_cli.executors.pilot" in (words := process.cmdline()) and str(folder) in " ".join(words):
+            if "repsim_cli.execution.pilot" in (words := process.cmdline()) and str(folder) in " ".join(words):
                 workers.append(process)
     return workers
 

@@ -27,16 +27,18 @@ from typing import Any
 
 import torch
 
-from repsim_cli import measures, registry
+from repsim_cli import measures
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.readings import loading, readings
 from repsim_cli.activations.rows import Forward, batches, blocks
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.presets import entries
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.packing import pack
+from repsim_cli.engine.estimates import estimate_all_pairs
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.models.source import Source
-from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import all_pairs, estimate_all_pairs
 
 LLAMA = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
 LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}

@@ -28,6 +28,8 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.base.registry import data
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.presets import conf_dir, entries
 from repsim_cli.data.modular import modular_pairs
@@ -36,8 +38,6 @@ from repsim_cli.measures.gromov import lower_bounds
 from repsim_cli.measures.gromov_search import best_gromov
 from repsim_cli.measures.gromov_spaces import Space, in_one_order, space
 from repsim_cli.models.source import Precomputed
-from repsim_cli.registry import data
-from repsim_cli.settings import Extract, Hardware
 
 TIED = "resid_post@1"
 MODES = ("pot", "identity", "best")

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 
-from repsim_cli import measures, registry, results
-from repsim_cli.settings import Extract, Hardware, Significance
+from repsim_cli import measures
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware, Significance
+from repsim_cli.runs import results
 
 SHAPES = {"4 blocks of 64": (4, 64, 2), "6 blocks of 256": (6, 256, 4)}
 TIMED = 12

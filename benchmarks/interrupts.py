@@ -105,14 +105,14 @@ def imported() -> None:
     import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
 
     import repsim_cli.cli.run
-    import repsim_cli.draw.heatmap
-    import repsim_cli.studies.similarity  # noqa: F401
+    import repsim_cli.figures.heatmap
+    import repsim_cli.studies.similarity.study  # noqa: F401
 
     torch.set_num_threads(1)
 
 
 def statuses(folder: Path) -> str:
-    from repsim_cli import results
+    from repsim_cli.runs import results
 
     found = [results.read_manifest(m.parent)["status"] for m in sorted((folder / "outputs").rglob("manifest.json"))]
     return ", ".join(dict.fromkeys(found)) or "no run"

@@ -73,8 +73,8 @@ def serve() -> None:
 
     import repsim_cli.activations.rows
     import repsim_cli.cli.run
-    import repsim_cli.draw.heatmap
-    import repsim_cli.studies.similarity
+    import repsim_cli.figures.heatmap
+    import repsim_cli.studies.similarity.study
 
     for line in sys.stdin:
         words, folder = json.loads(line)

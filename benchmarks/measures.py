@@ -27,9 +27,9 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
 from repsim_cli import measures
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.inner import Packed, State, products
 from repsim_cli.measures.rdm import ranks
-from repsim_cli.similarity import all_pairs
 
 
 def layers(models: int, depth: int, n: int, d: int, seed: int = 0) -> list[torch.Tensor]:

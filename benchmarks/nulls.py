@@ -3,7 +3,7 @@
 Two representations of two features, unrelated but for what the table names, are tested by linear CKA with 99 random
 pairings. CKA's own norms do not change with the pairing, so that |X'PY|^2 is the statistic. Ways to draw the null:
 
-segments      one segment of equal length per document; segments trade places (`repsim_cli/segments.py`)
+segments      one segment of equal length per document; segments trade places (`repsim_cli/activations/segments.py`)
 end to end    whole documents in another order, laid end to end
 circular      all rows of one side shifted by a random number of rows
 multiplier    every document's part of X'Y times a random sign (a wild bootstrap), on all rows
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.signal import lfilter
 from scipy.stats import beta
 
-from repsim_cli import segments
+from repsim_cli.activations import segments
 
 PAIRINGS, LONGEST = 99, 300
 LEVELS = (0.05, 0.01)

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from repsim_cli import cache, registry
 from repsim_cli.activations import rows
 from repsim_cli.activations.batching import Tally
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.stored import Recorder
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.runs import cache
 
 TURNS = 3
 HARDWARE = Hardware(batch_size=8)

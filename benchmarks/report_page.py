@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from browser import Browser, browser
+from helpers.browser import Browser, browser
 
-from repsim_cli import report, results
-from repsim_cli.content import Matrix, Measured, Results, Side
+from repsim_cli import report
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Matrix, Measured, Results, Side
 
 TURNS = 9
 FRAME = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

@@ -21,14 +21,15 @@ from pathlib import Path
 
 import torch
 
-from repsim_cli import registry, results
 from repsim_cli.activations.rows import blocks
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.measures import get
 from repsim_cli.models.checkpoints import shipped_folder
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
-from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.convergence import Convergence
+from repsim_cli.runs import results
+from repsim_cli.studies.training_run.study_convergence import Convergence
 
 EXTRACT = Extract(
     hook_points=["attn_out", "mlp_out"], padding="keep", length=128, sequences=64, estimate="full", rows=4096

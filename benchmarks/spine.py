@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 
-from repsim_cli import registry
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.packing import pack
+from repsim_cli.engine.estimates import estimate_all_pairs
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import get
-from repsim_cli.settings import Extract, Hardware
-from repsim_cli.similarity import all_pairs, estimate_all_pairs
 
 PYTHIA_70M = {
     "model_type": "gpt_neox",

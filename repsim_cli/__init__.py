@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repsim_cli.api.compare import compare
     from repsim_cli.api.result import Result, load
-    from repsim_cli.custom import grade
-    from repsim_cli.errors import BadInput, RepsimError, RunFailed
+    from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+    from repsim_cli.studies.grounding.own_measure import grade
 
 __version__ = "0.1.0"
 __all__ = ["BadInput", "RepsimError", "Result", "RunFailed", "compare", "grade", "load"]
-_ROOMS = {"Result": "api.result", "compare": "api.compare", "load": "api.result", "grade": "custom"}
-_ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "errors")
+_ROOMS = {
+    "Result": "api.result",
+    "compare": "api.compare",
+    "load": "api.result",
+    "grade": "studies.grounding.own_measure",
+}
+_ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "base.errors")
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 def main() -> None:
     # read when torch is imported: threads that spin while they wait slow down every process on the same CPUs
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from repsim_cli import signals
+    from repsim_cli.base import signals
 
     signals.handle(signals.end)
     from repsim_cli import cli

@@ -33,7 +33,7 @@ import hypothesis
 import pytest
 import torch
 
-from repsim_cli import closure
+from repsim_cli.base import closure
 from repsim_cli.config.compose import register
 from repsim_cli.data import network
 
@@ -178,7 +178,7 @@ def shared(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], objec
 @pytest.fixture(scope="session")
 def tokenizer_folder(shared) -> Path:
     """A BPE tokenizer of 400 tokens, in transformers format."""
-    from repsim_cli.registry import data
+    from repsim_cli.base.registry import data
     from repsim_cli.training.pretrain import byte_pair_tokenizer
 
     def make(folder: Path) -> None:
@@ -323,7 +323,7 @@ def edited(monkeypatch, tmp_path):
 @pytest.fixture
 def newest(tmp_path):
     """newest(): the run folder that was made last."""
-    from repsim_cli import folders
+    from repsim_cli.runs import folders
 
     return lambda: folders.runs(tmp_path / "outputs")[-1]
 

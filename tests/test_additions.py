@@ -15,7 +15,7 @@ FILES = {
 """A toy measure."""
 import torch
 from repsim_cli.measures.base import Card, Measure, Pairwise
-from repsim_cli.registry import measures
+from repsim_cli.base.registry import measures
 
 @measures.register("toy_gap", Card(
     label="toy gap", larger_is_closer=False, bounds=(0.0, None), symmetric=True, is_metric=True,
@@ -30,7 +30,7 @@ def toy_gap(*, scale: float = 1.0) -> Measure:
     "models/toy.py": '''
 """A toy model source."""
 from repsim_cli.models.source import Source
-from repsim_cli.registry import models
+from repsim_cli.base.registry import models
 
 @models.register("toy_model")
 def toy_model(*, seed: int = 0) -> Source:
@@ -44,7 +44,7 @@ def toy_model(*, seed: int = 0) -> Source:
     "data/toy.py": '''
 """A toy data kind."""
 from repsim_cli.data.packing import Text
-from repsim_cli.registry import data
+from repsim_cli.base.registry import data
 
 @data.register("toy_text")
 def toy_text(*, documents: int = 40) -> Text:
@@ -58,7 +58,7 @@ def toy_text(*, documents: int = 40) -> Text:
 """A toy analysis."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from repsim_cli.content import Table
+from repsim_cli.runs.content import Table
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim, Fact, HOLDS, claim
 
@@ -80,14 +80,17 @@ def toy(run: Finished, options: Toy, claims: Sequence[Claim]) -> Part:
     count = options.factor * sum(len(model.layers) for model in run.models.values())
     return Part(tables={"toy": Table(columns=["layers"], rows=[[count]])}, claims=[x.verdict("all", count) for x in claims])
 ''',
-    "studies/toy.py": '''
+    "studies/toy/__init__.py": '''
+"""A toy question."""
+''',
+    "studies/toy/study.py": '''
 """A toy study."""
 from collections.abc import Mapping
-from repsim_cli.content import Results, Table
+from repsim_cli.runs.content import Results, Table
 from repsim_cli.models.source import AnySource
-from repsim_cli.registry import studies
-from repsim_cli.results import Run
-from repsim_cli.studies.study import Study
+from repsim_cli.base.registry import studies
+from repsim_cli.runs.results import Run
+from repsim_cli.engine.study import Study
 
 @studies.register("toy_study")
 class ToyStudy(Study):

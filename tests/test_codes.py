@@ -41,7 +41,8 @@ def test_a_number_stands_for_all_the_code_that_uses_it(edited):
     before = script["codes"]()
     for module, changed in {
         "models.transformers": {"activations.stored", "training.finetune", "training.series", "training.language"},
-        "training.loop": before.keys() - {"activations.stored", "stitching.train", "training.modular"},
+        "training.loop": before.keys()
+        - {"activations.stored", "studies.stitching.train", "studies.modular_sums.train"},
         "training.encoder": {"training.finetune", "training.language"},
         "report.record": set(),
     }.items():

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from recorded import recorded
+from helpers.recorded import recorded
 
-from repsim_cli import results
+from repsim_cli.runs import results
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import repsim_cli
-from repsim_cli import results
-from repsim_cli.content import CHANCE, QUANTITIES
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.report.record import record
+from repsim_cli.runs import results
+from repsim_cli.runs.content import CHANCE, QUANTITIES
 
 TESTED = (
     "model=[tiny_a,tiny_b]", "measure=[cka_unbiased,mutual_knn,procrustes,linear_regression]", "extract.sequences=16",
@@ -85,7 +85,7 @@ def test_the_closest_layers_have_the_numbers_of_their_own_cell(run, tmp_path, re
 
 def test_every_quantity_of_every_pair_is_one_number(run):
     """What a cell has in arrays/ is in the frame, in the CSV of all pairs and on the page."""
-    from repsim_cli import export
+    from repsim_cli.report import export
 
     result, frame = repsim_cli.load(run), repsim_cli.load(run).frame()
     (sheet,) = (sheet for sheet in export.sheets(run) if sheet.name == "pairs")

@@ -13,15 +13,16 @@ from conftest import perturb
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, ByT5Tokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from repsim_cli import registry, results
 from repsim_cli.activations.inputs import described, sequences_of, tokenizers
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks
+from repsim_cli.base import registry
+from repsim_cli.base.settings import EveryData, Extract, Hardware
 from repsim_cli.data.base import with_keys
 from repsim_cli.data.memory import texts as documents
 from repsim_cli.data.packing import pack
 from repsim_cli.data.padding import pad
-from repsim_cli.settings import EveryData, Extract, Hardware
+from repsim_cli.runs import results
 
 VOCABULARY = ["<s>", "</s>", "<unk>", "!", ".", "?", "[", "]", *"abcdefgh"]
 # by what is special: the tokens added before, between and behind texts, and the names of tokens

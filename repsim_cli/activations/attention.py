@@ -27,11 +27,11 @@ from repsim_cli.activations.hook_points import expand, heads_of
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Recorder
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.loading import like_inputs
 from repsim_cli.models.source import AnySource, Precomputed, Source
-from repsim_cli.settings import Extract, Hardware
 
 Special = Literal["drop_renormalise", "keep"]
 OFF = 0.01  # by which the rows of a map may miss 1, in half precision

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Source
-from repsim_cli.settings import Extract, Hardware
 
 PADDING = 0.1  # the largest share of a batch's places that may be padding
 ADDED = 16  # places of padding with which it is tested whether a model ignores them

@@ -26,14 +26,14 @@ from repsim_cli.activations.hook_points import HookPoint, locate
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import Forward, used
 from repsim_cli.activations.stored import window_name
-from repsim_cli.cache import Entry
+from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import RunFailed
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.parts import Kept, blocks_of, inside, stacks_of
 from repsim_cli.models.source import Source
-from repsim_cli.results import Progress
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.runs.cache import Entry
+from repsim_cli.runs.results import Progress
 
 log = logging.getLogger("repsim")
 END = ""  # the step after all blocks

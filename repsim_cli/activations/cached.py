@@ -11,9 +11,9 @@ from typing import Any
 from repsim_cli.activations.places import rows_run
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import activations_key, from_entry, shard_key
-from repsim_cli.cache import Entry, key, limit, trim, using
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.settings import Extract
+from repsim_cli.runs.cache import Entry, key, limit, trim, using
 
 log = logging.getLogger("repsim")
 Identities = Mapping[str, dict[str, Any]]

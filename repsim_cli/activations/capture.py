@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from repsim_cli.activations.hook_points import ATTENTION, LOGITS, HookPoint, heads_of, locate
-from repsim_cli.errors import RunFailed
+from repsim_cli.base.errors import RunFailed
 from repsim_cli.models.attention import Watch
 from repsim_cli.models.points import Point, first
 from repsim_cli.models.seq2seq import shifted

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import Block
-from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
+from repsim_cli.base.gram import gram_matrix, squared_norms, strips
 from repsim_cli.data.base import draw
-from repsim_cli.symmetric import gram_matrix, squared_norms, strips
+from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 
 MOST = 2048  # rows that shares of the variance rest on
 CELLS = 2**22  # of wide layers, such as flattened maps, about as many rows as have so many cells, but FEWEST at least

@@ -21,12 +21,12 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Extract
 from repsim_cli.models.architectures import REFUSED
 from repsim_cli.models.points import Architecture, Heads, Point
 from repsim_cli.models.source import Source
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Extract
 
 OUTSIDE = ("embed", "final_norm")
 IN_BLOCK = (

@@ -11,15 +11,15 @@ from repsim_cli.activations.places import places_read, rows_of, rows_run, same_r
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import used
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.chat import Chat, chatting
 from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
-from repsim_cli.errors import BadInput
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence, Source
-from repsim_cli.settings import WORDS, Extract
 
 NAMED = 5  # ids in a message
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning

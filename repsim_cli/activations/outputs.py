@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import lengths_of, padding_of
+from repsim_cli.base.errors import RunFailed
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import RunFailed
 
 
 def outputs(

@@ -3,9 +3,9 @@
 import numpy as np
 from jaxtyping import Bool, Int
 
+from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE
+from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
-from repsim_cli.settings import WORDS, Extract
 
 
 def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:

@@ -8,13 +8,13 @@ import torch
 
 from repsim_cli.activations.capture import shapes
 from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, head_width, heads_of, points_of
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import check_device
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.sizes import check_spread, spread_of
 from repsim_cli.models.source import AnySource, Precomputed, Source
-from repsim_cli.planning import check_device
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Extract, Hardware
 
 INNER = ("mlp_pre", "mlp_post", "module")  # their width is not the model's
 MLP_WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size", "feed_forward_size", "d_inner")

@@ -17,10 +17,10 @@ from torch import Tensor
 from repsim_cli.activations.places import places_run
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import Block, regrouped
-from repsim_cli.content import LEFT_OUT, LEFT_OUT_COLUMNS, Table
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.settings import Extract
+from repsim_cli.runs.content import LEFT_OUT, LEFT_OUT_COLUMNS, Table
 
 PASSED = 1024  # rows whose sums are added at a time, however they come
 DEAD = 1e-6  # share of a feature's root mean square below which its standard deviation is rounding

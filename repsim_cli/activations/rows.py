@@ -26,11 +26,11 @@ from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.places import places_read, rows_of, rows_run
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Recorder
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.settings import LARGEST, WORDS, Extract, Hardware
 from repsim_cli.data.base import Sequences, draw
-from repsim_cli.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.models.loading import like_inputs
 from repsim_cli.models.source import Precomputed, Source
-from repsim_cli.settings import LARGEST, WORDS, Extract, Hardware
 
 log = logging.getLogger("repsim")
 AT_ONCE = 256  # stored rows that are read at a time, and rows in float64, for second moments

@@ -11,12 +11,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from repsim_cli import environment
 from repsim_cli.activations.hook_points import HookPoint
-from repsim_cli.cache import Entry, key, using
+from repsim_cli.base import environment
+from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Precomputed
-from repsim_cli.settings import WORDS, Extract
+from repsim_cli.runs.cache import Entry, key, using
 
 log = logging.getLogger("repsim")
 CODE = 4  # raise when a change of the code changes the content of entries (tests/test_codes.py)

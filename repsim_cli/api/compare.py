@@ -12,18 +12,19 @@ from typing import Any, get_args
 
 import numpy as np
 
-from repsim_cli import report, results
+from repsim_cli import report
 from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
 from repsim_cli.api.result import Result
+from repsim_cli.base.errors import BadInput, RepsimError
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
-from repsim_cli.errors import BadInput, RepsimError
-from repsim_cli.execution import perform
+from repsim_cli.execution.perform import perform
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
 from repsim_cli.models.source import Precomputed
-from repsim_cli.results import Progress, quiet
+from repsim_cli.runs import results
+from repsim_cli.runs.results import Progress, quiet
 
 ROWS = ("auto", "tokens", "words", "pooled")
 MEASURES = ("cka_unbiased", "mutual_knn")

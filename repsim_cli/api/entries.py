@@ -12,17 +12,17 @@ import numpy as np
 
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
+from repsim_cli.base.documents import interpolated
+from repsim_cli.base.errors import BadConfig, BadInput
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.compose import compose, primary_of, task
 from repsim_cli.config.presets import FILES, conf_dir, entries, entry_of, shipped
 from repsim_cli.config.words import as_hydra_takes, setting
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
-from repsim_cli.documents import interpolated
-from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
-from repsim_cli.registry import did_you_mean
 
 
 def labelled(names: Sequence[Any]) -> dict[str, Any]:

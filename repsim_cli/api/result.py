@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli import folders, report, results
-from repsim_cli.content import CHANCE, Matrix, Measured, Results
-from repsim_cli.draw.chance import Chance, level_of
-from repsim_cli.errors import BadInput
+from repsim_cli import report
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.figures.chance import Chance, level_of
 from repsim_cli.findings.analyse import asked, card_of, draw
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.plain import slug
-from repsim_cli.registry import did_you_mean
+from repsim_cli.runs import folders, results
+from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results
 
 SCREEN = 80  # dots per inch of the map in a notebook
 

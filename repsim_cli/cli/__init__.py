@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from repsim_cli import __version__, signals
+from repsim_cli import __version__
+from repsim_cli.base import signals
+from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.base.files import explained
+from repsim_cli.base.plain import escaped
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.config.presets import GROUPS, UNSELECTED
-from repsim_cli.errors import BadInput, RepsimError
-from repsim_cli.files import explained
-from repsim_cli.plain import escaped
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

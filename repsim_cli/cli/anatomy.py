@@ -14,16 +14,16 @@ from repsim_cli.activations.hook_points import (
     HookPoint,
     depth_of,
 )
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import checking
+from repsim_cli.base.registry import models
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.presets import entries, entry_of
 from repsim_cli.data.images import Patches
-from repsim_cli.errors import BadInput
 from repsim_cli.models.architectures import REFUSED
 from repsim_cli.models.points import ABSENT, Architecture
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import Family, Precomputed, Series, Source
-from repsim_cli.planning import checking
-from repsim_cli.registry import models
 
 WIDTH = 100
 GLOBS = 60  # the most modules that are listed

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import folders, registry, results
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.cli.terminal import log, say
 from repsim_cli.config.presets import described
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.runs import folders, results
 
 TINY = "tiny"
 COLUMNS = ("claim", "source", "statistic", "holds where")

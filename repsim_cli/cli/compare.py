@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repsim_cli import folders, results, signals
+from repsim_cli.base import signals
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import treatment
 from repsim_cli.cli.run import plan_lines
 from repsim_cli.cli.show import spread, summary
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.config.presets import FILES, entries, entry_of
-from repsim_cli.content import CHANCE
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import treatment
+from repsim_cli.runs import folders, results
+from repsim_cli.runs.content import CHANCE
 
 if TYPE_CHECKING:
     from repsim_cli.api.result import Result
@@ -146,7 +147,7 @@ def _run(name: str) -> Path:
 
 
 def diff_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli import comparison
+    from repsim_cli.report import differences as comparison
 
     first, second = _run(parsed.first), _run(parsed.second)
     if first.resolve() == second.resolve():
@@ -166,7 +167,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     for line in unmatched:
         say(f"  not compared: {line}")
     if parsed.output:
-        from repsim_cli.draw.frame import save
+        from repsim_cli.figures.frame import save
 
         folder = Path(parsed.output)
         record = {"first": str(first), "second": str(second), "differences": comparison.table(differences)}

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.documents import read_yaml
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
 from repsim_cli.cli.docstrings import EXAMPLE, parsed
 from repsim_cli.config.presets import TABLES, conf_dir, described, entries
 from repsim_cli.config.run import RunKeys
-from repsim_cli.documents import read_yaml
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import did_you_mean
-from repsim_cli.results import GROUPS
-from repsim_cli.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
+from repsim_cli.runs.results import GROUPS
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -392,8 +392,8 @@ def _card(name: str) -> list[str]:
 
 def allowed(name: str) -> str:
     """The estimates that a measure has in a run, and the significance: `full, per_batch; permutation`."""
-    from repsim_cli import significance
-    from repsim_cli.similarity import check_estimate
+    from repsim_cli.engine import significance
+    from repsim_cli.engine.estimates import check_estimate
 
     entry = registry.measures.get(name)
     if entry.card.infinite_to_itself:

@@ -58,7 +58,7 @@ def parsed(docstring: str | None) -> Text:
 def studies() -> dict[str, Text]:
     """The texts of all studies, read from their source, as importing them takes seconds."""
     texts = {}
-    for classes, _ in _sources("studies"):
+    for classes, _ in _sources("studies/*/study*.py"):
         for node in classes.values():
             for name in filter(None, map(REGISTERED.fullmatch, map(ast.unparse, node.decorator_list))):
                 texts[name[1]] = parsed(ast.get_docstring(node))
@@ -68,7 +68,7 @@ def studies() -> dict[str, Text]:
 def analyses() -> dict[str, Text]:
     """The texts of the settings of all analyses, the second parameter of their functions, read from the source."""
     texts = {}
-    for classes, functions in _sources("findings"):
+    for classes, functions in _sources("findings/*.py", "studies/*/finding*.py"):
         for node in functions.values():
             if any(ast.unparse(decorator).startswith("analysis(") for decorator in node.decorator_list):
                 options = node.args.args[1].annotation
@@ -76,9 +76,9 @@ def analyses() -> dict[str, Text]:
     return dict(sorted(texts.items()))
 
 
-def _sources(room: str) -> Iterator[tuple[dict[str, ast.ClassDef], dict[str, ast.FunctionDef]]]:
-    """The classes and functions of every file of a room, by name."""
-    for file in (Path(__file__).parent.parent / room).glob("*.py"):
+def _sources(*patterns: str) -> Iterator[tuple[dict[str, ast.ClassDef], dict[str, ast.FunctionDef]]]:
+    """The classes and functions of every file, by name."""
+    for file in sorted(file for pattern in patterns for file in Path(__file__).parent.parent.glob(pattern)):
         body = ast.parse(file.read_text()).body
         yield (
             {node.name: node for node in body if isinstance(node, ast.ClassDef)},

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from repsim_cli import results, so_far
-from repsim_cli.plain import escaped
+from repsim_cli.base.plain import escaped
 from repsim_cli.report.record import block_means
+from repsim_cli.runs import results, so_far
 
 FOLLOWED = 1.0  # seconds between two looks at a running run
 LINES = 30.0  # seconds between two lines about the same map, elsewhere than on a terminal

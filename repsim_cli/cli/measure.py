@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from repsim_cli.base.errors import BadInput, RepsimError
 from repsim_cli.cli.terminal import Bar, check_torch, log, say
 from repsim_cli.config.words import settings_of
-from repsim_cli.errors import BadInput, RepsimError
 
 ALL = "all"
 

@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli import cache, folders, results, signals
+from repsim_cli.base import signals
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.files import explained
+from repsim_cli.base.plain import csv_bytes
+from repsim_cli.base.workers import followed_joblib
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, Lines, check_torch, complain, log, say, terminal_log
 from repsim_cli.config.words import PRINTING, UNASKED, as_hydra_takes, split, typed, unasked, with_models
-from repsim_cli.errors import BadInput, RepsimError, RunFailed
-from repsim_cli.files import explained
-from repsim_cli.plain import csv_bytes
-from repsim_cli.workers import followed_joblib
+from repsim_cli.runs import cache, folders, results
 
 COMMAND = "REPSIM_COMMAND"  # the command line, for manifests
 STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of a command note how they ended
@@ -204,7 +205,7 @@ def _job(config: Any, checked: Any, folder: Path) -> str:
     """Runs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from repsim_cli import report
     from repsim_cli.config.run import validate
-    from repsim_cli.execution import perform
+    from repsim_cli.execution.perform import perform
 
     checked = checked or validate(config)
     current, handler = None, logging.NullHandler()

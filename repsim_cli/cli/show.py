@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repsim_cli import folders, results
+from repsim_cli.base.errors import BadInput
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.config.presets import GROUPS, UNSELECTED, described
-from repsim_cli.content import DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
-from repsim_cli.errors import BadInput
-from repsim_cli.executors.records import FILE, read_records
+from repsim_cli.execution.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
+from repsim_cli.runs import folders, results
+from repsim_cli.runs.content import DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
 
 if TYPE_CHECKING:
     pass
@@ -178,8 +178,9 @@ def _show_sweep(folder: Path) -> int:
 
 
 def plot_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.draw.frame import save
-    from repsim_cli.findings import analyse, heads
+    from repsim_cli.figures.frame import save
+    from repsim_cli.findings import analyse
+    from repsim_cli.studies.attention import finding as heads
 
     folder = folders.find(parsed.run)
     if parsed.heads:
@@ -194,9 +195,9 @@ def plot_command(parsed: argparse.Namespace) -> int:
 
 
 def export_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli import export
-    from repsim_cli.draw.frame import Style
+    from repsim_cli.figures.frame import Style
     from repsim_cli.findings import analyse
+    from repsim_cli.report import export
 
     kinds = [kind for kind in export.FORMATS if getattr(parsed, kind)]
     if not kinds and not parsed.pdf:
@@ -275,7 +276,7 @@ def _overview(parsed: argparse.Namespace) -> int:
 
 def doctor_command(parsed: argparse.Namespace) -> int:
     check_torch()
-    from repsim_cli import doctor
+    from repsim_cli.cli import doctor
 
     for topic, lines in doctor.examine():
         say(topic)
@@ -284,7 +285,7 @@ def doctor_command(parsed: argparse.Namespace) -> int:
 
 
 def cache_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli import cache
+    from repsim_cli.runs import cache
 
     if parsed.limit is not None:
         cache.set_limit(cache.parse_size(parsed.limit))

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from repsim_cli.errors import BadConfig, BadInput, RepsimError
-from repsim_cli.plain import escaped
+from repsim_cli.base.errors import BadConfig, BadInput, RepsimError
+from repsim_cli.base.plain import escaped
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"

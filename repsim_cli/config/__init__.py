@@ -1,1 +1,1 @@
-"""What a command or a program asks for -> a composed configuration -> a checked study."""
+"""From words to a study: run keys, binding, presets, one composer."""

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from repsim_cli.base.errors import BadInput
 from repsim_cli.config.binding import Fields, attempt, bind, give_up
 from repsim_cli.config.words import settings_of
-from repsim_cli.content import Facts, Results
-from repsim_cli.errors import BadInput
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
+from repsim_cli.runs.content import Facts, Results
 
 
 def bound_analyses(problems: list[str], given: Any) -> dict[str, Any]:

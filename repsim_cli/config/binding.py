@@ -9,12 +9,12 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from repsim_cli import registry
-from repsim_cli.errors import BadConfig, BadInput, Unreachable
-from repsim_cli.files import explained
-from repsim_cli.planning import noting_under
-from repsim_cli.registry import Entry, Registry, did_you_mean
-from repsim_cli.settings import EveryData, EveryModel, SeededModel
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.base.files import explained
+from repsim_cli.base.planning import noting_under
+from repsim_cli.base.registry import Entry, Registry, did_you_mean
+from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
 
 MISSING = "???"
 Fields = dict[str, Any]

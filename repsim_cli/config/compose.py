@@ -28,14 +28,14 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
 
-from repsim_cli import folders, results
+from repsim_cli.base.documents import interpolated
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import readable, walk
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.guard import Guarded
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
 from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
-from repsim_cli.documents import interpolated
-from repsim_cli.errors import BadInput
-from repsim_cli.files import readable, walk
-from repsim_cli.registry import did_you_mean
+from repsim_cli.runs import folders, results
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
 ALONE = threading.RLock()  # Hydra composes one configuration at a time

@@ -16,9 +16,9 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from repsim_cli.documents import shown
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import did_you_mean
+from repsim_cli.base.documents import shown
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
 
 Place = tuple[Any, ...]
 PLACES = (("run", "dir"), ("sweep", "dir"), ("sweep", "subdir"))

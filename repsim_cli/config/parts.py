@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, Unreachable
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Group, Ranked
 from repsim_cli.config.binding import Fields, attempt, bind, component, model_function
-from repsim_cli.errors import BadInput, Unreachable
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Group, Ranked
 
 ALL = "all"
 
@@ -88,7 +88,7 @@ def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tupl
     """The measures that the study can run here, and by label why it cannot run the others: they read something else, or
     need a package that is not installed."""
     from repsim_cli import measures
-    from repsim_cli.studies.checks import suitable
+    from repsim_cli.engine.checks import suitable
 
     if "measure" not in inspect.signature(study).parameters:
         return {}, {}

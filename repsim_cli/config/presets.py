@@ -5,8 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import did_you_mean
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
 
 GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
 UNSELECTED = ("study", "analysis")  # named by a key of the run, not a group of files

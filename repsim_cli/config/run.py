@@ -11,7 +11,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
-from repsim_cli import registry, tracking
+from repsim_cli.base import registry
+from repsim_cli.base.documents import interpolated
+from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.base.planning import checking
+from repsim_cli.base.settings import WORDS, Extract, Hardware, Seed, Significance, check_executor
 from repsim_cli.config.analyses import bound_analyses
 from repsim_cli.config.binding import (
     MISSING,
@@ -29,23 +33,13 @@ from repsim_cli.config.binding import (
     validated,
 )
 from repsim_cli.config.parts import ROLES, bound_models, every_measure, misplaced, out_of_reach, runnable, unread
-from repsim_cli.content import Facts
-from repsim_cli.documents import interpolated
-from repsim_cli.draw.frame import Figures, settings_of
-from repsim_cli.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.figures.frame import Figures, settings_of
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
-from repsim_cli.planning import checking
-from repsim_cli.results import GROUPS
-from repsim_cli.settings import (
-    WORDS,
-    Extract,
-    Hardware,
-    Seed,
-    Significance,
-    check_executor,
-)
+from repsim_cli.report import tracking
+from repsim_cli.runs.content import Facts
+from repsim_cli.runs.results import GROUPS
 
 LONGEST = 512  # tokens of `extract.length=auto`
 # by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)
@@ -290,7 +284,7 @@ def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
 
 
 def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields) -> Planned:
-    from repsim_cli.studies.record import card_record
+    from repsim_cli.engine.record import card_record
 
     measures = {label: card_record(bound) for label, bound in study.measures.items()}
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)

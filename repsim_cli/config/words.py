@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entry_of, shipped
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import did_you_mean
 
 VALUED = ("--config-dir", "--cfg", "--package", "--info")
 PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")

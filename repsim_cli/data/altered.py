@@ -12,12 +12,12 @@ from random import Random
 import numpy as np
 from jaxtyping import Float, Int
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import data
+from repsim_cli.base.settings import Medium, Seed, Share
 from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images, Pixels
 from repsim_cli.data.labelled import Example, Examples
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import data
-from repsim_cli.settings import Medium, Seed, Share
 
 Words = list[str]
 DOT = slice(1, 4)  # rows and columns of pixels: one from the edge, so that a shift by one leaves it whole

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import EveryData, Extract
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import EveryData, Extract
 
 Modality = Literal["text", "images", "sound", "numbers"]
 

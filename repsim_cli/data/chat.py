@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.errors import BadInput
-from repsim_cli.files import refusing
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import refusing
 
 STAND_IN = "\ue000 stands for the text \ue001"  # characters that no template has
 # the date that templates write, so that a run reads the same tokens on any day

@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from repsim_cli.errors import BadInput
-from repsim_cli.files import inside, readable, refusing
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Hardware
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import inside, readable, refusing
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Hardware
 
 LONGEST = 1 << 27  # characters of a line
 DELIMITERS = ",;\t|"

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import refusing
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.files import parquet, parquet_rows, saved
 from repsim_cli.data.network import check_hub, reaching
-from repsim_cli.errors import BadInput
-from repsim_cli.files import refusing
-from repsim_cli.registry import did_you_mean
 
 NO_LABEL = "-"  # in MNLI, where the annotators did not agree; -1 on the hub
 

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import data, did_you_mean
+from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
 from repsim_cli.data.files import existing, json_line, lines_of, local
 from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records, parquet_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.words import Tally, aligned, segmented, stretches
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import data, did_you_mean
-from repsim_cli.settings import WORDS, Extract
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")

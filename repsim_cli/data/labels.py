@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 
 # HANS and QNLI distinguish only entailment among the three labels of MNLI
 TWO_WAY = {

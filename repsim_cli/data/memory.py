@@ -2,11 +2,11 @@
 
 from collections.abc import Generator, Iterator, Sequence
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import data
 from repsim_cli.data.base import Data
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.packing import Text
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import data
 
 HELD: dict[str, Data] = {}
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import data
+from repsim_cli.base.settings import Extract, Modulus
 from repsim_cli.data.base import Data, Modality, Sequences, draw
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import data
-from repsim_cli.settings import Extract, Modulus
 
 
 class Numbers(NamedTuple):

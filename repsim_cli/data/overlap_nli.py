@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from random import Random
 from typing import Literal
 
+from repsim_cli.base.registry import data
+from repsim_cli.base.settings import Medium, Seed, Share
 from repsim_cli.data.labelled import FORMATS, SUBCASES, Example, Examples, chosen_subcases
-from repsim_cli.registry import data
-from repsim_cli.settings import Medium, Seed, Share
 
 PEOPLE = (
     "pilot", "baker", "nurse", "farmer", "sailor", "painter", "singer", "weaver",

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.padding import pad
 from repsim_cli.data.words import Passage, Tally, aligned, marked, segmented, stretches
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import WORDS, Extract
 
 PIECE = 1 << 20  # characters tokenized at a time
 Spans = list[list[int]]  # the first character of each, and the one behind its last

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.errors import BadInput
 from repsim_cli.data.base import Labels, Sequences, draw
-from repsim_cli.errors import BadInput
 
 
 def pad(

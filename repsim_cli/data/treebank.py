@@ -9,6 +9,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import data
+from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.files import existing, lines_of, local
 from repsim_cli.data.hub import HubTable, hub_records
@@ -16,9 +19,6 @@ from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import read
 from repsim_cli.data.words import Tally, aligned, sentence, stretches
-from repsim_cli.errors import BadInput
-from repsim_cli.registry import data
-from repsim_cli.settings import WORDS, Extract
 
 Words = Literal["surface", "syntactic"]
 NO_LABEL = "_"

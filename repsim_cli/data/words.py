@@ -14,9 +14,9 @@ import numpy as np
 import regex
 from jaxtyping import Bool, Int
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import Extract
 
 NONE, ADDED = -1, -2  # a token of the text but of no word; a token that is not of the text, as the template's
 AT_ONCE = 1 << 16  # characters tokenized at a time

@@ -1,1 +1,1 @@
-"""What follows from a finished run: one file per topic, from the run folder alone. Needs neither torch nor a model."""
+"""The frame of analyses, and those of any map: from the run folder alone. Needs neither torch nor a model."""

@@ -9,12 +9,12 @@ import numpy as np
 import scipy
 import scipy.cluster.hierarchy as hierarchy
 
-from repsim_cli.content import Matrix, Side, Table
-from repsim_cli.draw.heatmap import add_tree, heatmap
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.figures.heatmap import add_tree, heatmap
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import tree
+from repsim_cli.runs.content import Matrix, Side, Table
 
 COLUMNS = ["measure", "mean with the others", "closest", "with the closest"]
 NAME = "agreement of measures"

@@ -6,15 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import environment, registry, results
-from repsim_cli.content import Matrix, Results, Verdict
-from repsim_cli.draw.frame import Figures, Style, save, settings_of
-from repsim_cli.errors import BadConfig, BadInput, Degenerate, RunFailed
+from repsim_cli.base import environment, registry
+from repsim_cli.base.errors import BadConfig, BadInput, Degenerate, RunFailed
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import Figures, Style, save, settings_of
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
 from repsim_cli.findings.complete import complete
-from repsim_cli.plain import slug
-from repsim_cli.results import Progress, Run, quiet
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Matrix, Results, Verdict
+from repsim_cli.runs.results import Progress, Run, quiet
 
 MAPS = "maps"  # the analysis whose figures show cells without a value; others do without their layers
 ANALYSES = "analyses."  # what the error of a failed analysis begins with

@@ -13,9 +13,10 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from repsim_cli import registry, results
-from repsim_cli.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict
+from repsim_cli.base import registry
 from repsim_cli.findings.claims import Claim
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict
 
 Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
 FEW = 3  # models up to which each has figures of its own in the overview

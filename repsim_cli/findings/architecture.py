@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from repsim_cli.content import Facts, Table
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, Claim, Fact, Untestable, claim
+from repsim_cli.runs.content import Facts, Table
 
 NEIGHBOURS = 2  # on either side, by parameters
 COLUMNS = ["model", "depth", "width", "heads", "d_head", "rotary", "parameters", "d_head / neighbours", "stands apart"]

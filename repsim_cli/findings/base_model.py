@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.content import Axis, Curve, Table
-from repsim_cli.draw.heatmap import by_block, small_heatmaps
-from repsim_cli.draw.lines import of_layers
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import free, slug
+from repsim_cli.figures.heatmap import by_block, small_heatmaps
+from repsim_cli.figures.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import thirds
 from repsim_cli.findings.maps import Map, map_of
-from repsim_cli.plain import free, slug
+from repsim_cli.runs.content import Axis, Curve, Table
 
 Places = Mapping[str, slice]
 BASE, SEEDS, OTHERS = "same layer", "other seeds", "other trainings"  # what a layer is compared with

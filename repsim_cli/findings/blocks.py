@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repsim_cli.content import Axis, Curve, Table
-from repsim_cli.draw.lines import of_layers
+from repsim_cli.base.plain import free
+from repsim_cli.figures.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
-from repsim_cli.plain import free
+from repsim_cli.runs.content import Axis, Curve, Table
 
 COLUMNS = ["measure", "model", "largest drop", "similarity there", "median elsewhere"]
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from repsim_cli.content import Table
-from repsim_cli.draw.panels import bar_beside, columns, edges, headline, name_panels, panels
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.blocks import neighbours
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
@@ -22,6 +21,7 @@ from repsim_cli.findings.distances import adjusted_rand
 from repsim_cli.findings.evidence import by_jackknife, by_units, correlated, over_places
 from repsim_cli.findings.layers import block_of, point_of
 from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, divided, segments
+from repsim_cli.runs.content import Table
 
 OUTPUT = "resid_post"  # what a block is compared by
 TABLE, AGREEMENT, STABILITY = "boundaries", "agreement on boundaries", "stability over seeds"

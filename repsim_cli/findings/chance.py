@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from repsim_cli.content import CHANCE, Measured
-from repsim_cli.draw.chance import Chance, level_of
+from repsim_cli.figures.chance import Chance, level_of
 from repsim_cli.findings.analysis import Finished, LayerMap
+from repsim_cli.runs.content import CHANCE, Measured
 
 
 def chance_in(

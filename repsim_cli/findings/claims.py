@@ -8,13 +8,14 @@ without error, such as the shape of a model, have no p and are never unclear.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from repsim_cli import registry
-from repsim_cli.content import Verdict
-from repsim_cli.errors import BadConfig
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.findings.evidence import LEVEL, Evidence
-from repsim_cli.registry import did_you_mean
+from repsim_cli.runs.content import Verdict
 
 HOLDS, FAILS, UNCLEAR, UNTESTABLE = "holds", "fails", "unclear", "not testable here"
 Side = Literal["above", "below"]
@@ -76,7 +77,7 @@ class Claim:
     says: the paper's sentence.
     statistic, threshold: what is compared with what.
     published: on which side of the threshold the paper has it.
-    analysis: the topic that tests it.
+    module: where it is written; the analysis of this file tests it.
     on: the kind of result that its function takes.
     of: how the models that it rests on were trained (`content.BY_BLOCK`, ...); empty: it rests on all of the run.
     """
@@ -87,10 +88,14 @@ class Claim:
     statistic: str
     threshold: float
     published: Side
-    analysis: str
+    module: str
     on: str
     of: tuple[str, ...]
     function: Callable[..., Weighed | Fact | Untestable]
+
+    @property
+    def analysis(self) -> str:
+        return _analysis_of(self.module)
 
     def __call__(self, *given: Any) -> Judgement:
         answer = self.function(*given)
@@ -108,6 +113,13 @@ class Claim:
     def untestable(self, measure: str, why: str) -> Verdict:
         """The verdict where a run has nothing to give to the claim."""
         return replace(self, function=lambda: Untestable(why)).verdict(measure)
+
+
+@cache
+def _analysis_of(module: str) -> str:
+    """The name of the analysis that a module registers, which may be another than that of its file."""
+    known = ((name, registry.analyses.get(name).function) for name in registry.analyses.names())
+    return next((name for name, function in known if function.__module__ == module), module.rpartition(".")[2])
 
 
 def claim(
@@ -129,7 +141,7 @@ def claim(
             statistic=statistic,
             threshold=threshold,
             published=published,
-            analysis=function.__module__.rpartition(".")[2],
+            module=function.__module__,
             on=on,
             of=of,
             function=function,

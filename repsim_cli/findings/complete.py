@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from repsim_cli.content import REMEDY, WITHOUT_VALUE, Matrix, Measured, Side
 from repsim_cli.findings.analysis import Finished
+from repsim_cli.runs.content import REMEDY, WITHOUT_VALUE, Matrix, Measured, Side
 
 Layer = tuple[str, str]  # model, name
 

@@ -7,12 +7,22 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, NORMS, PARTICIPATION, PLACES, ROWS_SHARE, Axis, Curve, Table
-from repsim_cli.draw.lines import quantities
+from repsim_cli.base.settings import Positive, Share
+from repsim_cli.figures.lines import quantities
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
-from repsim_cli.settings import Positive, Share
+from repsim_cli.runs.content import (
+    DIAGNOSTICS,
+    FEATURE_SHARE,
+    NORMS,
+    PARTICIPATION,
+    PLACES,
+    ROWS_SHARE,
+    Axis,
+    Curve,
+    Table,
+)
 
 STUDIES = ("similarity", "views", "probes", "convergence", "effective_rank")
 REMEDIES = {"skip": "4", "normalise": "features", "drop_features": "0.05"}  # that a warning proposes

@@ -11,17 +11,17 @@ import scipy.cluster.hierarchy as hierarchy
 from jaxtyping import Float, Int
 from scipy.spatial.distance import squareform
 
-from repsim_cli.content import Matrix, Side, Table
-from repsim_cli.draw.frame import COLOURS, cycled, legend_beside
-from repsim_cli.draw.heatmap import add_tree, chosen, heatmap
-from repsim_cli.draw.lines import PANEL, plain
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.base.settings import Members
+from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
+from repsim_cli.figures.heatmap import add_tree, chosen, heatmap
+from repsim_cli.figures.lines import PANEL, plain
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
 from repsim_cli.findings.groups import Permuted, at_points, codes, kinds, no_groups, permuted, separated
-from repsim_cli.plain import slug
-from repsim_cli.settings import Members
+from repsim_cli.runs.content import Matrix, Side, Table
 
 ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
 VIOLIN = 8  # pairs from which a violin says more than the points

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from repsim_cli.content import Axis, Band, Curve, Facts, Measured
-from repsim_cli.draw.frame import COLOURS, MARKERS, cycled, legend_beside
-from repsim_cli.draw.lines import PANEL, draw_levels, gaps, name_bands, plain
+from repsim_cli.base.plain import free, slug
+from repsim_cli.base.settings import Members
+from repsim_cli.figures.frame import COLOURS, MARKERS, cycled, legend_beside
+from repsim_cli.figures.lines import PANEL, draw_levels, gaps, name_bands, plain
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
 from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.plain import free, slug
-from repsim_cli.settings import Members
+from repsim_cli.runs.content import Axis, Band, Curve, Facts, Measured
 
 Pairs = list[tuple[int, int]]
 Kind = tuple[str, str]  # the groups that a pair's models come from

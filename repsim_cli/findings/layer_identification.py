@@ -10,15 +10,15 @@ import numpy as np
 import scipy
 from jaxtyping import Float
 
-from repsim_cli.content import Matrix, Side, Table
-from repsim_cli.draw.frame import COLOURS
-from repsim_cli.draw.panels import bar_beside, columns, edges, headline, name_panels, panels
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import free, slug
+from repsim_cli.figures.frame import COLOURS
+from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING
 from repsim_cli.findings.groups import Point, points_of
-from repsim_cli.plain import free, slug
+from repsim_cli.runs.content import Matrix, Side, Table
 
 TABLE = "identification of layers"
 COLUMNS = ["measure", "models", "hook point", "identified", "low", "high", "chance", "layers", "seeds"]

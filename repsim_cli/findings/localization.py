@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.content import Axis, Curve
-from repsim_cli.draw.lines import of_layers
+from repsim_cli.figures.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_lone, correlated
 from repsim_cli.findings.maps import Map, map_of
+from repsim_cli.runs.content import Axis, Curve
 
 WHOLE, NEURONS = "svcca", "neuronsim"
 BOTH = f"{NEURONS} and {WHOLE}"

@@ -11,8 +11,9 @@ import scipy
 from jaxtyping import Float
 from scipy.cluster import hierarchy
 
-from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
-from repsim_cli.draw.heatmap import (
+from repsim_cli.base.plain import slug
+from repsim_cli.base.settings import treatment
+from repsim_cli.figures.heatmap import (
     Beside,
     Chance,
     add_strips,
@@ -42,8 +43,7 @@ from repsim_cli.findings.evidence import (
 )
 from repsim_cli.findings.layers import in_order
 from repsim_cli.findings.multiples import MOST_PAIRS
-from repsim_cli.plain import slug
-from repsim_cli.settings import treatment
+from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 
 Models = Mapping[str, slice]
 

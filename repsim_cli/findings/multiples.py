@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from repsim_cli.content import Matrix, Measured
-from repsim_cli.draw.heatmap import OfMeasure, by_block, measure_maps
-from repsim_cli.draw.panels import pages
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.heatmap import OfMeasure, by_block, measure_maps
+from repsim_cli.figures.panels import pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.findings.chance import chance_in
-from repsim_cli.plain import slug
+from repsim_cli.runs.content import Matrix, Measured
 
 MOST_PAIRS = 3  # pairs of models up to which each has a figure of its own in the overview
 MEASURES = 12  # small maps of a figure at most

@@ -17,7 +17,7 @@ import scipy
 from jaxtyping import Float, Int
 from scipy.sparse.csgraph import laplacian
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.distances import adjusted_rand
 
 Square = Float[np.ndarray, "n n"]

@@ -9,13 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from repsim_cli.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
-from repsim_cli.draw.frame import COLOURS
-from repsim_cli.draw.heatmap import TIGHT, bar_label, by_block, colour_range, colours, outer_names, together
-from repsim_cli.draw.layout import available
-from repsim_cli.draw.lines import gaps
-from repsim_cli.draw.panels import bar_beside
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Several
+from repsim_cli.figures.frame import COLOURS
+from repsim_cli.figures.heatmap import TIGHT, bar_label, by_block, colour_range, colours, outer_names, together
+from repsim_cli.figures.layout import available
+from repsim_cli.figures.lines import gaps
+from repsim_cli.figures.panels import bar_beside
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
 from repsim_cli.findings.distances import adjusted_rand
@@ -32,9 +34,7 @@ from repsim_cli.findings.partitions import (
     segments,
     spectral,
 )
-from repsim_cli.plain import slug
-from repsim_cli.registry import did_you_mean
-from repsim_cli.settings import Several
+from repsim_cli.runs.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 
 LABELS, NEXT = "sub-networks", "to the next layer"  # what a curve is of
 COLUMNS = ["measure", "model", "found by", "sub-networks", "layers", "silhouette", "without groups"]

@@ -10,8 +10,8 @@ import importlib.util
 from dataclasses import replace
 from typing import Any
 
-from repsim_cli import registry
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.measures.base import Card, InnerProduct, Measure, OfAttention, OfHsic, Pairwise
 
 __all__ = [

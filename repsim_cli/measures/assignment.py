@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
 
 PIVOTS = 100_000_000  # of the network simplex
 # of the entropic couplings behind a first guess, in standard deviations of the cost

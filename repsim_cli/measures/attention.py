@@ -15,7 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Card, Invariance, Measure, Moments, OfAttention, Totals, Unit
 from repsim_cli.measures.bases import Variance
 from repsim_cli.measures.cca import projection_weighted_of_moments, svcca_of_moments
@@ -23,7 +24,6 @@ from repsim_cli.measures.hsic import OF_COVARIANCES
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Second
 from repsim_cli.measures.rank import SINGLE
-from repsim_cli.registry import measures
 
 HEADS: frozenset[Invariance] = frozenset({"permutation_of_heads"})
 Zeros = Literal["drop", "keep", "refuse"]

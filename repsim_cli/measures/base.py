@@ -15,11 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
-from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base.gram import gram_matrix, squared_norms, strips
+from repsim_cli.base.settings import Hardware
 from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Packed, Products, State, products, states_of
 from repsim_cli.measures.room import check_room
-from repsim_cli.settings import Hardware
-from repsim_cli.symmetric import gram_matrix, squared_norms, strips
 
 Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
 CACHED = 1 << 17  # cells

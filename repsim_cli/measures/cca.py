@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import Align, directions
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
@@ -27,7 +28,6 @@ from repsim_cli.measures.bases import (
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import SURE, Axes
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
 
 
 def mean_correlation(a: Basis, b: Basis) -> float:

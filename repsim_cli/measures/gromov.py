@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Seed, Share, Tries
 from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import TIE, assign
 from repsim_cli.measures.base import Audit, Card, Detail, Measure, Pairwise, Slow, Solved
@@ -18,8 +20,6 @@ from repsim_cli.measures.gromov_descents import SINGLE, gromov_objective
 from repsim_cli.measures.gromov_search import GromovStart, best_gromov, starts
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permuted, space
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import Seed, Share, Tries
 
 AUDIT = 1e-9  # relative difference from POT's objective, from its start
 ABOVE = 0.05  # the same of blocks, which may miss the minimum of POT's start

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Above0
 from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import Coupling
 from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
 from repsim_cli.measures.gromov_descents import gromov_objective
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permuted, space
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import Above0
 
 STEPS = 1000  # of the outer loop
 SINKHORN = 1000  # iterations for one cost

@@ -15,7 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Above0
 from repsim_cli.measures import moments
 from repsim_cli.measures.base import (
     Card,
@@ -29,8 +31,6 @@ from repsim_cli.measures.base import (
 )
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
-from repsim_cli.registry import measures
-from repsim_cli.settings import Above0
 
 CENTRED = Kernel(features=centred_rows)
 

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Positive, Seed, Several, Small
 from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
 from repsim_cli.measures.bases import thin_svd
 from repsim_cli.measures.rank import floor, of_single, stored
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import Positive, Seed, Several, Small
 
 Few = Annotated[int, Field(ge=1, le=5)]  # of 5 the critic has 441 weights, which Newton's method solves for
 

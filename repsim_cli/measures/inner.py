@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.symmetric import DIAGONAL, halved
+from repsim_cli.base.gram import DIAGONAL, halved
 
 STRIP = 1 << 13  # terms of a float32 sum
 ALIGNED = 16  # numbers

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.rank import DOUBLE, SINGLE, floor
 

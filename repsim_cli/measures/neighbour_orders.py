@@ -4,11 +4,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Positive
 from repsim_cli.measures.base import Card, Measure
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import Positive
 
 
 def rank_sums(single: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:

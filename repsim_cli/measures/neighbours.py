@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Positive
 from repsim_cli.measures.base import Card, Measure, Pairwise
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, neighbours, permuted, stacked
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import Positive
 
 _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
 _GATHERED = 1 << 24  # similarities at other representations' neighbours held at a time

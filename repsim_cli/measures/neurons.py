@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import Align, best, by_correlation, different, fit, partners, transport
 from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
 from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permuted, thin_svd, working
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
-from repsim_cli.registry import measures
 
 _STACKED = 4  # representations on either side of a product
 

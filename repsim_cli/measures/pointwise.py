@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Card, Measure, Pairwise
 from repsim_cli.measures.bases import working
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.registry import measures
 
 _BLOCK = 64  # rows held at a time, of all representations
 _CLOSE = 1e-3  # distances below this share of their terms are computed from differences

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.base import MeasureWarning
 
 SINGLE = torch.finfo(torch.float32).eps

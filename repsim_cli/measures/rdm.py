@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Above0
 from repsim_cli.measures.base import (
     FEW,
     Card,
@@ -28,8 +30,6 @@ from repsim_cli.measures.base import (
 )
 from repsim_cli.measures.inner import AnyFeatures, Features, Kernel, Matrix, Packed, Products, State
 from repsim_cli.measures.rank import SINGLE, precision
-from repsim_cli.registry import measures
-from repsim_cli.settings import Above0
 
 _BLOCK = 512  # rows of a distance matrix held at a time
 _CLOSE = 1e-3  # squared distances below this share of the squared norms are computed from differences

@@ -4,7 +4,7 @@ import math
 
 import psutil
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 
 
 def check_room(name: str, squares: float, rows: int) -> None:

@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Medium, Positive
 from repsim_cli.measures.base import Card, Measure, Pairwise, centred
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import in_order, rounded, warn_of_rounding, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import Medium, Positive
 
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
 _WEIGHTS = torch.exp(-2 * (_TIMES + 1 / _TIMES))  # of the times in the distance

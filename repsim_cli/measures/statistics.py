@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Card, Invariance, Measure, Pairwise, centred, unit_of
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rdm import SHAPE, distance_rows
-from repsim_cli.registry import measures
 
 _TEMPERATURE = 2  # of the Gaussian potential, Wang and Isola's t
 _ROTATION: frozenset[Invariance] = SHAPE - {"isotropic_scaling", "translation"}

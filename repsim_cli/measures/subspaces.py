@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import From0
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import directions, fit
 from repsim_cli.measures.base import Card, InnerProduct, Measure, Moments
@@ -21,8 +23,6 @@ from repsim_cli.measures.inner import Features, Kernel, Matrix, Products, State
 from repsim_cli.measures.moments import SURE, Axes, condition, whitening
 from repsim_cli.measures.rank import SINGLE, floor
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.registry import measures
-from repsim_cli.settings import From0
 
 
 def orthonormal(x: Float[Tensor, "n d"]) -> Features:

@@ -13,12 +13,12 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from repsim_cli.base.gram import squared_norms
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Above0, Medium, Seed
 from repsim_cli.measures.base import Card, Measure, MeasureWarning, Pairwise, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
-from repsim_cli.registry import measures
-from repsim_cli.settings import Above0, Medium, Seed
-from repsim_cli.symmetric import squared_norms
 
 Square = Float[np.ndarray, "n n"]
 SubsetRows = Annotated[int, Field(ge=3, le=4000)]  # so that float32 holds every rank of their distances

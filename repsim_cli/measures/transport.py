@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from repsim_cli.base.registry import measures
+from repsim_cli.base.settings import Seed, Share, Small
 from repsim_cli.measures.alignments import Coupling as OfOneKind
 from repsim_cli.measures.alignments import Couplings
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
@@ -30,8 +32,6 @@ from repsim_cli.measures.gromov_spaces import (
     space,
 )
 from repsim_cli.measures.rdm import exact_where_close
-from repsim_cli.registry import measures
-from repsim_cli.settings import Seed, Share, Small
 
 QUANTILES = 33
 

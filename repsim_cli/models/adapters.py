@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import readable, refusing
 from repsim_cli.data.files import json_file
-from repsim_cli.errors import BadInput
-from repsim_cli.files import readable, refusing
 from repsim_cli.models.library import silent
 from repsim_cli.models.loading import WHOLE, in_one_place
 from repsim_cli.models.source import Source

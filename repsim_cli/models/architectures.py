@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.attention import keys, queries
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.encoders import ENCODERS

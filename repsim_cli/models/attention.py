@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from repsim_cli.errors import RunFailed
+from repsim_cli.base.errors import RunFailed
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import safetensors
 
-from repsim_cli import cache
+from repsim_cli.base.documents import Unreadable, read_json
+from repsim_cli.base.errors import BadInput, Unreachable
+from repsim_cli.base.files import inside, readable
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.files import json_file, local
 from repsim_cli.data.network import local_only, offline, unreachable
-from repsim_cli.documents import Unreadable, read_json
-from repsim_cli.errors import BadInput, Unreachable
-from repsim_cli.files import inside, readable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
 from repsim_cli.models.gguf import by_itself, checked, is_gguf
-from repsim_cli.registry import did_you_mean
-from repsim_cli.results import dumps, write
+from repsim_cli.runs import cache
+from repsim_cli.runs.results import dumps, write
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")
 SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quantized weights

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import refusing
+from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.base import Modality
 from repsim_cli.data.files import json_file
 from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only
-from repsim_cli.errors import BadInput
-from repsim_cli.files import refusing
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.checkpoints import is_local, not_reached, pretrained, reason
 from repsim_cli.models.gguf import is_gguf
@@ -25,7 +26,6 @@ from repsim_cli.models.points import Heads
 from repsim_cli.models.quantized import bits_of
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Loader, Source, WithHead, headless
-from repsim_cli.registry import did_you_mean
 
 # the most that is built, and the names that a config may give it; of a list, that of stages or of the last one
 DEPTH, WIDTH = (1000, "num_hidden_layers", "depths"), (10**6, "hidden_size", "hidden_sizes")

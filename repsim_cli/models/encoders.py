@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.attention import Attended, joined
 from repsim_cli.models.decoders import LLAMA
 from repsim_cli.models.points import (

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Finite, NotNegative
 from repsim_cli.models.source import Family, Source
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import check_place, from_place, place
-from repsim_cli.registry import models
-from repsim_cli.settings import Finite, NotNegative
 
 NUMBER = "{number}"
 

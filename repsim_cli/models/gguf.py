@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.errors import BadInput
-from repsim_cli.files import readable, refusing
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import readable, refusing
 
 SUFFIX = ".gguf"
 log = logging.getLogger("repsim")

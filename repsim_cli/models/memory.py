@@ -17,14 +17,14 @@ import xxhash
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.data.memory import gone
-from repsim_cli.errors import BadInput
 from repsim_cli.models.configs import source
 from repsim_cli.models.loading import WHOLE, Loading, placed, uncached
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import types_with
-from repsim_cli.registry import did_you_mean, models
 
 Forward = Callable[[nn.Module, Any], Any]
 Maps = Literal["flattened", "pooled", "positions"]

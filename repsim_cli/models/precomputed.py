@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.files import readable, refusing
+from repsim_cli.base.registry import did_you_mean, models
+from repsim_cli.base.settings import LARGEST, NotNegative
 from repsim_cli.data.files import existing, local, npz_arrays, saved
-from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.files import readable, refusing
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence
-from repsim_cli.registry import did_you_mean, models
-from repsim_cli.settings import LARGEST, NotNegative
 
 AT_ONCE = 2**30  # bytes of a file that is read through before the run; of larger ones, values are checked as they pass
 Shapes = dict[str, tuple[tuple[int, ...], str]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.library import library
 from repsim_cli.models.rounding import Quantize
 

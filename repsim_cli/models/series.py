@@ -6,15 +6,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import explained
+from repsim_cli.base.registry import did_you_mean, models
+from repsim_cli.base.settings import NotNegative
 from repsim_cli.data.files import json_file, local
-from repsim_cli.errors import BadInput
-from repsim_cli.files import explained
 from repsim_cli.models.shapes import shape_of
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import shipped, transformers
-from repsim_cli.registry import did_you_mean, models
-from repsim_cli.settings import NotNegative
 
 STEP = "{step}"
 METRICS = "metrics.json"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from repsim_cli.planning import is_dry
+from repsim_cli.base.planning import is_dry
 
 FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "shapes.yaml"
 log = logging.getLogger("repsim")

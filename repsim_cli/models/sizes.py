@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import check_device
+from repsim_cli.base.settings import Hardware
 from repsim_cli.models.loading import BUDGET
 from repsim_cli.models.parts import blocks_of, refusal
 from repsim_cli.models.source import Source
-from repsim_cli.planning import check_device
-from repsim_cli.settings import Hardware
 
 
 def weight_bytes(source: Source, dtype: str) -> float:

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repsim_cli.content import Facts
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import is_dry
+from repsim_cli.base.settings import EveryModel
 from repsim_cli.data.base import Modality
-from repsim_cli.errors import BadInput
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.points import Architecture
-from repsim_cli.planning import is_dry
-from repsim_cli.results import Progress
-from repsim_cli.settings import EveryModel
+from repsim_cli.runs.content import Facts
+from repsim_cli.runs.results import Progress
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:

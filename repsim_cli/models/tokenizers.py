@@ -6,8 +6,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.errors import BadInput
-from repsim_cli.files import readable
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import readable
 from repsim_cli.models.checkpoints import (
     SHIPPED,
     hub_files,

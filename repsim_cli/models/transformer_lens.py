@@ -20,8 +20,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.errors import BadInput
-from repsim_cli.files import readable
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import readable
+from repsim_cli.base.registry import did_you_mean, models
+from repsim_cli.base.settings import Seed
 from repsim_cli.models.architectures import lens_architecture, native_architecture
 from repsim_cli.models.checkpoints import hash_files, hub_files, located
 from repsim_cli.models.configs import config_hash, source
@@ -32,8 +34,6 @@ from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_
 from repsim_cli.models.source import Source
 from repsim_cli.models.tokenizers import TOKENIZER_FILES, tokenizer_of
 from repsim_cli.models.transformers import HEADLESS, check_place, headed, load, place
-from repsim_cli.registry import did_you_mean, models
-from repsim_cli.settings import Seed
 
 HEADS = {"bert": "AutoModelForMaskedLM", "roberta": "AutoModelForMaskedLM"}  # the rest: AutoModelForCausalLM
 NATIVE = (

@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import is_dry
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Seed
 from repsim_cli.data.files import json_file, local
-from repsim_cli.errors import BadInput
 from repsim_cli.models.adapters import with_adapter
 from repsim_cli.models.checkpoints import (
     check_scales,
@@ -41,9 +44,6 @@ from repsim_cli.models.quantized import check_quantize, settings_of
 from repsim_cli.models.rounding import Quantize, marked, with_rounding
 from repsim_cli.models.source import Source, headless
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.planning import is_dry
-from repsim_cli.registry import models
-from repsim_cli.settings import Seed
 
 log = logging.getLogger("repsim")
 

@@ -19,12 +19,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from repsim_cli import results
-from repsim_cli.environment import version
-from repsim_cli.plain import TURNING
+from repsim_cli.base.environment import version
+from repsim_cli.base.plain import TURNING
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
-from repsim_cli.results import write
+from repsim_cli.runs import results
+from repsim_cli.runs.results import write
 
 FILE = "report.html"
 RELOAD = 5  # seconds between two pages of a running run

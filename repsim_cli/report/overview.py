@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.errors import BadInput
-from repsim_cli.folders import runs
-from repsim_cli.results import read_config, read_manifest
+from repsim_cli.base.errors import BadInput
+from repsim_cli.runs.folders import runs
+from repsim_cli.runs.results import read_config, read_manifest
 
 FILE = "index.html"
 MOST = 200  # the newest runs that have a thumbnail

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli import so_far
-from repsim_cli.content import CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
-from repsim_cli.draw.chance import level_of
-from repsim_cli.draw.heatmap import colour_range, colours
-from repsim_cli.errors import BadInput
-from repsim_cli.plain import slug
-from repsim_cli.results import (
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.chance import level_of
+from repsim_cli.figures.heatmap import colour_range, colours
+from repsim_cli.runs import so_far
+from repsim_cli.runs.content import CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
+from repsim_cli.runs.results import (
     closest,
     has_results,
     marked,

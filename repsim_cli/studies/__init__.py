@@ -1,1 +1,1 @@
-"""Studies: short linear recipes from settings to results. Each is imported when it runs."""
+"""One folder per question: `study.py` measures it, `finding.py` reads the run folder without torch."""

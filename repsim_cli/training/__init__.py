@@ -1,1 +1,1 @@
-"""Training of small models and of probes."""
+"""Loops and recipes of training that several studies share."""

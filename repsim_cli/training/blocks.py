@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Positive
 from repsim_cli.models.source import Source
-from repsim_cli.settings import Positive
 
 
 @dataclass(frozen=True, kw_only=True)

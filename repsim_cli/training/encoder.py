@@ -11,17 +11,17 @@ from typing import Any
 
 from torch import nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import check_device, is_dry
+from repsim_cli.base.registry import models
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.errors import BadInput
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, inline_config, source
 from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.source import Source, Work
 from repsim_cli.models.transformers import headed, load
-from repsim_cli.planning import check_device, is_dry
-from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress, dumps
+from repsim_cli.runs.results import STATE, Progress, dumps
 from repsim_cli.training.finetune import EncoderRecipe
 from repsim_cli.training.masked import MASKED_TOKENS, marked_tokenizer, sequences_of, train_masked, with_fresh_weights
 from repsim_cli.training.trained import Metrics, Trained

@@ -16,14 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.outputs import in_order, outputs
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import EVERYTHING, Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
-from repsim_cli.errors import BadInput
 from repsim_cli.models.library import library
 from repsim_cli.models.transformers import load
-from repsim_cli.results import Progress, quiet
-from repsim_cli.settings import EVERYTHING, Above0, Extract, From0, Medium, NotNegative, Positive
+from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.training.blocks import Freeze
 from repsim_cli.training.loop import nothing, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity

@@ -12,11 +12,14 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import check_device, is_dry
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import NotNegative, Seed
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import scoring
 from repsim_cli.data.packing import Text
-from repsim_cli.errors import BadInput
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, config_of, inline_config, source
 from repsim_cli.models.decoders import DECODERS
@@ -25,10 +28,7 @@ from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source, Work
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import check_place, headed, load, place
-from repsim_cli.planning import check_device, is_dry
-from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress, dumps, write
-from repsim_cli.settings import NotNegative, Seed
+from repsim_cli.runs.results import STATE, Progress, dumps, write
 from repsim_cli.training.blocks import first_blocks, freeze_blocks, frozen
 from repsim_cli.training.encoder import (
     RECORD,

@@ -11,16 +11,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import check_device, is_dry
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Fraction, Seed
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.errors import BadInput
 from repsim_cli.models.configs import config_hash, inline_config, source
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
-from repsim_cli.planning import check_device, is_dry
-from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress, dumps
-from repsim_cli.settings import Fraction, Seed
+from repsim_cli.runs.results import STATE, Progress, dumps
 from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, from_text, words_of
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.masked import (

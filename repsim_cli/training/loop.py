@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.errors import RunFailed
-from repsim_cli.results import SAVE_EVERY
+from repsim_cli.base.errors import RunFailed
+from repsim_cli.runs.results import SAVE_EVERY
 from repsim_cli.training.sparse import SparseTraining
 from repsim_cli.training.state import restore_state, save_state
 

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import EVERYTHING
 from repsim_cli.data.packing import Text, pack
-from repsim_cli.errors import BadInput
 from repsim_cli.models.library import library
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.results import Progress, quiet
-from repsim_cli.settings import EVERYTHING
+from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.trained import Metrics
 

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.errors import BadInput
-from repsim_cli.folders import find
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import transformers
-from repsim_cli.registry import did_you_mean, models
-from repsim_cli.results import read_manifest
+from repsim_cli.runs.folders import find
+from repsim_cli.runs.results import read_manifest
 from repsim_cli.training.trained import stored
 
 

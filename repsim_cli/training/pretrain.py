@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.settings import EVERYTHING, Above0, Medium, NotNegative, Positive
 from repsim_cli.data.packing import Text, pack
-from repsim_cli.errors import BadInput, RunFailed
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.series import METRICS, read_metrics
-from repsim_cli.results import Progress, dumps, write
-from repsim_cli.settings import EVERYTHING, Above0, Medium, NotNegative, Positive
+from repsim_cli.runs.results import Progress, dumps, write
 from repsim_cli.training.loop import nothing, train
 
 END = "<|endoftext|>"

@@ -8,15 +8,15 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import EVERYTHING, Seed
 from repsim_cli.data.packing import pack
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
-from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import EVERYTHING, Seed
+from repsim_cli.runs.results import STATE, Progress
 from repsim_cli.training.pretrain import TextRecipe, causal_training, held_out_metrics
 from repsim_cli.training.trained import Metrics, Trained
 

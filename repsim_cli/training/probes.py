@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 
 Task = str  # a key of ERRORS
 ERRORS = {"number": "1 - R²", "class": "1 - accuracy"}

@@ -18,11 +18,17 @@ from jaxtyping import Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import check_device, is_dry
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import EVERYTHING, Above0, Extract, Fraction, From0, Medium, Positive, Seed
 from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images
-from repsim_cli.errors import BadInput
 from repsim_cli.models.loading import WHOLE, placed
-from repsim_cli.models.resnet import (
+from repsim_cli.models.source import Source
+from repsim_cli.runs.results import STATE, Progress, dumps, quiet, write
+from repsim_cli.training.loop import train
+from repsim_cli.training.resnet_model import (
     ResNet9,
     ResNetShape,
     WithLogits,
@@ -33,12 +39,6 @@ from repsim_cli.models.resnet import (
     resnet_source,
     saved,
 )
-from repsim_cli.models.source import Source
-from repsim_cli.planning import check_device, is_dry
-from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress, dumps, quiet, write
-from repsim_cli.settings import EVERYTHING, Above0, Extract, Fraction, From0, Medium, Positive, Seed
-from repsim_cli.training.loop import train
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 2  # raise when a change of the code changes what is trained (tests/test_codes.py)

@@ -5,6 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Seed
 from repsim_cli.data.packing import Text
 from repsim_cli.data.text import embedded_text
 from repsim_cli.models.checkpoints import hash_files, weight_files
@@ -13,9 +15,7 @@ from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformers import headed, load
-from repsim_cli.registry import models
-from repsim_cli.results import STATE, Progress
-from repsim_cli.settings import Seed
+from repsim_cli.runs.results import STATE, Progress
 from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, corpus, pretrain
 from repsim_cli.training.trained import Metrics, Trained
 

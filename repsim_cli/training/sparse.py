@@ -30,10 +30,10 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Fraction, From0, Share
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.points import Architecture
-from repsim_cli.settings import Fraction, From0, Share
 from repsim_cli.training.trained import Metrics
 
 

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.results import write
+from repsim_cli.runs.results import write
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:

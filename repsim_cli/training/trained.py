@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from repsim_cli.activations.inputs import named
-from repsim_cli.cache import Entry, key, trim, using
 from repsim_cli.models.source import Short, Source, Work
-from repsim_cli.results import Progress, Run, dumps, quiet
+from repsim_cli.runs.cache import Entry, key, trim, using
+from repsim_cli.runs.results import Progress, Run, dumps, quiet
 
 Metrics = dict[str, float]
 KIND = "models"

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import perturb
-from tiny_configs import NAMES, model_type, tiny_config
+from helpers.tiny_configs import NAMES, model_type, tiny_config
 
-from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import depth_of, expand, locate, parse
+from repsim_cli.base import registry
 from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES
 from repsim_cli.models.points import batch_first

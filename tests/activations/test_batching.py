@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli import cache, registry, results
 from repsim_cli.activations.attention import attention_readings, maps
 from repsim_cli.activations.batching import (
     PADDING,
@@ -22,9 +21,11 @@ from repsim_cli.activations.outputs import output_padding
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks
 from repsim_cli.activations.stored import Recorder
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies.bounds import passing
+from repsim_cli.engine.bounds import passing
+from repsim_cli.runs import cache, results
 
 LENGTHS = np.random.default_rng(0).geometric(0.12, size=30).clip(1, 30)
 HARDWARE = [

@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 import torch
 from conftest import perturb
-from tiny_configs import tiny_config
+from helpers.tiny_configs import tiny_config
 
 from repsim_cli.activations import by_block
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, windows_of
 from repsim_cli.activations.stored import from_entry
-from repsim_cli.cache import Entry
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.engine import bounds
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.parts import blocks_of
 from repsim_cli.models.sizes import by_block_bytes, goes_by_block, resident_bytes, run_alone, weight_bytes
-from repsim_cli.registry import models
-from repsim_cli.results import quiet
-from repsim_cli.settings import Extract, Hardware
-from repsim_cli.studies import bounds
+from repsim_cli.runs.cache import Entry
+from repsim_cli.runs.results import quiet
 
 LENGTHS = [12, 12, 9, 7, 12]
 KINDS = ["embed", "resid_pre", "resid_post", "resid_mid", "q", "attn_out", "mlp_out", "final_norm"]

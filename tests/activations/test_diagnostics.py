@@ -10,7 +10,7 @@ import torch
 from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, spread
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import Block
-from repsim_cli.content import DIAGNOSTICS, PLACES
+from repsim_cli.runs.content import DIAGNOSTICS, PLACES
 
 
 def skewed(n: int, d: int, seed: int = 0) -> np.ndarray:

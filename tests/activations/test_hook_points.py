@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import TINY, perturb
 
-from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, expand, parse
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.models.architectures import ARCHITECTURES, LENS
 
 KINDS = list(TINY)

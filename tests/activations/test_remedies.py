@@ -19,11 +19,11 @@ from repsim_cli.activations.places import (
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.remedies import Remedies, skipping
 from repsim_cli.activations.rows import Block
-from repsim_cli.content import DIAGNOSTICS, FEATURE_SHARE, LEFT_OUT
+from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Labels, Sequences
-from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.segments import BOTH, DOCUMENT, SEQUENCE
-from repsim_cli.settings import Extract
+from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, LEFT_OUT
 
 
 class Words:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from repsim_cli.activations import stored
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Hardware
+from repsim_cli.engine import rows as sample
 from repsim_cli.models.sizes import all_at_once, resident_bytes, weight_bytes
-from repsim_cli.registry import models
-from repsim_cli.settings import Hardware
-from repsim_cli.studies import sample
 
 WORDS = ["run", "model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "measure=[cka_unbiased]",
          "extract.normalise=none"]  # fmt: skip

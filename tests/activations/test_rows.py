@@ -6,15 +6,16 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from recorded import recorded
+from helpers.recorded import recorded
 
-from repsim_cli import registry, results
 from repsim_cli.activations.places import places_read, row_documents, row_labels, rows_of, same_rows
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, pool
 from repsim_cli.activations.stored import activations_key
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.architectures import ARCHITECTURES
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.runs import results
 
 TEXTS = ["rain falls", "a dog runs outside and a cat runs", "we met", "it is wet", "we did meet a wet cat"]
 FIRST, SECOND = TEXTS, TEXTS[::-1]

@@ -12,17 +12,17 @@ import zipfile
 import zlib
 
 import h5py
-import mutations
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 import yaml
 import zstandard
+from helpers import mutations
 
-from repsim_cli import results
 from repsim_cli.data.images import CIFAR10
 from repsim_cli.models import precomputed
+from repsim_cli.runs import results
 
 MANY = ("model=[tiny_a]", "measure=[cka]")
 
@@ -793,7 +793,7 @@ def test_floats_of_any_kind_are_read(tmp_path, kind, dtype):
         np.savez(file, a=x)
     else:
         hdf5(lambda archive: archive.create_dataset("a", data=x))(file)
-    from repsim_cli import registry
+    from repsim_cli.base import registry
 
     read = registry.models.get("precomputed").function(path=str(file)).read("a", slice(3, 9))
     np.testing.assert_array_equal(read, x[3:9].astype(np.float32))

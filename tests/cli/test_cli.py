@@ -16,9 +16,12 @@ import reference
 import safetensors.torch
 import torch
 import yaml
-from recorded import recorded
+from helpers.recorded import recorded
 
-from repsim_cli import cli, doctor, folders, registry, results
+from repsim_cli import cli
+from repsim_cli.base import registry
+from repsim_cli.cli import doctor
+from repsim_cli.runs import folders, results
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
 
@@ -700,7 +703,7 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("repsim_cli.studies.matrices.estimate_all_pairs", broken)
+    monkeypatch.setattr("repsim_cli.engine.matrices.estimate_all_pairs", broken)
     code, out, err = repsim("run", "model=[tiny_a]")
     assert (code, out) == (1, "")
     assert "internal error: ZeroDivisionError: oops; please report it with" in err

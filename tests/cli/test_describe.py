@@ -6,20 +6,20 @@ import shlex
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
-import printed
 import pytest
-from printed import SHORTER, words_of
+from helpers import printed
+from helpers.composing import EXPERIMENTS
+from helpers.printed import SHORTER, words_of
 from pydantic import Field
-from test_config import EXPERIMENTS
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue, in_words, settings
 from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.config.presets import GROUPS, conf_dir, described
 from repsim_cli.config.run import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
-from repsim_cli.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 
 
 def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import repsim_cli
-from repsim_cli import results
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.runs import results
 
 SECRET = "hunter2"
 QUICK = ("model=[tiny_a]", "measure=[cka]", "extract.sequences=10", "extract.batch_rows=100", "cache=false")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from nights import nightly
+from helpers.nights import nightly
 from safetensors.torch import load_file, save_file
 
 import repsim_cli
@@ -86,10 +86,10 @@ def test_every_relative_link_has_a_target(page):
 @pytest.fixture
 def place(tmp_path, tiny_folder, monkeypatch):
     """A working folder with what the pages call corpus.txt, reviews.csv, texts.csv, stored rows, DIR and ID."""
-    from repsim_cli.registry import data
+    from repsim_cli.base.registry import data
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repsim_cli.doctor.SIDE", 64)
+    monkeypatch.setattr("repsim_cli.cli.doctor.SIDE", 64)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 4))
     Path("corpus.txt").write_text("\n\n".join(data.get("embedded_text").function(split="validation").documents()))
@@ -182,7 +182,7 @@ def test_python(place, block):
 
 
 def test_commands_of_the_gallery_name_what_there_is():
-    """They train for long, or need models that are not shipped: each experiment is planned in tests/test_config.py, and
+    """They train for long, or need models that are not shipped: each experiment is planned in tests/config/test_config.py, and
     every other key is one of the configuration."""
     page = (ROOT / "docs" / "gallery.md").read_text().replace("\\\n", " ")
     commands = [shlex.split(line) for line in re.findall(r"^    (repsim .*)$", page, re.M)]

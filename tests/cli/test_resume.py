@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from recorded import recorded
+from helpers.recorded import recorded
 
-from repsim_cli import folders, results
+from repsim_cli.runs import folders, results
 
 SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=24")
 SMALL = (*SMALL, "extract.batch_rows=64", "hardware.batch_size=2")
@@ -39,9 +39,9 @@ def broken_off(repsim, newest, monkeypatch):
     """A run that breaks off after three batches, its state saved; returns the folder."""
 
     def run(*words):
-        monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
+        monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", -1.0)
         seen = []
-        from repsim_cli.similarity import estimates
+        from repsim_cli.engine import estimates
 
         original = estimates.all_pairs
 
@@ -65,7 +65,7 @@ def numbers(folder):
 
 def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch):
     """They are computed again: standard errors are of all batches, not of zeros."""
-    from repsim_cli.studies import matrices
+    from repsim_cli.engine import matrices
 
     words = (*SMALL, "extract.estimate=ratio_of_sums", "significance.bands=true")
     original = matrices._keep
@@ -226,7 +226,7 @@ def test_two_writers_in_one_folder(repsim, broken_off):
 
 
 def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch, tmp_path):
-    from repsim_cli.studies import matrices
+    from repsim_cli.engine import matrices
 
     original = matrices.estimated
 
@@ -234,7 +234,7 @@ def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch
         shutil.rmtree(run.folder)
         return original(run, *rest, **more)
 
-    monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", 1e9)
+    monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", 1e9)
     monkeypatch.setattr(matrices, "estimated", removing)
     code, out, err = repsim("run", *SMALL)
     assert (code, out) == (1, "")
@@ -332,8 +332,8 @@ def test_one_sequence_that_does_not_fit(repsim, monkeypatch):
 
 def test_devices_in_turn_and_by_name():
     from repsim_cli.activations.readings import devices
-    from repsim_cli.errors import BadInput
-    from repsim_cli.settings import Hardware
+    from repsim_cli.base.errors import BadInput
+    from repsim_cli.base.settings import Hardware
 
     assert devices(Hardware(devices=["cpu", "cpu:0"]), ["a", "b", "c"]) == {"a": "cpu", "b": "cpu:0", "c": "cpu"}
     assert devices(Hardware(devices={"b": "cpu:0"}), ["a", "b"]) == {"a": "cpu", "b": "cpu:0"}
@@ -377,7 +377,7 @@ def test_compare(repsim, newest, tmp_path):
 
 
 def test_doctor(repsim, monkeypatch):
-    monkeypatch.setattr("repsim_cli.doctor.SIDE", 64)
+    monkeypatch.setattr("repsim_cli.cli.doctor.SIDE", 64)
     code, out, _ = repsim("doctor")
     assert code == 0
     for topic in ("versions", "memory and disk", "devices", "matrix kernels", "hub", "cache", "GFLOP/s", "limit 20 GB"):

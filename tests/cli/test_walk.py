@@ -3,15 +3,15 @@
 from collections import Counter
 from contextlib import contextmanager
 
-import printed
 import pytest
-from printed import SHORTER, words_of
-from recorded import recorded
+from helpers import printed
+from helpers.printed import SHORTER, words_of
+from helpers.recorded import recorded
 
-from repsim_cli import results
-from repsim_cli.cache import Entry
 from repsim_cli.cli import docstrings
-from repsim_cli.results import Run
+from repsim_cli.runs import results
+from repsim_cli.runs.cache import Entry
+from repsim_cli.runs.results import Run
 
 CLASSIFIER = (
     "{kind: finetuned, config: {model_type: bert, vocab_size: 120, hidden_size: WIDTH, num_hidden_layers: 2,"
@@ -93,7 +93,7 @@ def ended(monkeypatch):
         by(f"after an entry of {self.kind}")
 
     def run(begin):
-        monkeypatch.setattr("repsim_cli.studies.matrices.SAVE_EVERY", -1.0)
+        monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", -1.0)
         monkeypatch.setattr(Run, "stage", staged)
         monkeypatch.setattr(Entry, "finish", finish)
         code = begin()

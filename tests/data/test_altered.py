@@ -7,12 +7,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.data.altered import colours, noisy
 from repsim_cli.data.images import Images, Pixels
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import scoring
-from repsim_cli.errors import BadInput
 
 COUNT = 2000
 LABELS = ("negative", "neutral", "positive")

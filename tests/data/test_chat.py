@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
-from repsim_cli import registry
 from repsim_cli.activations.places import rows_of
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import EveryData, Extract
 from repsim_cli.data.base import with_keys
 from repsim_cli.data.chat import chatting
 from repsim_cli.data.padding import pad
 from repsim_cli.data.words import pieces, segmented
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import EveryData, Extract
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>\nYou help with a dog.\n' }}{% endif %}"

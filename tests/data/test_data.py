@@ -11,11 +11,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.data import packing
 from repsim_cli.data.packing import pack, pieces, separator_id
 from repsim_cli.data.text import Text
-from repsim_cli.errors import BadInput
 
 local_text = registry.data.get("local_text").function
 

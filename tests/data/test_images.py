@@ -8,17 +8,18 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from recorded import recorded
+from helpers.recorded import recorded
 
-from repsim_cli import registry, results
 from repsim_cli.activations import readings
 from repsim_cli.activations.capture import capture, shapes
 from repsim_cli.activations.hook_points import expand
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.images import CIFAR10, RECORD, Patches
-from repsim_cli.errors import BadInput
 from repsim_cli.models.configs import inline_config, patch_grid
 from repsim_cli.models.library import library
-from repsim_cli.settings import Extract
+from repsim_cli.runs import results
 
 VIT = {
     "model_type": "vit",

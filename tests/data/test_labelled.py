@@ -8,10 +8,10 @@ import datasets
 import numpy as np
 import pytest
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.labelled import Example, Examples
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import Extract
 
 EXTRACT = Extract(hook_points=["embed"], unit="mean", length=32, sequences=1000)
 MNLI = [

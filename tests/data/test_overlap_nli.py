@@ -5,12 +5,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.labelled import SUBCASES
 from repsim_cli.data.labels import scoring
 from repsim_cli.data.overlap_nli import PATTERNS
-from repsim_cli.errors import BadInput
-from repsim_cli.settings import Extract
 
 MNLI = ("entailment", "neutral", "contradiction")
 

@@ -3,42 +3,30 @@
 import numpy as np
 import pytest
 import torch
+from helpers.treebanks import SENTENCES, WORDS, conllu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli import registry, results
 from repsim_cli.activations.inputs import described, sequences_of, tokenizers
 from repsim_cli.activations.places import row_documents, rows_of, same_rows
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, pool_words
 from repsim_cli.activations.stored import activations_key
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data import packing
 from repsim_cli.data.packing import Text
 from repsim_cli.data.treebank import Treebank
 from repsim_cli.data.words import check_offsets, words_in
-from repsim_cli.errors import BadInput
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.settings import Extract, Hardware
+from repsim_cli.runs import results
 
-SENTENCES = [
-    ["rain", "falls", "."],
-    ["a", "dog", "runs", "outside", "and", "a", "cat", "runs"],
-    ["we", "met"],
-    ["it", "is", "\u201cwet\u201d", "."],
-]
-WORDS = sum(map(len, SENTENCES))
 GRID = [(i, j) for i, words in enumerate(SENTENCES) for j in range(len(words))]
 
 
 def extract(**settings):
     return Extract(**{"hook_points": ["embed", "resid_post"], "unit": "word", "length": 32, **settings})
-
-
-def conllu(sentences):
-    lines = (
-        "".join(f"{i}\t{word}\t_\t_\t_\t_\t_\t_\t_\t_\n" for i, word in enumerate(words, 1)) for words in sentences
-    )
-    return "\n".join(lines)
 
 
 def treebank(tmp_path, sentences=SENTENCES):

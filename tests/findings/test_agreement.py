@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from repsim_cli import measures, results
-from repsim_cli.errors import BadInput
+from repsim_cli import measures
+from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.agreement import NAME, correlations
 from repsim_cli.findings.distances import tree
+from repsim_cli.runs import results
 
 
 def drawn(seed, count=5):

@@ -6,21 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded import recorded
+from helpers.recorded import recorded
+from helpers.small_run import SMALL
 
-from repsim_cli import environment, registry, results
+from repsim_cli.base import environment, registry
+from repsim_cli.base.errors import BadConfig, BadInput, Degenerate
 from repsim_cli.cli.claims import table
-from repsim_cli.content import BY_BLOCK, END_TO_END, Results
-from repsim_cli.errors import BadConfig, BadInput, Degenerate
 from repsim_cli.findings.analyse import analyse, card_of, chosen, noted
 from repsim_cli.findings.analysis import Finished, Planned
 from repsim_cli.findings.claims import UNTESTABLE, known
-from repsim_cli.findings.penalties import Penalties, penalties
-
-SMALL = (
-    "model=[tiny_a,tiny_b]", "measure=[cka,rsa,mutual_knn]", "extract.estimate=full", "extract.rows=200", "base=tiny_a",
-    "claims=[falls_with_layer_distance]", "hardware.threads=1",
-)  # fmt: skip
+from repsim_cli.runs import results
+from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Results
+from repsim_cli.studies.stitching.finding_penalties import Penalties, penalties
 
 
 def test_analysing_again_changes_no_byte(repsim, newest):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from repsim_cli.content import Measured, Results
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.blocks import Blocks, blocks
+from repsim_cli.runs.content import Measured, Results
 
 BLOCK = np.array([0, 0, 0, 1, 1, 1])
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from repsim_cli import results
-from repsim_cli.content import Facts, Measured, Results
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.boundaries import AGREEMENT, STABILITY, TABLE, Boundaries, Parted, blocks_of, boundaries
 from repsim_cli.findings.claims import HOLDS, UNCLEAR, UNTESTABLE, known
 from repsim_cli.findings.evidence import over_places
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Facts, Measured, Results
 
 CLAIMS = [
     "base_has_no_blocks", "fine_tuning_parts_blocks", "boundary_is_at_two_thirds", "sparser_models_differ_less",

@@ -7,14 +7,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 import scipy.stats
-from nights import nightly
+from helpers.nights import nightly
 
-from repsim_cli import registry
-from repsim_cli.analysis.curves import curve as curve_of
-from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
+from repsim_cli.base import registry
+from repsim_cli.engine.curves import curve as curve_of
 from repsim_cli.findings.boundaries import Blocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
-from repsim_cli.findings.classifiers import OVERLAP
 from repsim_cli.findings.distances import Between, hierarchical, recovered
 from repsim_cli.findings.evidence import (
     Evidence,
@@ -27,17 +25,19 @@ from repsim_cli.findings.evidence import (
     orders,
     thirds,
 )
-from repsim_cli.findings.feature_maps import PUBLISHED, Network
 from repsim_cli.findings.groups import Depths
 from repsim_cli.findings.maps import Map, best_of
-from repsim_cli.findings.modular_layers import Layers
-from repsim_cli.findings.neighbours import chance
 from repsim_cli.findings.partitions import spectral
-from repsim_cli.findings.probes import Probed
-from repsim_cli.findings.ranks import COLUMNS
 from repsim_cli.findings.sub_networks import Clustered
-from repsim_cli.findings.targets import Near
-from repsim_cli.findings.variants import Scores
+from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
+from repsim_cli.studies.classifiers.finding import OVERLAP
+from repsim_cli.studies.classifiers.finding_variants import Scores
+from repsim_cli.studies.modular_sums.finding_layers import Layers
+from repsim_cli.studies.probes.finding import Probed
+from repsim_cli.studies.probes.finding_targets import Near
+from repsim_cli.studies.similarity.finding_feature_maps import PUBLISHED, Network
+from repsim_cli.studies.training_run.finding_ranks import COLUMNS
+from repsim_cli.studies.views.finding_neighbours import chance
 
 ALL = {claim.name: claim for claim in known(registry.claims.names())}
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect

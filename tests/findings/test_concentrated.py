@@ -5,9 +5,18 @@ import json
 import numpy as np
 import pytest
 
-from repsim_cli.content import DIAGNOSED, DIAGNOSTICS, FEATURE_SHARE, NORMS, PARTICIPATION, Measured, Results, Table
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.diagnostics import Diagnostics, concentrated, diagnostics, ratio
+from repsim_cli.runs.content import (
+    DIAGNOSED,
+    DIAGNOSTICS,
+    FEATURE_SHARE,
+    NORMS,
+    PARTICIPATION,
+    Measured,
+    Results,
+    Table,
+)
 
 
 def row(name: str, share: float = 0.1, rows_share: float | None = 0.1, participation: float = 9.0, features: int = 64):

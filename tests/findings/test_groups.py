@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+from helpers.composing import CONF
 from hydra import compose, initialize_config_dir
-from test_config import CONF
 
-from repsim_cli import measures, registry, results
+from repsim_cli import measures
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig, BadInput
+from repsim_cli.base.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.config.run import validate
-from repsim_cli.content import Facts, Matrix, Measured, Results, Side
-from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.findings import penalties
+from repsim_cli.engine.estimates import estimate_all_pairs
+from repsim_cli.engine.grouped import resolve, ties
 from repsim_cli.findings.analyse import added, card_of
 from repsim_cli.findings.analysis import Finished, Part
 from repsim_cli.findings.distances import (
@@ -44,9 +46,9 @@ from repsim_cli.findings.groups import (
     smallest_p,
 )
 from repsim_cli.models.source import facts
-from repsim_cli.settings import Extract, Hardware, Ranked, Significance
-from repsim_cli.similarity import estimate_all_pairs
-from repsim_cli.studies.grouped import resolve, ties
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Facts, Matrix, Measured, Results, Side
+from repsim_cli.studies.stitching import finding_penalties as penalties
 
 GROUPS = {"a": ["u", "v", "w"], "b": ["x", "y"]}
 
@@ -443,7 +445,7 @@ def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim,
 
 def test_models_are_chosen_by_their_metrics(tmp_path):
     """In the run; models of no group are left out."""
-    from repsim_cli import registry as rooms
+    from repsim_cli.base import registry as rooms
 
     shipped = rooms.models.get("shipped").function
     scores = {"tiny_a": 0.2, "tiny_a_step100": 0.9, "tiny_a_step400": 0.5, "tiny_b": 0.7, "copy": 0.1}

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from recorded import recorded
+from helpers.recorded import recorded
 
-from repsim_cli import results
-from repsim_cli.content import Facts, Measured, Results
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished, LayerMap, Planned
 from repsim_cli.findings.layer_identification import (
     COLUMNS,
@@ -16,6 +14,8 @@ from repsim_cli.findings.layer_identification import (
     layer_identification,
     most_similar,
 )
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Facts, Measured, Results
 
 SEEDS, DEPTH = 4, 5
 SITES = ("attn_out", "mlp_out")

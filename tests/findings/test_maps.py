@@ -5,16 +5,16 @@ import shutil
 
 import numpy as np
 import pytest
-from test_analyse import SMALL
+from helpers.small_run import SMALL
 
-from repsim_cli import results
-from repsim_cli.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
-from repsim_cli.draw.heatmap import pair
-from repsim_cli.draw.lines import UNKNOWN, by_layer, of_layers, over_seeds
+from repsim_cli.figures.heatmap import pair
+from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.localization import Localization, localization
 from repsim_cli.findings.maps import figures
+from repsim_cli.runs import results
+from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
 
 
 @pytest.mark.parametrize("order", ["depth", "cluster"])

@@ -7,18 +7,17 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+from helpers.nights import nightly
 from hypothesis import given
 from hypothesis import strategies as st
-from nights import nightly
 from sklearn.cluster import SpectralClustering
 
-from repsim_cli import measures, results
-from repsim_cli.content import BY_BLOCK, END_TO_END, ONE_SUM, Matrix, Measured, Results, Side
-from repsim_cli.draw.heatmap import together
-from repsim_cli.errors import BadInput
-from repsim_cli.findings import maps, modular_layers, sub_networks, targets
+from repsim_cli import measures
+from repsim_cli.base.errors import BadInput
+from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.figures.heatmap import together
+from repsim_cli.findings import maps, sub_networks
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.modular_layers import Layers
 from repsim_cli.findings.partitions import (
     MARGIN,
     SURROGATES,
@@ -43,8 +42,12 @@ from repsim_cli.findings.sub_networks import (
     of_model,
     tables,
 )
-from repsim_cli.findings.targets import Near
-from repsim_cli.similarity import all_pairs
+from repsim_cli.runs import results
+from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Matrix, Measured, Results, Side
+from repsim_cli.studies.modular_sums import finding_layers as modular_layers
+from repsim_cli.studies.modular_sums.finding_layers import Layers
+from repsim_cli.studies.probes import finding_targets as targets
+from repsim_cli.studies.probes.finding_targets import Near
 
 SEEDS = st.integers(0, 10_000)
 SIZES = st.sampled_from([(8, 12, 10), (15, 15), (6, 6, 6, 6, 6), (20, 10), (4, 9, 7)])

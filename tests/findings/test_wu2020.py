@@ -6,20 +6,21 @@ from dataclasses import replace
 import h5py
 import numpy as np
 import pytest
-from recorded import recorded
-from test_words import SENTENCES, WORDS, conllu
+from helpers.recorded import recorded
+from helpers.treebanks import SENTENCES, WORDS, conllu
 
-from repsim_cli import measures, registry
+from repsim_cli import measures
 from repsim_cli.activations.inputs import paired
 from repsim_cli.activations.readings import Reading
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract
 from repsim_cli.findings.base_model import compared, to_base
 from repsim_cli.findings.claims import known
 from repsim_cli.findings.localization import localized, other_means
 from repsim_cli.findings.maps import Map
 from repsim_cli.models.precomputed import write_sentences
 from repsim_cli.models.source import facts
-from repsim_cli.settings import Extract
 
 # contextual-corr-analysis, tests/: f1, f2, f3 are these 10 x 2 draws, and what its code says of their pairs
 FIXTURES = np.random.RandomState(0).randn(3, 10, 2)

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from repsim_cli import measures, registry
-from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli import measures
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, Degenerate
 
 ROTATED = ["procrustes", "procrustes_size_and_shape", "shape_angular", "bures_similarity", "aligned_cosine"]
 MATCHED = ["neuronsim", "hard_correlation_match", "permutation_procrustes"]

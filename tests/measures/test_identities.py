@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import reference
 import torch
-from test_measures import draw
+from helpers.drawn_rows import draw
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.bases import alive, decomposed, nuclear_norm, thin_svd
 from repsim_cli.measures.pointwise import euclidean_distance
 from repsim_cli.measures.subspaces import orthonormal
-from repsim_cli.similarity import all_pairs
 
 SEEDS = range(5)
 

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import reference
 import torch
+from helpers.drawn_rows import draw
 from hypothesis import given
 from hypothesis import strategies as st
 
 from repsim_cli import measures
-from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine.estimates import estimate_all_pairs
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import MeasureWarning, within
-from repsim_cli.similarity import all_pairs, estimate_all_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no complex of 12 landmarks")  # as there are with few rows
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -94,18 +96,6 @@ def test_golden_estimates_over_batches(chunk, estimate):
         {"m": measures.get("cka_unbiased")}, lambda seen: batches[seen:], names="xy", estimate=kind
     )
     assert float(matrices["m"].values[0, 1]) == pytest.approx(entry["value"], abs=entry["atol"])
-
-
-def draw(seed: int, n: int = 40, d: int = 7, shared: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Two representations that share some factors, with offsets and unequal scales."""
-    rng = np.random.default_rng(seed)
-    factors = rng.normal(size=(n, shared))
-
-    def side(width):
-        x = factors @ rng.normal(size=(shared, width)) + 0.7 * rng.normal(size=(n, width))
-        return x * np.exp(rng.normal(size=width)) + rng.normal(size=width)
-
-    return side(d), side(d)
 
 
 LABELS = np.arange(40) % 4

@@ -5,15 +5,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from recorded import recorded
+from helpers.recorded import recorded
+from helpers.streamed import STREAMED
 
-from repsim_cli import measures, registry
-from repsim_cli.errors import BadInput, Degenerate
+from repsim_cli import measures
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine.estimates import check_estimate
+from repsim_cli.engine.moments import moment_pairs, passes_of
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.similarity import all_pairs, check_estimate, moment_pairs
-from repsim_cli.similarity.moments import passes_of
 
-STREAMED = [name for name in measures.names() if measures.get(name).moments]
 WIDTHS = [5, 8, 13, 20]
 
 
@@ -107,8 +109,8 @@ def test_the_estimate_has_no_null(repsim):
 
 def test_runs_read_stored_rows_again(repsim, newest):
     """Blocks of few layers with and without the cache, and one block: the same numbers, each row once in the cache."""
-    from repsim_cli import results
-    from repsim_cli.studies import footprint
+    from repsim_cli.engine import footprint
+    from repsim_cli.runs import results
 
     words = ["model=[tiny_a,tiny_b]", "measure=[cka,neuronsim]", "extract.estimate=moments", "extract.sequences=4"]
     values = []

@@ -9,11 +9,11 @@ import scipy.stats
 import torch
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning, centred
 from repsim_cli.measures.spectrum import nearest_rows
-from repsim_cli.similarity import all_pairs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NAMES = [

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
-from repsim_cli.similarity import all_pairs
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.pairs import all_pairs
 
 COSINE = measures.get("cosine")
 

@@ -6,12 +6,12 @@ import reference
 import torch
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import rdm
 from repsim_cli.measures.base import MeasureWarning, unit_of
 from repsim_cli.measures.hsic import about_most
 from repsim_cli.measures.rank import SINGLE, precision
-from repsim_cli.similarity import all_pairs
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 HALVES = [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)]

@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from test_moments import STREAMED
+from helpers.streamed import STREAMED
 
 from repsim_cli import measures
+from repsim_cli.engine.moments import moment_pairs
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import rank
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.bases import alive, thin_svd
 from repsim_cli.measures.subspaces import orthonormal
-from repsim_cli.similarity import all_pairs, moment_pairs
 
 SPANS = ["mean_cca", "yanai_cca", "pillai_trace", "eigenspace_overlap", "gulp", "gaussian_mutual_information"]
 WIDTHS = [24, 20, 16]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from repsim_cli import measures
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import base
-from repsim_cli.similarity import all_pairs
 
 TILED = ("cka", "cka_unbiased", "cka_angular", "ensd", "distance_correlation", "gulp", "cka_rbf", "stress")
 

@@ -9,7 +9,7 @@ import reference
 import torch
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures import statistics
 
 GOLDEN = Path(__file__).parents[1] / "golden"

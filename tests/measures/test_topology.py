@@ -5,8 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 
-from repsim_cli import measures, registry
-from repsim_cli.errors import BadInput
+from repsim_cli import measures
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.measures.base import MeasureWarning
 
 PACKAGES = {"rtd": "ripser", "geometry_score": "gudhi"}

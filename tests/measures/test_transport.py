@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from repsim_cli import measures
-from repsim_cli.errors import Degenerate
+from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures import (
     assignment,
     gromov,

@@ -11,10 +11,10 @@ import safetensors.torch
 import torch
 from conftest import TINY, perturb
 
-from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.transformers import headed

@@ -8,8 +8,8 @@ import safetensors.torch
 import torch
 from conftest import TINY, perturb
 
-from repsim_cli import registry
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from repsim_cli import cache
 from repsim_cli.models import checkpoints
 from repsim_cli.models.checkpoints import hash_files
+from repsim_cli.runs import cache
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 import repsim_cli
-from repsim_cli import registry
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 
 precomputed = registry.models.get("precomputed").function
 NAMES = np.array([f"doc{i}" for i in range(30)])

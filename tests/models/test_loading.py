@@ -11,15 +11,15 @@ import pytest
 import torch
 from conftest import TINY
 
-from repsim_cli import registry
 from repsim_cli.activations.readings import loading
 from repsim_cli.activations.stored import activations_key
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading, in_one_place
 from repsim_cli.models.rounding import Quantize, to_steps
-from repsim_cli.settings import Extract, Hardware
 
 transformers, random = (registry.models.get(kind).function for kind in ("transformers", "random"))
 HALF = Loading(dtype=torch.bfloat16)

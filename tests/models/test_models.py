@@ -16,10 +16,10 @@ import safetensors.torch
 import torch
 from conftest import TINY, perturb
 
-from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.models.architectures import LENS
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.configs import inline_config
@@ -232,7 +232,7 @@ def test_hub_ids_and_revisions_on_a_fake_cache(tiny_folder, tmp_path):
             (snapshot / file.name).write_bytes(file.read_bytes())
     script = (
         "import json\n"
-        "from repsim_cli import registry\n"
+        "from repsim_cli.base import registry\n"
         "make = registry.models.get('transformers').function\n"
         "out = []\n"
         "for step in ('step1', 'step2'):\n"
@@ -604,7 +604,7 @@ def test_every_architecture_and_format_on_a_fake_hub(tiny_folder, tokenizer_fold
     repositories["NeelNanda/tiny-tokenizer"] = {"main": tokenizer_folder}
     script = (
         "import json\n"
-        "from repsim_cli import registry\n"
+        "from repsim_cli.base import registry\n"
         "out = {}\n"
         f"for kind, names in (('transformers', {list(TINY)}), ('transformer_lens', {list(LENS)})):\n"
         "    make = registry.models.get(kind).function\n"

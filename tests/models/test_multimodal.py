@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import perturb
 
-from repsim_cli import registry
+from repsim_cli.base import registry
 from repsim_cli.models.library import library
 
 transformers = registry.models.get("transformers").function

@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from tiny_configs import NAMES, tiny_config
+from helpers.tiny_configs import NAMES, tiny_config
 
-from repsim_cli import registry
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES, REFUSED
 
@@ -95,7 +95,7 @@ def test_the_command(repsim):
 
 
 def test_a_run_of_an_encoder_decoder_and_a_recurrent_model(repsim, newest, tokenizer_folder):
-    from recorded import recorded
+    from helpers.recorded import recorded
 
     entries = {
         "t5": f"{{kind: random, tokenizer: {tokenizer_folder}, hook_points: [encoder.resid_post, decoder.cross_out@1], "

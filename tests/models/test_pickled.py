@@ -10,10 +10,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import models
 from repsim_cli.models.checkpoints import weight_files
 from repsim_cli.models.pickled import convert
-from repsim_cli.registry import models
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import TINY
 
-from repsim_cli import registry
+from repsim_cli.base import registry
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.rounding import Quantize, rounded, to_steps

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from repsim_cli import registry
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
 
 
 def series(**arguments):

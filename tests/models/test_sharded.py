@@ -7,15 +7,15 @@ import pytest
 import torch
 from conftest import TINY, perturb
 
-from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.errors import BadInput
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Hardware
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading, like_inputs
 from repsim_cli.models.sizes import check_spread, placement, resident_bytes, spread_of
-from repsim_cli.settings import Hardware
 
 transformers = registry.models.get("transformers").function
 POINTS = ["embed", "resid_pre", "resid_post", "mlp_out", "q", "final_norm"]

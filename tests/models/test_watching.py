@@ -4,13 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from tiny_configs import tiny_config
+from helpers.tiny_configs import tiny_config
 
-from repsim_cli import registry
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand, head_width, heads_of
 from repsim_cli.activations.readings import width
-from repsim_cli.errors import BadInput, RunFailed
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.models import attention
 from repsim_cli.models.architectures import ARCHITECTURES
 from repsim_cli.models.attention import Attended, Watch

@@ -17,13 +17,15 @@ import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
-from browser import CHROMIUM, browser
+from helpers.browser import CHROMIUM, browser
 
-from repsim_cli import comparison, report, results, so_far
+from repsim_cli import report
+from repsim_cli.base.errors import BadInput
 from repsim_cli.cli import follow
-from repsim_cli.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table, Verdict
-from repsim_cli.errors import BadInput
+from repsim_cli.report import differences as comparison
 from repsim_cli.report import overview
+from repsim_cli.runs import results, so_far
+from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table, Verdict
 
 HOSTILE = "<script>window.pwned=1</script></script><!--'\"&amp;\u2028\u2029`${1}<img src=x onerror=window.pwned=1>"
 CARDS = {

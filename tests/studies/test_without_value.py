@@ -10,32 +10,33 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli import export, measures, registry, results, significance
+from repsim_cli import measures
 from repsim_cli.activations.maps import Maps
-from repsim_cli.analysis.curves import curve
-from repsim_cli.content import WITHOUT_VALUE, to_json
-from repsim_cli.draw.heatmap import heatmap, noted
-from repsim_cli.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.activations.segments import BOTH, segments
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.base.settings import Extract, Hardware, Significance
+from repsim_cli.engine import significance
+from repsim_cli.engine.attention import estimate_attention
+from repsim_cli.engine.counterparts import estimate_counterparts
+from repsim_cli.engine.curves import curve
+from repsim_cli.engine.estimates import estimate_all_pairs, of_sums
+from repsim_cli.engine.grams import Shape, packed
+from repsim_cli.engine.moments import moment_pairs
+from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.without_value import Lacking, NoValue, measures_with_values
+from repsim_cli.figures.heatmap import heatmap, noted
 from repsim_cli.findings.analyse import draw
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.complete import complete
 from repsim_cli.measures.base import Card, Pairwise
 from repsim_cli.models.precomputed import precomputed
+from repsim_cli.report import export
 from repsim_cli.report.record import block_means, record
-from repsim_cli.segments import BOTH, segments
-from repsim_cli.settings import Extract, Hardware, Significance
-from repsim_cli.similarity import (
-    all_pairs,
-    estimate_all_pairs,
-    estimate_attention,
-    estimate_counterparts,
-    moment_pairs,
-    of_sums,
-)
-from repsim_cli.similarity.grams import Shape, packed
-from repsim_cli.studies.training_view import _to_others
-from repsim_cli.studies.universality import between
-from repsim_cli.studies.without_value import Lacking, NoValue, measures_with_values
+from repsim_cli.runs import results
+from repsim_cli.runs.content import WITHOUT_VALUE, to_json
+from repsim_cli.studies.training_run.study_training_view import _to_others
+from repsim_cli.studies.universality.study import between
 
 INNER, SINGLY, BOTH_WAYS, SLOW = "cka", "procrustes", "linear_regression", "gromov_wasserstein"
 NAMES = ["a x", "a y", "b x"]

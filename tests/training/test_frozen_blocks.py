@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_configs import tiny_config
+from helpers.tiny_configs import tiny_config
 from torch import nn
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.errors import BadInput
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config, source
 from repsim_cli.models.library import library
 from repsim_cli.training.blocks import Freeze, first_blocks, freeze_blocks, frozen

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.binding import bind_model
-from repsim_cli.errors import BadConfig, BadInput
-from repsim_cli.results import quiet
+from repsim_cli.runs.results import quiet
 
 ENTRY = {
     "kind": "language_model",

@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from test_config import composed
+from helpers.composing import composed
 
-from repsim_cli import registry
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.run import validate
-from repsim_cli.errors import BadConfig, BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.training import encoder as training_encoder
 from repsim_cli.training import loop, masked, trained

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from repsim_cli.base.errors import BadInput
 from repsim_cli.config.presets import entries
-from repsim_cli.errors import BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.training.sparse import (

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from repsim_cli import cache, registry
-from repsim_cli.results import quiet
+from repsim_cli.base import registry
+from repsim_cli.runs import cache
+from repsim_cli.runs.results import quiet
 from repsim_cli.training.pretrain import TextRecipe
 from repsim_cli.training.trained import Trained
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli import registry
 from repsim_cli.activations.outputs import in_order, outputs
-from repsim_cli.errors import BadInput, RunFailed
-from repsim_cli.models.resnet import ResNetShape, fresh, resnet9
-from repsim_cli.results import quiet
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.runs.results import quiet
 from repsim_cli.training import loop
 from repsim_cli.training import resnet as training
 from repsim_cli.training.resnet import ImageRecipe, Labelled, augmented, scores, train_classifier, trained_resnet9
+from repsim_cli.training.resnet_model import ResNetShape, fresh, resnet9
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 6], image_size=16)
 RECIPE = ImageRecipe(epochs=3, batch_size=20, learning_rate=0.1, shift=1)

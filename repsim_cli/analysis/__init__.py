@@ -1,1 +1,0 @@
-"""From matrices to statements."""

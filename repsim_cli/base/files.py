@@ -1,0 +1,107 @@
+"""Files and folders that cannot be used: an OSError becomes a line with the path, the system's reason and advice.
+
+Readers and writers let an OSError pass, or call `explained`. It becomes an error of the project where a component is
+bound (with its key path), at the end of a run, and at the end of the command.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.base.errors import BadInput, RepsimError
+
+PERMISSION = "change its permissions or ask its owner, or choose another path"
+ROOM = "free space there, or choose another place"
+ADVICE = {
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+    errno.ENOSPC: ROOM,
+    errno.EDQUOT: ROOM,
+    errno.EROFS: "choose a place that can be written",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EIO: "check the disk",
+}
+
+
+def explained(error: OSError, path: Path | str | None = None, advice: str | None = None) -> str:
+    """`PATH: cannot be used, got 'REASON'; ADVICE`. For a missing permission, the folder that denies access is named.
+
+    path, advice: where they tell more than the error does.
+    """
+    place = path or error.filename or "a file"
+    reason = f"'{error.strerror or error}'"
+    if error.errno in (errno.EACCES, errno.EPERM) and (closed := _closed(Path(os.fsdecode(place)))):
+        reason += f" for the folder '{closed}'"
+    return f"{place}: cannot be used, got {reason}; {advice or ADVICE.get(error.errno or 0, 'check the path')}"
+
+
+def _closed(path: Path) -> Path | None:
+    """The first folder above the path that cannot be entered."""
+    effective = os.access in os.supports_effective_ids
+    for folder in reversed(path.absolute().parents):
+        if not os.access(folder, os.X_OK, effective_ids=effective):
+            return folder
+    return None
+
+
+def in_utf8(path: Path, variable: str) -> Path:
+    """The path in an environment variable. Raises BadInput where it is not UTF-8, since neither JSON nor safetensors
+    can name such files."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"{variable}: not a path in UTF-8, got {os.fsencode(path)!r}; set it to another") from None
+    return path
+
+
+def inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
+    """The file that a document of a folder names; None where it names none, or one outside the folder.
+
+    links: whether symbolic links may lead out of it; those of the hub's cache may, whose snapshots link to its blobs.
+    """
+    if not isinstance(name, str) or not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        return None
+    try:
+        file, root = (folder / name).resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or what no name can be
+        return None
+    places = [root, root.parent.parent / "blobs"] if root.parent.name == "snapshots" else [root]
+    return folder / name if links or any(file.is_relative_to(place) for place in places) else None
+
+
+def readable(file: Path) -> Path:
+    """The file, for a library whose errors do not name the cause. Raises OSError where it cannot be opened."""
+    with file.open("rb"):
+        return file
+
+
+def _raised(error: OSError) -> None:
+    raise error
+
+
+def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """os.walk sorted by name; the error of a folder that cannot be listed is raised, or passed to `refused`."""
+    for place, folders, names in os.walk(folder, onerror=refused):
+        folders.sort()
+        yield Path(place), folders, sorted(names)
+
+
+@contextmanager
+def refusing(problem: str, got: object, advice: str, kind: type[RepsimError] = BadInput) -> Iterator[None]:
+    """Raises `problem, got 'got' (reason); advice` for any exception of a library inside.
+
+    Parsers raise anything on unexpected bytes, so only their calls belong inside. Errors of the project and of the
+    system pass unchanged.
+    """
+    try:
+        yield
+    except RepsimError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in ADVICE:
+            raise
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise kind(f"{problem}, got '{got}' ({reason}); {advice}") from error

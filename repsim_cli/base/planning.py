@@ -1,0 +1,61 @@
+"""Checks of a configuration: a run is refused if it does not fit this machine, a dry run only reports it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from repsim_cli.base.errors import BadInput
+
+
+class _Check(NamedTuple):
+    misfits: list[str]
+    dry: bool
+
+
+_check: ContextVar[_Check | None] = ContextVar("_check", default=None)
+
+
+@contextmanager
+def checking(*, dry: bool) -> Iterator[list[str]]:
+    """Inside, `unfit` adds to the list that this yields. dry: the shapes of published models are the shipped ones."""
+    check = _Check([], dry)
+    token = _check.set(check)
+    try:
+        yield check.misfits
+    finally:
+        _check.reset(token)
+
+
+@contextmanager
+def noting_under(path: str) -> Iterator[None]:
+    """Problems noted inside are about keys under this path."""
+    check = _check.get()
+    first = len(check.misfits) if check else 0
+    yield
+    if check:
+        check.misfits[first:] = [f"{path}.{misfit}" for misfit in check.misfits[first:]]
+
+
+def is_dry() -> bool:
+    check = _check.get()
+    return check is not None and check.dry
+
+
+def unfit(problem: str) -> None:
+    """Notes that settings cannot run on this machine; raises BadInput outside of `checking`."""
+    check = _check.get()
+    if check is None:
+        raise BadInput(problem)
+    check.misfits.append(problem)
+
+
+def check_device(key: str, device: str) -> None:
+    """Notes, as `unfit`, that torch cannot use the device of the setting `key`."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device).item()  # fails on the device meta, which has no values
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0][:100]
+        unfit(f"{key}: not usable here, got '{device}' ({reason}); use cpu")

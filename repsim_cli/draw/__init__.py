@@ -1,1 +1,0 @@
-"""Drawing primitives that know no topic: heatmaps, lines, bars, panels. Figures are made of them in `findings/`."""

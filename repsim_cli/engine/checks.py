@@ -1,0 +1,133 @@
+"""Checks of what the similarity of all layers is asked for: each raises BadInput, before any weights load."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from repsim_cli.activations.readings import Layer, Reading
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Extract, Group
+from repsim_cli.engine.estimates import check_estimate
+from repsim_cli.engine.grouped import check_metrics
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import AnySource
+from repsim_cli.runs.results import Run
+
+T = TypeVar("T")
+
+FEWEST = 3  # rows; after centring, two rows are alike in all representations
+FEW = 30  # rows, that many measures say little about
+
+
+def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) -> tuple[dict[str, T], dict[str, str]]:
+    """The measures that `check` accepts, and by label why each of the others is skipped.
+
+    Raises BadInput for the first measure that `check` refuses, where none may be skipped or all would be.
+    """
+    kept, skipped = {}, {}
+    for label, bound in measures.items():
+        try:
+            check(bound)
+        except BadInput as error:
+            skipped[label] = str(error)
+        else:
+            kept[label] = bound
+    if skipped and not (skip and kept):
+        first, *others = skipped.values()
+        unsuitable = f" ({len(skipped)} of {len(measures)} measures are unsuitable)" if others else ""
+        raise BadInput(f"{first}{unsuitable}" + ("; skip_unsuitable=true runs the others" if kept else ""))
+    return kept, skipped
+
+
+def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, labelled: bool) -> None:
+    """labelled: whether rows can have a class."""
+    check_estimate(bound, extract.estimate)
+    if bound.card.equal_widths and extract.drop_features < 1:
+        raise BadInput(
+            f"extract.drop_features: {bound.name} compares feature by feature, got {extract.drop_features}; use "
+            "extract.normalise=features, or another measure"
+        )
+    key = "rows" if extract.estimate == "full" else "batch_rows"
+    rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
+    if rows < bound.rows_needed:
+        raise BadInput(f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it")
+    check_widths(bound, layers, rows)
+    if bound.card.labelled and not labelled:
+        raise BadInput(f"measure: {bound.name} needs a label per row, got data without labels; use e.g. data=mnli")
+
+
+def check_widths(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
+    """Checks that the measure takes these widths, with this number of rows."""
+    wide = max(layers, key=lambda layer: layer.width)
+    narrow = min(layers, key=lambda layer: layer.width)
+    if bound.card.equal_widths and wide.width != narrow.width:
+        raise BadInput(
+            f"measure: {bound.name} needs equal widths, got {narrow.width} ({narrow}) and {wide.width} ({wide}); "
+            "use procrustes or cka_unbiased, or models of one width"
+        )
+    if bound.card.infinite_to_itself:
+        raise BadInput(
+            f"measure: {bound.name} of a layer with itself is infinite, got all pairs of layers; "
+            "compare two arrays with `repsim measure`, or use mean_cca"
+        )
+    if bound.card.refuses_wide and rows <= wide.width:
+        raise BadInput(
+            f"measure: {bound.name} needs more rows than features, got {rows} for {wide.width} ({wide}); "
+            "give it more rows, or use cka_unbiased"
+        )
+
+
+def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
+    """Checks that so many rows at a time are enough, once they are counted."""
+    if rows < (needed := max(bound.rows_needed, FEWEST)):
+        raise BadInput(f"data: {bound.name} needs at least {needed} rows, got {rows}; give more text")
+    check_widths(bound, layers, rows)
+
+
+def warn_of_few_rows(
+    run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int, used: int, tested: bool
+) -> None:
+    """rows: of an estimate at a time, of `used` in all. tested: whether the run tests significance."""
+    if used < FEW:
+        advice = "" if tested else ", or use significance=permutation"
+        run.warn(f"{used} rows are few: values scatter widely by chance; give more{advice}")
+    wide = next((layer for layer in layers if rows <= layer.width), None)
+    for name, bound in measures.items():
+        if bound.card.width_limit and wide:
+            run.warn(f"{name}: {rows} rows for {wide.width} features ({wide}); {bound.card.width_limit}")
+
+
+def check_groups(
+    groups: Mapping[str, Group],
+    models: Mapping[str, AnySource],
+    readings: Sequence[Reading],
+) -> None:
+    """Checks that the models of all groups have the same layers."""
+    if not groups:
+        return
+    check_metrics(groups, models)
+    first, *others = readings
+    for reading in others:
+        names, wanted = ([layer.name for layer in either.layers] for either in (reading, first))
+        if names != wanted:
+            raise BadInput(
+                f"groups: models of equal depth are needed, got {len(wanted)} layers of '{first.label}' and "
+                f"{len(names)} of '{reading.label}'; leave one of them out, or choose extract.layers that both have"
+            )
+
+
+def check_targets(targets: str | None, models: Mapping[str, AnySource]) -> None:
+    if targets is not None and targets not in models:
+        raise BadInput(f"options.targets: no such model, got '{targets}'; {did_you_mean(targets, models)}")
+    if targets is not None and len(models) < 2:
+        raise BadInput(f"options.targets: a model to compare with is needed, got '{targets}' alone; add one")
+
+
+def check_within(asked: Mapping[str, object]) -> None:
+    """asked: by key, settings that compare layers of different models."""
+    for key, value in asked.items():
+        if value:
+            raise BadInput(
+                f"options.within: {key} needs the layers of all models, got pairs within models alone; drop one"
+            )

@@ -1,0 +1,223 @@
+"""What is compared with what: every layer with every layer, by which measures, on which rows, against which chance."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+
+from repsim_cli.activations.places import row_beginnings, row_documents, rows_of
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import row_numbers
+from repsim_cli.activations.segments import BOTH, Segments, segments
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import WORDS, Extract, Significance
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import significance as judging
+from repsim_cli.engine.bounds import most_rows
+from repsim_cli.engine.checks import check_measure, check_rows, check_targets, suitable, warn_of_few_rows
+from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.study import OfMeasures
+from repsim_cli.engine.undefined import Wanted
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import PrecomputedWords
+from repsim_cli.runs.results import Run
+
+STAYING = 0.05  # of the rows in place under random orders: more gives a warning
+NONE = Significance()  # nothing is tested
+FULL = 0.9  # of the rows: a test on fewer gives a warning
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """Which rows of the run depend on each other.
+
+    documents: the document of every row, or the row itself. beginnings: what the row is the first of (see
+    `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so that documents
+    keep their segments.
+    """
+
+    documents: np.ndarray
+    beginnings: np.ndarray
+    whole: np.ndarray | None
+
+    def segments(self, extract: Extract, seed: int, least: int) -> Segments:
+        """Which rows of each batch are exchanged, at least `least`. Raises BadInput where too few documents can be."""
+        total = len(self.documents)
+        count = 1 if extract.estimate == "full" else total // extract.batch_rows
+        batches = [row_numbers(extract, total, seed, batch, self.whole) for batch in range(count)]
+        return segments([self.documents[x] for x in batches], [self.beginnings[x] for x in batches], least)
+
+
+def clusters_of(
+    significance: Significance,
+    readings: Sequence[Reading],
+    sequences: Mapping[str, Sequences],
+    extract: Extract,
+    total: int,
+) -> Clusters:
+    """By `significance.clusters`; rows of stored arrays are independent of each other, but for words of sentences."""
+    stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
+    if significance.clusters == "row" or not (sequences or stored):
+        return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None)
+    if sequences:
+        given = next(iter(sequences.values()))
+        documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
+        whole = rows_of(given, extract)
+    else:
+        whole = np.array([sentence.words for sentence in stored[0]])
+        documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
+        beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
+    sampled = significance.method == "permutation" and (whole > 1).any()
+    return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Extraction):
+    """All layers of some models, compared with each other.
+
+    measures: by label. skipped: by label, why a measure is left out; unsuitable ones may be.
+    within: layers are compared with those of the same model alone, and all layers with those of the model `targets`.
+    side_by_side: all layers are read together, of whole models.
+
+    Known once the rows are counted:
+    clusters: which rows depend on each other. exchanged: those that permutations move; None: no permutation is drawn.
+    room: bytes for the cross products of second moments in one pass over the rows. groups: layers whose rows are in
+    memory together; None: all.
+    """
+
+    measures: Mapping[str, Measure]
+    significance: Significance = NONE
+    skip_unsuitable: bool = False
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    within: bool = False
+    targets: str | None = None
+    side_by_side: bool = False
+    clusters: Clusters | None = None
+    exchanged: Segments | None = None
+    room: float = 0.0
+    groups: Sequence[Sequence[int]] | None = None
+
+    @cached_property
+    def wanted(self) -> Wanted | None:
+        """Which pairs of layers are compared; None: all of them."""
+        if not self.within:
+            return None
+        of = np.array([layer.model for layer in self.layers])
+        either = of == self.targets
+        return torch.from_numpy((of[:, None] == of) | either | either[:, None])
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of layers are compared."""
+        count = len(self.layers)
+        return count * (count + 1) // 2 if self.wanted is None else int(self.wanted.triu().sum())
+
+    @property
+    def documents(self) -> np.ndarray:
+        """Of the rows, once they are clustered."""
+        assert self.clusters is not None
+        return self.clusters.documents
+
+    @property
+    def slow(self) -> bool:
+        return any(bound.slow is not None for bound in self.measures.values())
+
+    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+        """With the number of rows and the measures that they suit. Raises BadInput where they are too few."""
+        counted = super().counted(run, sequences)
+        total, extract = counted.total, self.extract
+        if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
+            raise self.too_few_rows(str(total))
+        at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
+
+        def check(bound: Measure) -> None:
+            if bound.card.labelled and all(inputs.labels is None for inputs in sequences.values()):
+                raise BadInput(
+                    f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
+                )
+            check_rows(bound, self.layers, at_a_time)
+
+        measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
+        for label, why in skipped.items():
+            run.skip(label, why)
+        used, tested = at_a_time if extract.estimate == "full" else total, self.significance.method != "none"
+        warn_of_few_rows(run, measures, self.layers, at_a_time, used, tested)
+        return replace(counted, measures=measures)
+
+    def clustered(self, run: Run, sequences: Mapping[str, Sequences], significance: Significance | None = None) -> Self:
+        """With the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
+        where these are too few for a measure. significance: what the clusters are for, if not for this comparison."""
+        clusters = clusters_of(significance or self.significance, self.readings, sequences, self.extract, self.total)
+        return replace(self, clusters=clusters, whole=clusters.whole, exchanged=self._exchanged(run, clusters))
+
+    def _exchanged(self, run: Run, clusters: Clusters) -> Segments | None:
+        if self.significance.method != "permutation":
+            return None
+        widest = max(layer.width for layer in self.layers)
+        least = max(widest + 1 if bound.card.refuses_wide else bound.rows_needed for bound in self.measures.values())
+        exchanged = clusters.segments(self.extract, self.seed, least)
+        if exchanged.share < FULL:
+            run.warn(
+                f"significance: p values and calibrated scores are of {100 * exchanged.share:.0f} % of the rows, in "
+                f"{exchanged.count} segments of equal length, one per document, that can trade places"
+            )
+        if exchanged.in_place > STAYING:
+            together = "" if self.extract.estimate == "full" else ", or use extract.estimate=full"
+            run.warn(
+                f"significance: random pairings leave {100 * exchanged.in_place:.0f} % of the rows in place, as few "
+                "segments of a batch can trade places; chance holds as much of the similarity; give more documents"
+                + together
+            )
+        return exchanged
+
+    def too_few_rows(self, got: str) -> BadInput:
+        advice = "give more text, raise sequences or length, " if self.live else ""
+        return BadInput(
+            f"extract.batch_rows: the data has fewer rows than one batch, got {got} for {self.extract.batch_rows}; "
+            f"lower batch_rows, {advice}or use extract.estimate=full"
+        )
+
+
+def comparison_of(
+    given: OfMeasures,
+    significance: Significance = NONE,
+    *,
+    among: Iterable[str] | None = None,
+    within: bool = False,
+    targets: str | None = None,
+    side_by_side: bool = False,
+) -> Comparison:
+    """Raises BadInput where the models cannot be compared like this. among: all models of the run."""
+    if not given["measure"]:
+        raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
+    extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)
+    extract, live = extraction.extract, extraction.live
+    labelled = bool(live) and not extraction.data.running
+
+    def check(bound: Measure) -> None:
+        check_measure(bound, extraction.layers, extract, labelled=labelled)
+        judging.check_measure(significance, bound)
+
+    measures, skipped = suitable(given["measure"], check, skip_unsuitable)
+    check_targets(targets, extraction.models)
+    stored = any(isinstance(source, PrecomputedWords) for source in extraction.models.values())
+    several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))
+    judging.check(significance, extract.estimate, (several or stored) and significance.clusters == "document")
+    judging.check_family(significance, [len(reading.layers) for reading in extraction.readings])
+    comparison = extraction.extended(
+        Comparison,
+        measures=measures,
+        skipped=skipped,
+        significance=significance,
+        skip_unsuitable=skip_unsuitable,
+        within=within,
+        targets=targets,
+        side_by_side=side_by_side,
+    )
+    in_batches = extract.estimate in ("per_batch", "ratio_of_sums")
+    if in_batches and (most := most_rows(extraction.models, extract)) < extract.batch_rows:
+        raise comparison.too_few_rows(f"at most {most}")
+    return comparison

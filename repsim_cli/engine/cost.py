@@ -1,0 +1,226 @@
+"""Roughly how long a run will take: operations of forward passes and pairs over the speed of the device.
+
+The constants were fitted to single measures of 1000 rows and to short runs, on a single CPU thread.
+"""
+
+import functools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from repsim_cli.activations.batching import passes
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Hardware
+from repsim_cli.data.network import staying_offline
+from repsim_cli.engine.bounds import disk_gb, in_gb
+from repsim_cli.measures import InnerProduct, Measure
+from repsim_cli.models.source import Source
+
+SIDE = 1024  # of the matrices whose product is timed
+ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that this machine lacks
+EFFICIENCY = 0.5  # of a forward pass, relative to a large matrix product
+CALL = 3e-4  # seconds of a block's forward pass beside its operations
+START, FIGURE = 6.0, 0.4  # seconds
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The operations of a part of a run, and the seconds that they take, roughly."""
+
+    operations: float = 0.0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(self.operations + other.operations, self.seconds + other.seconds)
+
+    def __rmul__(self, times: int | float) -> "Cost":
+        return Cost(times * self.operations, times * self.seconds)
+
+
+def products(operations: float, hardware: Hardware, *, efficiency: float = 1.0) -> Cost:
+    """Matrix products in float32. efficiency: relative to a large one."""
+    return Cost(operations, operations / (efficiency * _speed(hardware)))
+
+
+def forward_cost(
+    models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
+) -> Cost:
+    """A forward pass of so many sequences through each model. vocabularies: through its output head too."""
+    models, count = list(models), passes(sequences, length, hardware)
+    operations = forward_operations(models, sequences, length, vocabularies=vocabularies)
+    calls = CALL * count * sum(model.layers for model in models)
+    return Cost(operations, operations / (EFFICIENCY * _speed(hardware, hardware.dtype)) + calls)
+
+
+def forward_operations(models: Iterable[Source], sequences: int, length: int, *, vocabularies: bool = False) -> float:
+    """Two for each weight and token, and those of attention."""
+    operations = 0.0
+    for model in models:
+        table = model.vocabulary * model.width
+        weights = max(model.parameters - table, 0) + table * vocabularies
+        attention = 2 * model.layers * length * model.width
+        operations += 2.0 * sequences * length * (weights + attention)
+    return operations
+
+
+def training_cost(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
+    """To train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
+    calls = Cost(0.0, 4 * CALL * steps * layers)
+    return products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
+
+
+def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10) -> dict[str, Any]:
+    """For a plan: the trainings whose models are not in the cache, each once, and what they take at most."""
+    models, missing = list(models), {}
+    disk = disk_gb({"weights": sum(4.0 * model.parameters for model in models)})
+    try:
+        with staying_offline():
+            for model in models:
+                for key, work in (model.work() if model.work else {}).items():
+                    if key not in missing:
+                        missing[key] = model, work()
+    except BadInput as error:
+        return {"trainings": f"not known before the data can be read ({error})", "disk, GB": disk}
+    costs = [
+        training_cost(model.layers, model.width, work.tokens, work.steps, hardware) for model, work in missing.values()
+    ]
+    whole = sum(costs, Cost())
+    return {
+        "trainings": f"{len(missing)} not in the cache",
+        "steps, at most": sum(work.steps for _, work in missing.values()),
+        "disk, GB": disk,
+        "operations": {"training": f"{whole.operations:.2g}"},
+        "time, roughly": times({"training": whole.seconds}, hardware, figures=figures),
+    }
+
+
+def pairs_cost(
+    measures: Iterable[Measure],
+    widths: list[int],
+    pairs: int,
+    rows: int,
+    hardware: Hardware,
+    *,
+    batches: float = 1.0,
+    permutations: int = 0,
+) -> Cost:
+    """So many pairs of layers of these widths, on so many rows in each of the batches.
+
+    Inner products cost a Gram matrix per layer and a sum over cells per pair; slow measures as many products of square
+    matrices as they declare; all others a product and a decomposition per pair.
+    """
+    n, d, whole = float(rows), sum(widths) / len(widths), Cost()
+    count = batches * pairs * (1 + permutations)
+    for measure in measures:
+        inner = isinstance(measure, InnerProduct)
+        prepared = len(widths) * (2 * n**2 * d + 400 * n**2 + (0 if inner else 20 * n * d**2))
+        whole += batches * products(prepared, hardware)
+        if measure.slow:
+            workers = min(hardware.workers, max(pairs, 1)) * speed_of("cpu", threads=1)[0]
+            operations = count * 2 * n**3 * measure.slow.products
+            whole += Cost(operations, operations / workers)
+        else:
+            each = 2 * n**2 if inner else 4 * n * d**2 + 20 * d**3 + 1e5 * n
+            whole += products(count * each, hardware)
+    return whole
+
+
+def distances_cost(widths: list[int], rows: int, hardware: Hardware) -> Cost:
+    """The distances of all rows of these layers, in float64, and their histograms with and without each tenth of the
+    rows."""
+    return products(rows**2 * (4.0 * sum(widths) + 7000 * len(widths)), hardware)
+
+
+def moments_cost(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> Cost:
+    """Exact second moments: half of all covariances, in float64 at half the speed, and one or two decompositions per
+    pair."""
+    features, count = float(sum(widths)), len(list(measures))
+    return products(2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3, hardware)
+
+
+def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> Cost:
+    """The products of all neurons of different models in float64, and rotations of all layers. widths: of the layers
+    of each model."""
+    neurons = [sum(layers) for layers in widths]
+    pairs = sum(neurons) ** 2 - sum(count**2 for count in neurons)
+    squares, cubes = (sum(width**power for layers in widths for width in layers) for power in (2, 3))
+    rotated = sum((sum(neurons) - sum(layers)) * sum(width**2 for width in layers) for layers in widths)
+    return products(2.0 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)), hardware)
+
+
+def dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
+    """To train dictionaries of so many features in all, each on so many rows: three passes through an encoder and a
+    decoder."""
+    return products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
+
+
+def needs(
+    costs: Mapping[str, Cost],
+    hardware: Hardware,
+    *,
+    memory: Mapping[str, float],
+    disk: Mapping[str, float] | None = None,
+    activations: float = 0.0,
+    figures: int = 10,
+) -> dict[str, Any]:
+    """What every plan ends with: memory and disk, operations and time.
+
+    memory, disk: bytes by part. activations: bytes of those in the cache.
+    """
+    return {
+        "memory, GB": in_gb(memory),
+        "disk, GB": disk_gb(disk or {}, activations),
+        "operations": {part: f"{each.operations:.2g}" for part, each in costs.items()},
+        "time, roughly": times({part: each.seconds for part, each in costs.items()}, hardware, figures=figures),
+    }
+
+
+def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
+    """For a plan: the duration of each part and of the whole, and where the speed is from."""
+    whole = {**parts, "start, figures, report": START + FIGURE * figures}
+    speed, source = speed_of(hardware.device, threads=hardware.threads)
+    aside = "downloads" if "training" in parts else "downloads and training"
+    return {
+        **{part: duration(seconds) for part, seconds in whole.items()},
+        "in all": f"{duration(sum(whole.values()))}, within a factor of about 3, without {aside}",
+        "at": f"{speed / 1e9:,.0f} GFLOP/s in float32, {source}",
+    }
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.2), duration(42.0), duration(600.0), duration(5400.0), duration(300_000.0)
+    ('1 s', '42 s', '10 min', '1.5 h', '3.5 days')
+    """
+    if seconds < 120:
+        return f"{max(seconds, 1):.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
+
+
+def _speed(hardware: Hardware, dtype: str = "float32") -> float:
+    return speed_of(hardware.device, dtype, hardware.threads)[0]
+
+
+@functools.cache
+def speed_of(device: str, dtype: str = "float32", threads: int | None = None) -> tuple[float, str]:
+    """Operations per second of a matrix product, the best of several, and how this is known. threads: of the CPU, whose
+    own time counts, so that other load on the machine does not."""
+    try:
+        x = torch.rand(SIDE, SIDE, device=device, dtype=getattr(torch, dtype))
+    except (RuntimeError, AssertionError):
+        return ASSUMED[dtype], f"assumed for '{device}', which this machine lacks"
+    best, before = float("inf"), torch.get_num_threads()
+    on_cpu, side_by_side = x.device.type == "cpu", threads or before
+    clock = time.process_time if on_cpu else time.perf_counter
+    torch.set_num_threads(side_by_side)
+    for _ in range(4):  # the first warms up
+        start = clock()
+        (x @ x)[0, 0].item()
+        best = min(best, (clock() - start) / (side_by_side if on_cpu else 1))
+    torch.set_num_threads(before)
+    return 2 * SIDE**3 / best, f"measured on '{device}'" + on_cpu * " in CPU time, as if nothing else ran"

@@ -1,0 +1,237 @@
+"""Estimates over a stream of batches: one batch, means over batches with their errors, or ratios of sums."""
+
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.engine.one_by_one import array
+from repsim_cli.engine.pairs import Batch, Prepared, SimilarityMatrix, Statistics, all_pairs, hsic_products, of_hsic
+from repsim_cli.engine.processes import Work
+from repsim_cli.engine.undefined import Lack, Matrix, Reasons, Undefined, Wanted, value_of
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import MeasureWarning, within
+
+
+@dataclass
+class Mean:
+    """Running mean and standard error of matrices (Welford), one number per pair however many were added."""
+
+    mean: Tensor
+    squares: Tensor
+    count: int = 0
+
+    @classmethod
+    def like(cls, values: Tensor) -> "Mean":
+        """The mean of no values yet."""
+        return cls(torch.zeros_like(values), torch.zeros_like(values))
+
+    def add(self, values: Tensor) -> None:
+        self.count += 1
+        delta = values - self.mean
+        self.mean += delta / self.count
+        self.squares += delta * (values - self.mean)
+
+    @property
+    def se(self) -> Tensor | None:
+        if self.count < 2:
+            return None
+        return (self.squares / (self.count - 1) / self.count).sqrt()
+
+
+def check_estimate(measure: Measure, estimate: str) -> None:
+    """Raises BadInput where the estimate is not defined for the measure."""
+    if estimate == "moments" and measure.moments is None:
+        raise BadInput(
+            f"extract.estimate: {measure.name} is not a function of second moments, got moments; use full or per_batch"
+        )
+    if estimate == "ratio_of_sums":
+        of_hsic(measure)
+
+
+Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
+Beside = Callable[[int, Any], Mapping[Key, Tensor]]  # of a Batch; significance has Tensors alone
+State = dict[str, Tensor]
+Notices = dict[str, list[str]]  # by the label of a measure
+
+
+@contextmanager
+def noticed(notices: Notices, labels: Iterable[str]) -> Iterator[None]:
+    """Files the warnings of measures under the measures that issued them, or under all of these labels."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", MeasureWarning)
+        yield
+    for notice in caught:
+        if isinstance(notice.message, MeasureWarning):
+            for label in notice.message.measures or labels:
+                notices[label] = distinct([*notices.get(label, []), str(notice.message)])
+        else:
+            warnings.warn(notice.message, notice.category, stacklevel=2)
+
+
+def distinct(notices: Iterable[str]) -> list[str]:
+    """The first of each kind: numbers may differ between batches.
+
+    >>> distinct(["x: got 3 of 8", "y: got 3 of 8", "x: got 4 of 8"])
+    ['x: got 3 of 8', 'y: got 3 of 8']
+    """
+    first: dict[str, str] = {}
+    for notice in notices:
+        first.setdefault(re.sub(r"\d[\d.]* ", "# ", notice), notice)
+    return list(first.values())
+
+
+def joined(matrices: Iterable[SimilarityMatrix]) -> list[str]:
+    """The warnings of several measures."""
+    return distinct(notice for matrix in matrices for notice in matrix.notices)
+
+
+def estimate_all_pairs(
+    measures: Mapping[str, Measure],
+    batches: Callable[[int], Iterable[Batch]],
+    *,
+    names: Sequence[str],
+    estimate: str,
+    tile: int = 512,
+    labels: Callable[[int], Tensor | None] = lambda batch: None,
+    statistics: Statistics = lambda *_: {},
+    beside: Beside = lambda *_: {},
+    each: Callable[[int, Mapping[str, Matrix]], None] = lambda batch, values: None,
+    state: State | None = None,
+    save: Callable[[State], None] = lambda state: None,
+    wanted: Wanted | None = None,
+    work: Work | None = None,
+) -> tuple[dict[str, SimilarityMatrix], list[str]]:
+    """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
+
+    batches(k): the stream from batch k on; of representations that do not fit into memory together, as `grams.packed`
+        makes it.
+    estimate: `full`: one batch. `per_batch`: the mean of the batches' values, with its standard error.
+        `ratio_of_sums`: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, then normalised.
+    labels(batch): a class code per row, for measures that need them.
+    statistics(batch, measure, prepared, values), beside(batch, representations): further values, averaged over the
+        batches that have them.
+    each(batch, values): called after every batch.
+    save(state): called after every batch; from a saved `state` the estimate resumes with the same bits.
+    wanted: as in `all_pairs`. A cell that has no value in a batch has none: the matrices say why.
+    work: where the pairs of slow measures are solved; their details are among the statistics.
+    """
+    for measure in measures.values():
+        check_estimate(measure, estimate)
+    means: dict[Any, Mean] = {}
+    seen = rows = 0
+    notices: Notices = {}
+    undefined = Reasons(list(measures), wanted)
+    if state is not None:
+        stored = [key.removesuffix(".mean") for key in state if key.endswith(".mean")]
+        means = {
+            tuple(key.split("\t")): Mean(state[f"{key}.mean"], state[f"{key}.squares"], int(state[f"{key}.count"]))
+            for key in stored
+        }
+        seen, rows = (int(count) for count in state["seen"])
+        notices = json.loads(bytes(state["notices"].tolist()))
+        undefined.load(bytes(state["undefined"].tolist()))
+    summed = estimate == "ratio_of_sums"
+    for batch in batches(seen):
+        undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
+        with noticed(notices, measures):
+            if summed:
+                sums = hsic_products(measures, batch, names, tile=tile, lack=undefined.add)
+                values = {(label,): hsic for label, hsic in sums.items()}
+            else:
+                given = partial(statistics, seen)
+                values = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen, undefined.add)
+                values |= beside(seen, batch)
+        rows, seen = rows + len(batch[0]), seen + 1
+        for key, value in values.items():
+            means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())
+        each(seen - 1, {label: values[label,] for label in measures})
+        save(saved(means, seen, rows, notices, undefined))
+        if work is not None:
+            for label, measure in measures.items():
+                work.show(label, partial(_so_far, measure if summed else None, means[label,].mean, names), seen)
+    if not rows:
+        raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
+    matrices, undefined.where = {}, ""
+    for label, measure in measures.items():
+        mean = means[label,]
+        matrices[label] = SimilarityMatrix(
+            values=of_sums(measure, mean.mean, names, partial(undefined.add, label)) if summed else mean.mean,
+            se=None if summed else mean.se,
+            estimate=estimate,
+            rows=rows,
+            batches=seen,
+            statistics={key[1]: m.mean for key, m in means.items() if key[0] == label and key[1:]},
+            notices=notices.get(label, []),
+            undefined=undefined.cells[label],
+        )
+    return matrices, joined(matrices.values())
+
+
+def _observed(
+    measures: Mapping[str, Measure],
+    batch: Batch,
+    names: Sequence[str],
+    tile: int,
+    labels: Tensor | None,
+    statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
+    wanted: Wanted | None,
+    work: Work | None,
+    number: int,
+    lack: Lack,
+) -> dict[Key, Tensor]:
+    """The values of one batch, and the statistics observed beside them."""
+    observed: dict[Key, Tensor] = {}
+
+    def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
+        more = {**prepared.details, **statistics(measure, prepared, values)}
+        observed.update({(label, key): value for key, value in more.items()})
+
+    given = {"tile": tile, "labels": labels, "wanted": wanted, "work": work, "batch": number}
+    values = all_pairs(measures, batch, names, observe=observe, lack=lack, **given)
+    return {**{(label,): value for label, value in values.items()}, **observed}
+
+
+def of_sums(
+    measure: Measure, hsic: Matrix, names: Sequence[str], lack: Callable[[Undefined], None] = lambda undefined: None
+) -> Matrix:
+    """The measure from HSICs that were summed over batches, NaN where they are. lack: is told of further cells."""
+    kept = [a for a in range(len(hsic)) if hsic[a, a].isfinite()]
+    values, at_kept = torch.full_like(hsic, torch.nan), torch.tensor(kept, dtype=torch.long)
+    if kept:
+        some, undefined = hsic[at_kept][:, at_kept], Undefined()
+        given = [names[a] for a in kept], undefined
+        values[at_kept[:, None], at_kept] = value_of(of_hsic(measure), some, some.diagonal(), (), (), *given)
+        lack({(kept[a], kept[b]): error for (a, b), error in undefined.items()})
+    return within(measure.card, values)
+
+
+def _so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.ndarray:
+    """The values of a mean over some batches, of HSIC for the measure `summed`; NaN where that has no value yet."""
+    if summed is None:
+        return array(mean)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MeasureWarning)
+        return array(of_sums(summed, mean, names))
+
+
+def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices, undefined: Reasons) -> State:
+    state: State = {
+        "seen": torch.tensor([seen, rows]),
+        "notices": torch.tensor(list(json.dumps(notices).encode()), dtype=torch.uint8),
+        "undefined": torch.tensor(list(undefined.dump()), dtype=torch.uint8),
+    }
+    for parts, mean in means.items():
+        key = "\t".join(parts)
+        count = torch.tensor(mean.count)
+        state |= {f"{key}.mean": mean.mean, f"{key}.squares": mean.squares, f"{key}.count": count}
+    return state

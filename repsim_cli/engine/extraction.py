@@ -1,0 +1,179 @@
+"""Which rows are read of which models: a frozen value that studies hold."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.inputs import check_modality, described, paired, sequences_of, tokenizers
+from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.readings import Layer, Reading, devices, readings
+from repsim_cli.activations.rows import row_numbers, total_rows
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.engine.study import OfRows
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.runs.results import Run
+
+
+def inputs(
+    run: Run,
+    live: Mapping[str, Source],
+    tokenizers: Mapping[str, Any],
+    data: Data,
+    extract: Extract,
+    seed: int,
+    of: str = "",
+) -> dict[str, Sequences]:
+    """The inputs of each live model, noted in the manifest; of: what they are the inputs of, where a run has several
+    such."""
+    sequences = sequences_of(live, tokenizers, data, extract, seed)
+    if sequences:
+        description, notices = described(sequences, data, extract)
+        if of:
+            run.input(f"data of {of}", description)
+            run.manifest["data"] = run.manifest.get("data", {}) | description
+        else:
+            run.input("data", description)
+        for notice in notices:
+            run.warn(notice)
+    return sequences
+
+
+def places_of(readings: Sequence[Reading]) -> list[slice]:
+    """Where each model's layers stand among all."""
+    ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
+
+
+def layers_of(readings: Sequence[Reading]) -> list[Layer]:
+    return [layer for reading in readings for layer in reading.layers]
+
+
+Kind = TypeVar("Kind", bound="Extraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extraction:
+    """Which rows are read of which models, and how.
+
+    devices, tokenizers: by the label of the model. total: the rows of the run, once they are counted. whole: as in
+    `row_numbers`.
+    """
+
+    models: Mapping[str, AnySource]
+    readings: Sequence[Reading]
+    data: Data
+    devices: Mapping[str, str]
+    tokenizers: Mapping[str, Any]
+    extract: Extract
+    hardware: Hardware
+    seed: int
+    cache: bool
+    total: int = 0
+    whole: np.ndarray | None = None
+
+    @cached_property
+    def live(self) -> dict[str, Source]:
+        return {label: source for label, source in self.models.items() if isinstance(source, Source)}
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        return layers_of(self.readings)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the layers, with their models."""
+        return [str(layer) for layer in self.layers]
+
+    @property
+    def places(self) -> list[slice]:
+        """Where each model's layers stand among all."""
+        return places_of(self.readings)
+
+    def of(self, labels: Collection[str]) -> Self:
+        """The same of these models alone, in this order."""
+        readings = {each.label: each for each in self.readings}
+        return replace(
+            self,
+            models={label: self.models[label] for label in labels},
+            readings=[readings[label] for label in dict.fromkeys(labels)],
+            tokenizers={label: self.tokenizers[label] for label in labels if label in self.tokenizers},
+        )
+
+    def extended(self, kind: type[Kind], **more: Any) -> Kind:
+        """The same as a kind of extraction that has more fields."""
+        return kind(**{each.name: getattr(self, each.name) for each in fields(Extraction)}, **more)
+
+    def sequences(self, run: Run, of: str = "") -> dict[str, Sequences]:
+        """The inputs of each live model, as `inputs` notes them."""
+        return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
+
+    def paired(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+        """With stored rows in the order of the run's."""
+        return replace(self, readings=paired(self.readings, sequences, self.data, self.extract, run.warn))
+
+    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+        """With the number of rows, noted in the manifest; warns where it is smaller than requested."""
+        extract = self.extract
+        total, asked = total_rows(self.readings, sequences, extract), extract.rows
+        run.manifest["rows"] = total
+        if extract.remedies:
+            skipped = run.manifest["data"]["rows_skipped"] if sequences else 0
+            share = skipped / (total + skipped)
+            run.manifest["remedies"] = {**extract.remedies, "rows_left_out": skipped, "share_left_out": share}
+        if extract.estimate == "full" and total < asked:
+            cut = bool(sequences) and run.manifest["data"]["sequences"] >= extract.sequences
+            advice = "; raise extract.sequences for more" if cut else ""
+            if "rows" not in extract.at_most:
+                run.warn(f"extract.rows: {asked} rows were requested, the data have {total}; all are used{advice}")
+            elif cut:
+                run.warn(f"extract.sequences: {total} rows are all that {extract.sequences} sequences have{advice}")
+        return replace(self, total=total)
+
+    def numbers(self, batch: int) -> np.ndarray:
+        """Which rows of the run a batch holds."""
+        return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
+
+    @property
+    def batches(self) -> int:
+        """How many batches the rows fill."""
+        return 1 if self.extract.estimate == "full" else self.total // self.extract.batch_rows
+
+    def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
+        """The classes of the rows of a batch, by its number; None where the data has no classes."""
+        codes = row_labels(next(iter(sequences.values())), self.extract) if sequences else None
+        if codes is None:
+            return lambda batch: None
+        return lambda batch: torch.from_numpy(codes[self.numbers(batch)])
+
+
+def extraction_of(
+    given: OfRows,
+    *,
+    among: Iterable[str] | None = None,
+    read: Callable[[Mapping[str, AnySource], Extract], list[Reading]] = readings,
+) -> Extraction:
+    """Raises BadInput where a model cannot be read like this. among: all models of the run, which share its devices."""
+    models, data, extract, hardware = given["model"], given["data"], given["extract"], given["hardware"]
+    if not models:
+        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+    live = {label: source for label, source in models.items() if isinstance(source, Source)}
+    check_modality(live, data)
+    return Extraction(
+        models=dict(models),
+        readings=read(models, extract),
+        data=data,
+        devices=devices(hardware, list(among or models)),
+        tokenizers=tokenizers(live, data, extract),
+        extract=extract,
+        hardware=hardware,
+        seed=given["seed"],
+        cache=given.get("cache", True),
+    )

@@ -1,0 +1,282 @@
+"""What a comparison takes, estimated before it runs: memory, disk, passes over the rows, operations."""
+
+import itertools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from repsim_cli.activations.batching import passes
+from repsim_cli.activations.diagnostics import MOST
+from repsim_cli.activations.rows import AT_ONCE
+from repsim_cli.engine.bounds import (
+    activations,
+    all_rows,
+    check_disk,
+    check_rows_fit,
+    most_rows,
+    passing,
+    places,
+    usual_length,
+)
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost
+from repsim_cli.engine.extraction import Extraction
+from repsim_cli.engine.grams import Shape, in_groups, kernels_of
+from repsim_cli.engine.moments import BYTES, passes_of
+from repsim_cli.measures import InnerProduct, Measure
+from repsim_cli.measures.inner import Kernel, Packed
+from repsim_cli.models.sizes import goes_by_block, run_alone
+from repsim_cli.runs import cache, results
+
+STORED_ALONE = 0.4e9  # bytes of Python and its libraries where no model runs
+RESERVE = 0.01  # of the memory limit that cross products leave: page tables, fragments of the heap
+
+Bytes = dict[str, float]  # by part
+
+
+def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
+    """Calls `unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
+    needed = memory or (lambda rows: memory_of(comparison, rows))
+    key = "rows" if comparison.extract.estimate == "full" else "batch_rows"
+    check_rows_fit(needed, rows_at_once(comparison), comparison.hardware, comparison.live, key=key)
+    check_disk(
+        _packed(comparison),
+        results.outputs_root(),
+        "REPSIM_OUTPUTS: the packed Gram matrices",
+        f"hardware.memory_gb={_together_gb(comparison) + 0.1:.1f} needs none, or read fewer layers or less text",
+    )
+    check_disk(
+        _beside(comparison),
+        results.outputs_root(),
+        "REPSIM_OUTPUTS: the rows of models that run one after the other",
+        "read fewer layers or less text",
+    )
+
+
+def rows_at_once(comparison: Comparison) -> int:
+    """Rows that are compared at a time."""
+    extract = comparison.extract
+    return (
+        min(extract.rows, most_rows(comparison.models, extract)) if extract.estimate == "full" else extract.batch_rows
+    )
+
+
+def memory_of(comparison: Comparison, rows: int) -> Bytes:
+    """Weights, activations of a forward batch, a batch of rows of as many layers as are read together, Gram tiles."""
+    if (groups := groups_of(comparison, rows)) is None:
+        return _of_features(comparison, rows, sum(layer.width for layer in comparison.layers))
+    return _of_features(comparison, rows, max(sum(comparison.layers[a].width for a in group) for group in groups))
+
+
+def room_of(comparison: Comparison) -> float:
+    """Bytes for the cross products of second moments in one pass over the rows."""
+    return memory_of(comparison, rows_at_once(comparison)).get("cross products", 0.0)
+
+
+def in_memory(comparison: Comparison) -> Comparison:
+    """With what of it is in memory together."""
+    return replace(comparison, room=room_of(comparison), groups=groups_of(comparison))
+
+
+def groups_of(comparison: Comparison, rows: int | None = None) -> list[list[int]] | None:
+    """The layers whose batches of so many rows are in memory together, where those of all layers do not fit and tiles
+    in files can stand for them; else None."""
+    rows, limit = rows or rows_at_once(comparison), comparison.hardware.memory_limit
+    widths = [layer.width for layer in comparison.layers]
+    whole, none = (sum(_of_features(comparison, rows, features).values()) for features in (sum(widths), 0))
+    if whole <= limit or not _packable(comparison):
+        return None
+    return in_groups(widths, sum(widths) * (limit - none) / (whole - none))
+
+
+def _packable(comparison: Comparison) -> bool:
+    """Whether tiles of Gram matrices are all that the run needs of the rows."""
+    tested = comparison.significance.method != "none" or comparison.significance.jackknife
+    inner = comparison.extract.estimate != "moments" and kernels_of(comparison.measures) is not None
+    return not comparison.side_by_side and inner and not tested
+
+
+def _together_gb(comparison: Comparison) -> float:
+    """Memory with the rows of all layers."""
+    return (
+        sum(
+            _of_features(comparison, rows_at_once(comparison), sum(layer.width for layer in comparison.layers)).values()
+        )
+        / 1e9
+    )
+
+
+def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
+    """`memory_of` where layers of so many features are read together."""
+    hardware, measures = comparison.hardware, comparison.measures.values()
+    everything = sum(layer.width for layer in comparison.layers)
+    tile = min(hardware.tile, rows)
+    kernels = {kernel for m in measures if isinstance(m, InnerProduct) for kernel in (m.row, m.column)}
+    packed = sum(isinstance(kernel, Packed) for kernel in kernels)
+    whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
+    parts = {
+        "Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE,
+        **passing(comparison.live, comparison.extract, hardware, everything, together=comparison.side_by_side),
+        "diagnostics": 4.0 * min(MOST, most_rows(comparison.models, comparison.extract)) * features,
+    }
+    if comparison.extract.estimate == "moments":
+        return _of_moments(comparison, parts, rows, features)
+    return {
+        **parts,
+        "rows": 4.0 * 3 * rows * features,
+        "distances": 4.0 * rows**2 * (packed * len(comparison.layers) / 2 + whole),
+        "matrices": 8.0
+        * rows**2
+        * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(comparison.layers) for m in measures),
+        "processes": 0.35e9 * hardware.workers if hardware.workers > 1 and comparison.slow else 0.0,
+        "null": 8.0 * 2 * len(comparison.layers) ** 2 * comparison.significance.permutations * len(comparison.measures)
+        if comparison.significance.method == "permutation"
+        else 0.0,
+        "tiles": 4.0 * len(comparison.layers) * tile**2 + 8.0 * 2 * len(comparison.layers) ** 2,
+    }
+
+
+def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
+    """The same with second moments, whose cross products take what the rest leaves, if they need it."""
+    widths = [layer.width for layer in comparison.layers]
+    least = BYTES * max(widths) ** 2
+    copies, at_once = 1 + bool(comparison.extract.remedies), rows if comparison.live else min(rows, AT_ONCE)
+    of_rows = 4.0 * copies * at_once * features + 1.5 * BYTES * AT_ONCE * features
+    # layers are decomposed one by one, once the rows have passed
+    parts = {**parts, "rows": max(of_rows, 10.0 * least - parts["diagnostics"])}
+    products = BYTES * sum(a * b for a, b in itertools.combinations_with_replacement(widths, 2))
+    left = int((1 - RESERVE) * comparison.hardware.memory_limit - sum(parts.values()))
+    return {**parts, "cross products": float(max(least, min(products, left)))}
+
+
+def by_block(comparison: Comparison) -> list[str]:
+    """The models that are run by block."""
+    return [
+        label
+        for label, source in comparison.live.items()
+        if not comparison.side_by_side and goes_by_block(source, comparison.hardware)
+    ]
+
+
+def length_of(extraction: Extraction) -> int:
+    """Tokens of a sequence, usually."""
+    return usual_length(extraction.live, extraction.data, extraction.extract)
+
+
+def passes_of_all(extraction: Extraction) -> int:
+    """Forward passes of all models, each over all sequences."""
+    each = passes(extraction.extract.sequences, length_of(extraction), extraction.hardware)
+    return len(extraction.live) * each
+
+
+def cost_of_passes(extraction: Extraction) -> Cost:
+    """The same as `passes_of_all`."""
+    models, count = extraction.live.values(), extraction.extract.sequences
+    return forward_cost(models, count, length_of(extraction), extraction.hardware)
+
+
+def forward_passes(comparison: Comparison) -> int:
+    return _turns(comparison) * passes_of_all(comparison)
+
+
+def rows_and_passes(comparison: Comparison) -> dict[str, Any]:
+    """For a plan: how many rows there are, and how often they are read."""
+    most = most_rows(comparison.models, comparison.extract)
+    return {
+        "tokens": comparison.extract.sequences * places(comparison.live, comparison.extract) if comparison.live else 0,
+        "forward passes": forward_passes(comparison),
+        **({"rows, at most": most} if most < sys.maxsize else {}),
+        "passes over the rows": _form(comparison),
+        **({"processes": comparison.hardware.workers} if comparison.slow else {}),
+    }
+
+
+def _passes(comparison: Comparison) -> int:
+    """How often the rows of all layers are read."""
+    if comparison.extract.estimate != "moments":
+        return 1
+    return len(passes_of([layer.width for layer in comparison.layers], room_of(comparison)))
+
+
+def _packed(comparison: Comparison) -> float:
+    """Bytes of tiles in files."""
+    extract = comparison.extract
+    batches = 1 if extract.estimate == "full" else _total(comparison) // extract.batch_rows
+    kernels, groups = kernels_of(comparison.measures) or [], groups_of(comparison)
+    shape = Shape(batches, rows_at_once(comparison), comparison.hardware.tile)
+    return 0.0 if groups is None else float(shape.size * len(comparison.layers) * len(kernels))
+
+
+def _form(comparison: Comparison) -> str:
+    """How often the rows are read, and what is kept of them meanwhile."""
+    if comparison.extract.estimate != "moments":
+        if (groups := groups_of(comparison)) is None:
+            return "1, a batch of all layers at a time"
+        return f"1, layers in {len(groups)} groups, packed Gram matrices of {_packed(comparison) / 1e9:.3g} GB in files"
+    products = BYTES * sum(a.width * b.width for a, b in itertools.combinations_with_replacement(comparison.layers, 2))
+    room, count = room_of(comparison), len(comparison.layers) * (len(comparison.layers) + 1) // 2
+    at_a_time = f", {room / 1e9:.3g} GB at a time" if room < products else ""
+    return f"{_passes(comparison)}, for {count} cross products of {products / 1e9:.3g} GB{at_a_time}"
+
+
+def _total(extraction: Extraction) -> int:
+    return all_rows(extraction.models, extraction.data, extraction.extract)
+
+
+def stored(extraction: Extraction) -> float:
+    """Bytes of the activations of live models, where the cache is on."""
+    return extraction.cache * activations(extraction.models, extraction.readings, extraction.data, extraction.extract)
+
+
+def stays_in_cache(extraction: Extraction) -> bool:
+    """Whether the activations of all live models stay in the cache."""
+    return extraction.cache and stored(extraction) <= cache.limit()
+
+
+def _turns(comparison: Comparison) -> int:
+    """How often each model runs: once, unless its activations do not stay in the cache."""
+    alone = run_alone(comparison.live, comparison.hardware)
+    return 1 if stays_in_cache(comparison) or len(alone) == len(comparison.live) else _passes(comparison)
+
+
+def _beside(comparison: Comparison) -> float:
+    """Bytes of the rows of models that run one after the other, where the cache does not take them."""
+    if comparison.side_by_side or stays_in_cache(comparison):
+        return 0.0
+    alone = comparison.live if comparison.extract.features_changed else run_alone(comparison.live, comparison.hardware)
+    return 4.0 * _total(comparison) * sum(layer.width for layer in comparison.layers if layer.model in alone)
+
+
+def disk(comparison: Comparison) -> Bytes:
+    """In the run folder, of packed Gram matrices and prepared layers."""
+    states = 2.0 * BYTES * sum(layer.width**2 for layer in comparison.layers)
+    return {
+        "packed Gram matrices": _packed(comparison),
+        "prepared layers": states if comparison.extract.estimate == "moments" else 0.0,
+    }
+
+
+def costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
+    """Of so many pairs of layers, roughly."""
+    extract, hardware = comparison.extract, comparison.hardware
+    widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())
+    if extract.estimate == "moments":
+        similarity = moments_cost(bounds, widths, pairs, _total(comparison), hardware)
+    else:
+        permutations = comparison.significance.permutations if comparison.significance.method == "permutation" else 0
+        similarity = compared(comparison, bounds, pairs, permutations)
+    return {
+        "forward passes": _turns(comparison) * cost_of_passes(comparison),
+        "similarity": similarity,
+    }
+
+
+def compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
+    """Of so many pairs of layers on all rows, as they are and permuted."""
+    batches = (
+        1.0 if comparison.extract.estimate == "full" else max(_total(comparison) / comparison.extract.batch_rows, 1.0)
+    )
+    widths = [layer.width for layer in comparison.layers]
+    rows = rows_at_once(comparison)
+    return pairs_cost(bounds, widths, pairs, rows, comparison.hardware, batches=batches, permutations=permutations)

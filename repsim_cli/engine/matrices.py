@@ -1,0 +1,331 @@
+"""The matrices of all layers of all models: estimated over the rows of a run, cached, and recorded with their tests."""
+
+import json
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.cached import Identities
+from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import significance as judging
+from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joined, of_sums
+from repsim_cli.engine.grams import Keep, Shape, packed
+from repsim_cli.engine.known import KnownPairs
+from repsim_cli.engine.moments import moment_pairs, passes_of
+from repsim_cli.engine.one_by_one import note_name
+from repsim_cli.engine.pairs import Batch, SimilarityMatrix
+from repsim_cli.engine.processes import Work, filed
+from repsim_cli.engine.record import measure_record, so_far
+from repsim_cli.engine.rows import Rows, identified, opened
+from repsim_cli.engine.without_value import kept
+from repsim_cli.measures import Measure
+from repsim_cli.runs.cache import Entry, key
+from repsim_cli.runs.content import CHANCE, Measured, Table
+from repsim_cli.runs.results import SAVE_EVERY, STATE, Progress, Run, closest, dumps, read_array, write
+
+PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
+ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
+CLOSEST = ["measure", "model a", "model b", "layer a", "layer b"]
+JUDGED = ["tested", CHANCE, "calibrated", "p", "p_family"]  # beside the value of the closest layers
+Matrices = dict[str, SimilarityMatrix]
+
+
+def resumed(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
+    """The running means that a killed run saved, if any, and a function to save them, always or every few seconds.
+
+    of: what the means are of. Those of anything else are not taken: a run may have several such passes.
+    """
+    saved, mark = time.monotonic(), torch.tensor(list(of.encode()), dtype=torch.uint8)
+
+    def save(state: State) -> None:
+        nonlocal saved
+        if always or time.monotonic() - saved > SAVE_EVERY:
+            whole = {key: x.cpu().contiguous() for key, x in {**state, "of": mark}.items()}
+            write(file, safetensors.torch.save(whole))
+            saved = time.monotonic()
+
+    state = safetensors.torch.load_file(file) if file.is_file() else {}
+    return state if torch.equal(state.pop("of", mark[:0]), mark) else None, save
+
+
+def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], identities: Identities) -> Content:
+    """What determines the matrices of a comparison whose rows are clustered."""
+    estimate, significance, exchanged = comparison.extract.estimate, comparison.significance, comparison.exchanged
+    widths = [layer.width for layer in comparison.layers]
+    null = significance.method != "none" or significance.jackknife
+    return Content.of(
+        comparison,
+        sequences,
+        identities,
+        by=__name__,
+        significance={
+            "method": significance.method,
+            "permutations": None if exchanged is None else significance.permutations,
+            "segments": None if exchanged is None else digest(group for batch in exchanged.batches for group in batch),
+            "documents": digest([comparison.documents]) if null else None,
+            "jackknife": [significance.jackknife, _jackknifed(comparison)],
+        },
+        wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
+        passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
+    )
+
+
+def matrices_of(
+    run: Run,
+    comparison: Comparison,
+    sequences: Mapping[str, Sequences],
+    *,
+    identities: Identities | None = None,
+    blocks: Mapping[str, Sequence[range]] = MappingProxyType({}),
+) -> tuple[Matrices, dict[str, Table]]:
+    """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
+    model runs where it has all.
+
+    comparison: its rows are clustered. identities: where they are known. blocks: of permutations that the cache may
+    hold, by the label of the measure.
+    """
+    identities, measures = identities or identified(run, comparison), comparison.measures
+    content = content_of(comparison, sequences, identities) if comparison.cache else None
+    with finished(run, measures, content) as known, kept_tables(run, content) as tables:
+        if known.missing or not tables:
+            missing = replace(comparison, measures=known.missing)
+            with (
+                known_pairs(run, known.missing, content, comparison.wanted) as pairs,
+                known_nulls(run, known.missing, content, blocks) as fill,
+                opened(
+                    run,
+                    comparison,
+                    sequences,
+                    identities=identities,
+                    diagnose=not tables,
+                    groups=comparison.groups,
+                ) as rows,
+                run.stage("activations and similarity"),
+            ):
+                try:
+                    made: Matrices = {}
+                    if not known.missing:
+                        deque(rows.stream(partial(run.progress, label="diagnostics", unit="batches")), maxlen=0)
+                    elif comparison.extract.estimate == "moments":
+                        made = by_moments(run, rows, missing)
+                    else:
+                        made = estimated(run, rows, missing, known=pairs, fill=fill)
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+                if not tables:
+                    tables |= rows.tables(comparison.layers)
+            known.keep(made)
+        matrices = kept(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
+    for notice in joined(matrices.values()):
+        run.warn(notice)
+    return matrices, tables
+
+
+def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[str, KnownPairs], fill: Fill) -> Matrices:
+    """The matrices from a single pass over the rows, resumed from the means that an interrupted run saved.
+
+    known: pairs in the cache. fill: takes permutations from there.
+    """
+    measures, extract, hardware = comparison.measures, comparison.extract, comparison.hardware
+    file, names, labels = run.folder / STATE, comparison.names, comparison.labels(rows.sequences)
+    of = key({"models": rows.identities, "layers": names, "extract": asdict(extract)})
+    state, save = resumed(file, of, always=comparison.slow)
+    jackknifed = _jackknifed(comparison)
+    files = [_per_batch_file(run, label) for label in measures] if jackknifed else []
+    if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
+        state = None  # saved while the cache held some of these matrices, or without those of its batches
+
+    def permutations(steps: Sequence[Any], measure: str) -> Iterator[Any]:
+        return run.progress(steps, label=f"permutations, {measure}", unit="steps")
+
+    def notes(batch: int, label: str, shape: Sequence[int]) -> np.ndarray:
+        noted = work.notes(batch, f"{note_name(label)}-null", shape)
+        fill(batch, label, noted)
+        return noted
+
+    progress = partial(run.progress, label="activations and similarity", unit="batches")
+
+    def batches(seen: int) -> Iterable[Batch]:
+        if rows.groups is None:
+            return rows.stream(progress, seen=seen)
+        shape = Shape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
+        keep = kept_tiles(run, rows, measures, shape, progress)
+        stream = partial(rows.of_layers, progress=progress)
+        return packed(keep, measures, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
+
+    with Work(
+        folder=run.folder,
+        processes=hardware.workers,
+        progress=run.progress,
+        seed=comparison.seed,
+        call=of,
+        known=known,
+        batches=comparison.batches,
+        show=so_far(run, comparison),
+    ) as work:
+        null = None
+        if comparison.exchanged is not None:
+            null = drawn(comparison, rows.sequences, notes, permutations)
+        documents = comparison.documents
+        matrices, _ = estimate_all_pairs(
+            measures,
+            batches,
+            names=names,
+            estimate=extract.estimate,
+            tile=hardware.tile,
+            labels=labels,
+            statistics=judging.statistics(comparison.significance, lambda batch: documents[comparison.numbers(batch)]),
+            beside=null or (lambda *_: {}),
+            each=_keep(run, comparison) if jackknifed else lambda *_: None,
+            state=state,
+            save=save,
+            wanted=comparison.wanted,
+            work=work,
+        )
+    if jackknifed:
+        for label, matrix in matrices.items():
+            kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
+            se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
+            matrices[label] = replace(matrix, se=se)
+    shutil.rmtree(run.folder / PACKED, ignore_errors=True)
+    file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
+    for label in matrices:
+        _per_batch_file(run, label).unlink(missing_ok=True)
+    return matrices
+
+
+def drawn(
+    comparison: Comparison,
+    sequences: Mapping[str, Sequences],
+    notes: judging.Notes,
+    progress: judging.Progress = judging.silent,
+) -> Beside:
+    """The permutations."""
+    assert comparison.exchanged is not None
+    return judging.drawn(
+        comparison.significance,
+        comparison.measures,
+        comparison.exchanged,
+        names=comparison.names,
+        seed=comparison.seed,
+        tile=comparison.hardware.tile,
+        labels=comparison.labels(sequences),
+        notes=notes,
+        progress=progress,
+    )
+
+
+def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Shape, progress: Progress) -> Keep:
+    """Tiles of finished groups of layers, with their diagnostics, stay in the run's folder until the run is complete:
+    one that was cut off resumes with the next group."""
+    layers, diagnosis = rows.extraction.layers, rows.diagnosis
+    parts = {"models": rows.identities, "measures": list(measures), "shape": shape, "groups": rows.groups}
+    entry = Entry("packed", key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
+    entry.load()
+
+    def keep(group: Sequence[int], save: Callable[[Path], None]) -> Path:
+        name, members = f"{group[0]:05d}+{len(group)}", [layers[a] for a in group]
+
+        def whole(folder: Path) -> None:
+            rows.record(progress)
+            save(folder)
+            if diagnosis is not None:
+                (folder / ROWS).write_text(dumps([diagnosis.rows[layer] for layer in members]))
+
+        if name not in entry.files:
+            entry.write(name, whole)
+        if diagnosis is not None:
+            diagnosis.rows |= dict(zip(members, json.loads((entry.files[name] / ROWS).read_text()), strict=True))
+        return entry.files[name]
+
+    return keep
+
+
+def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+    """The matrices from second moments: later passes read what the first one stored in the cache, and what is prepared
+    of each layer stays in files."""
+    progress = partial(run.progress, label="activations and second moments", unit="batches")
+    passes = partial(rows.of_layers, progress=progress)
+    names, widths = comparison.names, [layer.width for layer in comparison.layers]
+    with Work(folder=run.folder) as work:
+        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(filed, work)}
+        return moment_pairs(comparison.measures, passes, **given)[0]
+
+
+def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[Measured], dict[str, Table]]:
+    """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
+    significance, measured = comparison.significance, list[Measured]()
+    table: list[list[Any]] = []
+    for label, matrix in matrices.items():
+        measure = comparison.measures[label]
+        judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
+        if judged.null is not None and judged.null.get("skewed"):
+            run.warn(
+                f"significance: {label}: the null of {judged.null['skewed']} of {matrix.values.numel()} cells is too "
+                "skewed for the closed form, whose p values there may be off by 0.6; use significance=permutation"
+            )
+        extra: dict[str, Any] = {
+            "se": matrix.statistics.get("se", matrix.se),
+            "p": judged.p,
+            "p_family": judged.p_family,
+            "q": judged.q,
+            "calibrated": judged.calibrated,
+            "tested": judged.tested,
+            CHANCE: judged.chance,
+        }
+        if measure.slow is not None:
+            extra |= {key: matrix.statistics[key] for key in measure.slow.details}
+        if significance.bands and extra["se"] is not None:
+            extra["low"], extra["high"] = judging.bands(
+                matrix.values, extra["se"], matrix.batches, significance, measure.card
+            )
+        record = measure_record(run, comparison, label, matrix, extra, judged.null)
+        measured.append(record)
+        for each in record.matrices if judged.null is not None else ():
+            models = each.rows.model, each.columns.model
+            cells = {what: read_array(run.folder, path) for what, path in each.cells.items()}
+            if models[0] != models[1] and (found := closest(record, each, cells)):
+                *layers, numbers = found
+                table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
+    columns = [*CLOSEST, "value", *JUDGED]
+    return measured, {"closest layers": Table(columns=columns, rows=table)} if table else {}
+
+
+def _jackknifed(comparison: Comparison) -> bool:
+    """Whether standard errors need every batch's matrix: those of a ratio of sums do not add up over batches."""
+    return comparison.significance.bands and comparison.extract.estimate == "ratio_of_sums"
+
+
+def _per_batch_file(run: Run, label: str) -> Path:
+    """The file of every batch's matrix, until the run ends."""
+    return run.folder / f".per-batch-{note_name(label)}.npy"
+
+
+def _keep(run: Run, comparison: Comparison) -> Callable[[int, Mapping[str, Tensor]], None]:
+    """Writes every batch's matrix, for the jackknife."""
+    count = len(comparison.layers)
+    shape, kept = (comparison.batches, count, count), {}
+    for label in comparison.measures:
+        file = _per_batch_file(run, label)
+        whole = file.is_file() and np.load(file, mmap_mode="r").shape == shape
+        kept[label] = np.lib.format.open_memmap(file, "r+" if whole else "w+", np.float64, None if whole else shape)
+
+    def keep(batch: int, values: Mapping[str, Tensor]) -> None:
+        for label, matrix in values.items():
+            kept[label][batch] = matrix.cpu().numpy()
+
+    return keep

@@ -1,0 +1,227 @@
+"""All pairs from the second moments of all rows, in memory that does not depend on the rows.
+
+There is a product of features per pair of layers. As many as fit into memory are summed in one pass over the rows.
+"""
+
+import contextlib
+import ctypes
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from repsim_cli.activations.rows import AT_ONCE
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine.estimates import Notices, check_estimate, joined, noticed
+from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.undefined import Reasons
+from repsim_cli.measures import Measure, rank
+from repsim_cli.measures.base import at, issued_by, within
+from repsim_cli.measures.moments import Second
+
+BYTES = 8  # of a number in float64
+Cell = tuple[int, int]
+Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
+
+
+def moment_pairs(
+    measures: Mapping[str, Measure],
+    passes: Passes,
+    *,
+    names: Sequence[str],
+    widths: Sequence[int],
+    room: float,
+    keep: Callable[[Any], Any] = lambda state: state,
+) -> tuple[dict[str, SimilarityMatrix], list[str]]:
+    """Every measure for all pairs from the second moments of all rows, and the measures' warnings. Cells without a
+    value are NaN, and the matrices say why.
+
+    passes(layers): a fresh stream of paired rows (n, d) of these layers. There are as few passes over the rows as cross
+    products of `room` bytes at a time allow (`passes_of`), whatever the number of rows.
+    keep(state): where the prepared state of a layer stays until all of its pairs are compared.
+    """
+    for measure in measures.values():
+        check_estimate(measure, "moments")
+    forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
+    values = {label: torch.full((len(names), len(names)), torch.nan, dtype=torch.float64) for label in measures}
+    undefined, failed = Reasons(list(measures)), dict[tuple[str, int], Degenerate]()
+    alive: dict[int, Tensor] = {}
+    notices: Notices = {}
+    states: dict[tuple[Any, int], Any] = {}
+
+    def compare(a: int, b: int, covariance: Tensor) -> None:
+        for label, form in forms.items():
+            if error := failed.get((label, a)) or failed.get((label, b)):
+                undefined.add(label, {(a, b): error, (b, a): error})
+                continue
+            cells = covariance
+            if form.drops_dead and not (alive[a].all() and alive[b].all()):
+                cells = covariance[alive[a]][:, alive[b]]
+            both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
+            try:
+                with issued_by([label]):
+                    values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
+            except Degenerate as error:
+                undefined.add(label, {(a, b): error, (b, a): error})
+
+    def prepare(a: int, x: Second) -> None:
+        living = x
+        if dropping := [label for label, form in forms.items() if form.drops_dead]:
+            lengths = x.covariance.diagonal().clamp_min(0).sqrt()
+            try:
+                with issued_by(dropping):
+                    alive[a] = at(names[a], partial(rank.varying, lengths, x.sizes, x.eps))
+                living = x._replace(covariance=x.covariance[alive[a]][:, alive[a]], sizes=x.sizes[alive[a]])
+            except Degenerate as error:
+                failed.update({(label, a): error for label in dropping})
+        for label, form in forms.items():
+            if (label, a) in failed:
+                continue
+            given = living if form.drops_dead else x
+            try:
+                measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
+                if (form.prepare, a) not in states:
+                    with issued_by(other for other, its in forms.items() if its.prepare == form.prepare):
+                        states[form.prepare, a] = keep(at(names[a], partial(form.prepare, given)))
+            except Degenerate as error:
+                failed[label, a] = error
+
+    rows = 0
+    for cells in passes_of(widths, room):
+        chosen = sorted({layer for cell in cells for layer in cell})
+        covariances, layers = _covariances(passes(chosen), chosen, cells)
+        rows = layers[chosen[0]].rows
+        _trim()
+        with noticed(notices, measures):
+            for a, b in cells:  # layers with themselves first
+                if a == b:
+                    prepare(a, layers[a].second(covariances[a, a]))
+                    _trim()
+                compare(a, b, covariances[a, b])
+        del covariances
+    matrices = {
+        label: SimilarityMatrix(
+            values=within(measures[label].card, matrix),
+            se=None,
+            estimate="moments",
+            rows=rows,
+            batches=1,
+            statistics={},
+            notices=notices.get(label, []),
+            undefined=undefined.cells[label],
+        )
+        for label, matrix in values.items()
+    }
+    return matrices, joined(matrices.values())
+
+
+def _trim() -> None:
+    """Returns freed memory to the system: glibc keeps pieces of up to 32 MB, which cross products leave no room for."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:
+    """All pairs of layers, in a list for each pass over the rows: the cross products of a list, in float64, take at
+    most `room` bytes or are of a single pair. No other order needs fewer passes, but for what a pair leaves unused.
+
+    Layers with themselves come first, then pairs between the same few layers, so that a pass reads few of many layers.
+
+    >>> passes_of([4, 4, 4], room=512.0)
+    [[(0, 0), (1, 1), (2, 2), (0, 1)], [(0, 2), (1, 2)]]
+    """
+    side = max((room / BYTES) ** 0.5, 1.0)
+    block = [int(end / side) for end in itertools.accumulate(widths)]
+    pairs = sorted(itertools.combinations(range(len(widths)), 2), key=lambda pair: (block[pair[0]], block[pair[1]]))
+    lists: list[list[Cell]] = []
+    taken = 0
+    for a, b in [*((a, a) for a in range(len(widths))), *pairs]:
+        size = BYTES * widths[a] * widths[b]
+        if not lists or taken + size > room:
+            lists.append([])
+            taken = 0
+        lists[-1].append((a, b))
+        taken += size
+    return lists
+
+
+class _Layer(NamedTuple):
+    """Of one pass over a layer: its mean in float64, and which neurons hold float32 numbers alone."""
+
+    rows: int
+    mean: Float[Tensor, " d"]
+    single: Bool[Tensor, " d"]
+
+    def second(self, covariance: Float[Tensor, "d d"]) -> Second:
+        sizes = torch.hypot(covariance.diagonal().clamp_min(0).sqrt(), self.rows**0.5 * self.mean)
+        return Second(covariance, sizes, self.rows, rank.stored(self.single))
+
+
+def _covariances(
+    stream: Iterable[Sequence[Tensor]], chosen: Sequence[int], cells: Sequence[Cell]
+) -> tuple[dict[Cell, Tensor], dict[int, _Layer]]:
+    """x'y of the centred rows of these pairs of layers; and of each layer its mean and the kind of its numbers.
+
+    chosen: the layers of the stream, ascending. Rows are first shifted by a mean of few of them, so that the final
+    correction cancels no digits.
+    """
+    shift = total = None
+    strips: list[_Strip] = []
+    single: list[Tensor] = []
+    rows, ends = 0, [0]
+    for batch in stream:
+        of_batch = [rank.of_single(x) for x in batch]
+        single = [a & b for a, b in zip(single, of_batch, strict=True)] if single else of_batch
+        for part in zip(*(x.split(AT_ONCE) for x in batch), strict=True):
+            if shift is None or total is None:
+                ends = [0, *itertools.accumulate(y.shape[1] for y in part)]
+                held = part[0].new_empty(AT_ONCE, ends[-1], dtype=torch.float64)
+            x = held[: len(part[0])]
+            for start, y in zip(ends, part, strict=False):
+                x[:, start : start + y.shape[1]] = y
+            if shift is None or total is None:
+                shift, total = x.mean(0), x.new_zeros(x.shape[1])
+                strips = _strips(cells, {a: slice(*ends[i : i + 2]) for i, a in enumerate(chosen)}, x)
+            x -= shift
+            for strip in strips:
+                strip.sums.addmm_(x[:, strip.rows].T, x[:, strip.columns])
+            total += x.sum(0)
+            rows += len(x)
+    if shift is None or total is None:
+        raise BadInput("extract: no row is left, got none; give more text")
+    products: dict[Cell, Tensor] = {}
+    for strip in strips:
+        strip.sums.addr_(total[strip.rows], total[strip.columns], alpha=-1 / rows)
+        products |= dict(zip(strip.cells, strip.sums.split(strip.widths, 1), strict=True))
+    means = (shift + total / rows).split([stop - start for start, stop in itertools.pairwise(ends)])
+    return products, {a: _Layer(rows, *each) for a, *each in zip(chosen, means, single, strict=True)}
+
+
+class _Strip(NamedTuple):
+    """Cross products of a layer with layers that are side by side in the rows. rows, columns: their features there."""
+
+    cells: list[Cell]
+    widths: list[int]
+    rows: slice
+    columns: slice
+    sums: Float[Tensor, "d e"]
+
+
+def _strips(cells: Sequence[Cell], places: Mapping[int, slice], like: Tensor) -> list[_Strip]:
+    strips: list[_Strip] = []
+    runs: list[list[Cell]] = []
+    for a, b in sorted(cells):
+        if runs and runs[-1][-1][0] == a and places[runs[-1][-1][1]].stop == places[b].start:
+            runs[-1].append((a, b))
+        else:
+            runs.append([(a, b)])
+    for run in runs:
+        rows, columns = places[run[0][0]], slice(places[run[0][1]].start, places[run[-1][1]].stop)
+        widths = [places[b].stop - places[b].start for _, b in run]
+        sums = like.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
+        strips.append(_Strip(run, widths, rows, columns, sums))
+    return strips

@@ -1,0 +1,104 @@
+"""Units of work: pairs of layers that are solved one by one, and permutations."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.engine import matrices
+from repsim_cli.engine.cached import Content, known_pairs, solved_singly
+from repsim_cli.engine.comparison import Comparison, clusters_of
+from repsim_cli.engine.estimates import estimate_all_pairs
+from repsim_cli.engine.extraction import Extraction
+from repsim_cli.engine.permutations import blocks_of, permuted_ahead
+from repsim_cli.engine.processes import Work
+from repsim_cli.engine.recording import RowWorker
+from repsim_cli.engine.rows import opened
+from repsim_cli.engine.undefined import Wanted
+from repsim_cli.engine.unit import Kinds, Unit
+from repsim_cli.runs.results import Run, quiet
+
+
+def solvings(comparison: Comparison) -> list[Unit]:
+    """A unit per measure that solves its pairs one by one and pair of models."""
+    wanted, places, labels = comparison.wanted, comparison.places, list(comparison.models)
+    return [
+        Unit(
+            kind="pairs",
+            name=f"{measure} of {labels[i]} and {labels[j]}",
+            args={"measure": measure, "models": [labels[i], labels[j]]},
+        )
+        for measure, bound in comparison.measures.items()
+        if solved_singly(bound, comparison.extract.estimate)
+        for i, j in itertools.product(range(len(labels)), repeat=2)
+        if i <= j or not bound.card.symmetric
+        if wanted is None or bool(wanted[places[i], places[j]].any())
+    ]
+
+
+def permutings(comparison: Comparison) -> list[Unit]:
+    """A unit per block of the permutations of a measure."""
+    return [
+        Unit(
+            kind="permutations",
+            name=f"permutations {block.start} to {block.stop - 1} of {measure}",
+            args={"measure": measure, "first": block.start, "stop": block.stop},
+        )
+        for measure, blocks in blocks_of(comparison).items()
+        for block in blocks
+    ]
+
+
+class PairWorker(RowWorker[Comparison]):
+    """What a worker holds of a comparison, whose pairs it solves and permutes."""
+
+    @property
+    def kinds(self) -> Kinds:
+        return {**super().kinds, "pairs": self.solve, "permutations": self.permute}
+
+    def solve(self, run: Run, measure: str, models: list[str]) -> bool:
+        part, identities = self.of(run, models)
+        sequences, bound = self.sequences, part.measures[measure]
+        every, total = self.extraction, Extraction.counted(self.extraction, run, sequences).total
+        clusters = clusters_of(every.significance, every.readings, sequences, every.extract, total)
+        part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole)
+        content = Content.of(part, sequences, identities, by=matrices.__name__)
+        wanted = _block(part, models, bound.card.symmetric)
+        with known_pairs(run, part.measures, content, wanted) as known:
+            if all(entry.complete for pairs in known.values() for entry in pairs.entries.values()):
+                return False
+            with (
+                opened(run, part, sequences, identities=identities, diagnose=False) as rows,
+                Work(folder=run.folder, known=known, seed=None) as work,
+            ):
+                try:
+                    estimate_all_pairs(
+                        part.measures,
+                        lambda seen: rows.stream(quiet, seen=seen),
+                        names=part.names,
+                        estimate=part.extract.estimate,
+                        tile=part.hardware.tile,
+                        labels=part.labels(sequences),
+                        wanted=wanted,
+                        work=work,
+                    )
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+            return True
+
+    def permute(self, run: Run, measure: str, first: int, stop: int) -> bool:
+        comparison, identities = self.of(run, list(self.extraction.models))
+        return permuted_ahead(run, comparison, measure, range(first, stop), self.sequences, identities)
+
+
+def _block(comparison: Comparison, models: Sequence[str], symmetric: bool) -> Wanted:
+    """Which layers of one model or two are compared: the first's with the second's, as the run wants."""
+    at, count = list(comparison.models), len(comparison.layers)
+    i, j = (comparison.places[at.index(label)] for label in models)
+    block = torch.zeros(count, count, dtype=torch.bool)
+    block[i, j] = True
+    if symmetric:
+        block[j, i] = True
+    return block if comparison.wanted is None else block & comparison.wanted

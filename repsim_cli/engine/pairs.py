@@ -1,0 +1,321 @@
+"""All pairs of representations of one batch.
+
+What depends on one representation is done once per representation, and once for all measures that share it.
+Measures that are inner products of one matrix per representation share one tiled pass (`measures/inner.py`).
+Memory: the representations of one batch, what one measure prepares of them, and one tile of every matrix.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine.one_by_one import array, pairs, slow_pairs
+from repsim_cli.engine.processes import Work, hidden, opened
+from repsim_cli.engine.undefined import (
+    Cell,
+    Lack,
+    Matrix,
+    Undefined,
+    Wanted,
+    cells_of,
+    masked,
+    refused,
+    value_of,
+    with_stand_ins,
+)
+from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
+from repsim_cli.measures.base import at, issued_by, self_products, within
+from repsim_cli.measures.inner import (
+    AnyKernel,
+    Features,
+    Kernel,
+    Packed,
+    State,
+    Tiles,
+    products,
+    products_of_tiles,
+    states_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityMatrix:
+    """values[a, b]: the entry (row a, column b) of all representations against all, float64.
+
+    se: standard errors of the mean over batches (None for one batch or another estimate). rows: rows used.
+    statistics: means over batches of what was observed beside the values. notices: the measure's warnings.
+    undefined: by cell, why it has no value; values are NaN there.
+    """
+
+    values: Matrix
+    se: Matrix | None
+    estimate: str
+    rows: int
+    batches: int
+    statistics: dict[str, Tensor]
+    notices: Sequence[str] = ()
+    undefined: Mapping[Cell, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grams:
+    """A representation of which only the tiles of its matrices are left, and the scales that were divided out; NaN of a
+    constant one."""
+
+    rows: int
+    tiles: Mapping[Kernel, Tiles]
+    scales: Mapping[Kernel, float]
+
+    def __len__(self) -> int:
+        return self.rows
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the rows; the number of features is not known any more."""
+        return self.rows, 0
+
+    def state(self, kernel: Kernel) -> State:
+        if math.isnan(self.scales[kernel]):
+            raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
+        return State(Features(torch.empty(self.rows, 0), self.scales[kernel]))
+
+
+Batch = Sequence[Tensor] | Sequence[Grams]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """The representations of one batch as one measure sees them, while they are held.
+
+    details: further numbers of every pair, of a slow measure.
+    """
+
+    names: Sequence[str]
+    rows: int
+    tile: int
+    details: Mapping[str, Matrix] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedProducts(_Prepared):
+    """For an inner product. states: of every representation, by kernel. cross: all inner products; norms: squared.
+    undefined: the cells of representations that could not be prepared, for which others stand in."""
+
+    measure: InnerProduct
+    states: Mapping[AnyKernel, Sequence[State]]
+    cross: Matrix
+    norms: Tensor
+    undefined: Undefined
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedStates(_Prepared):
+    """For a pairwise measure. states: of every representation. left: which pairs are compared; None: all."""
+
+    measure: Pairwise
+    states: Sequence[Any]
+    left: Wanted | None = None
+
+
+Prepared = PreparedProducts | PreparedStates
+
+
+Observe = Callable[[str, Measure, Prepared, Matrix], None]
+Statistics = Callable[[int, Measure, Prepared, Matrix], dict[str, Tensor]]
+
+
+def all_pairs(
+    measures: Mapping[str, Measure],
+    representations: Batch,
+    names: Sequence[str] | None = None,
+    *,
+    tile: int = 512,
+    labels: Tensor | None = None,
+    observe: Observe = lambda *_: None,
+    wanted: Wanted | None = None,
+    work: Work | None = None,
+    batch: int = 0,
+    lack: Lack = refused,
+) -> dict[str, Matrix]:
+    """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
+
+    representations: of measures that are made of HSIC, their `Grams` will do.
+
+    labels: a class code per row, for the measures that need them. observe: called once for each measure with its
+    prepared states and values. wanted: symmetric; measures that are computed pair by pair skip all other pairs, which
+    are NaN. Errors and warnings name the representations. work: where the pairs of slow measures are solved and noted,
+    under the number of the batch; by default in this process. lack: is told of cells without a value, which are NaN;
+    by default it raises Degenerate. A measure without any value is not observed.
+    """
+    names = names or [f"representation {r}" for r in range(len(representations))]
+    show = work.show if work is not None and batch == 0 else hidden
+    for measure in measures.values():
+        measure.check(names, [x.shape for x in representations], labels)
+    count, matrices = len(representations), {}
+    without: dict[str, Undefined] = {}
+
+    def finish(label: str, prepared: Prepared | None, values: Matrix, undefined: Undefined) -> None:
+        without[label] = undefined
+        matrices[label] = masked(values, undefined)
+        show(label, partial(array, matrices[label]), 0)
+        if prepared is not None:
+            observe(label, prepared.measure, prepared, matrices[label])
+
+    for label, prepared in _inner_products(measures, representations, names, tile, without):
+        measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
+        given = prepared.norms, states[measure.row], states[measure.column], names, undefined
+        with issued_by([label]):
+            values = value_of(measure, prepared.cross, *given)
+        finish(label, prepared, within(measure.card, values), undefined)
+    for label, undefined in without.items():
+        if label not in matrices:  # no representation could be prepared
+            finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
+    rows = [x for x in representations if isinstance(x, Tensor)]
+    for group in by_preparation(measures):
+        some = next(iter(group.values()))
+        filed = work is not None and any(measure.slow is not None for measure in group.values())
+
+        def prepare(a: int, some: Pairwise = some, filed: bool = filed) -> Any:
+            state = some.prepared(rows[a], names[a], labels)
+            return work.keep(state) if work is not None and filed else state
+
+        with issued_by(group):
+            kept, failed = with_stand_ins(prepare, count)
+        states, lacking = [opened(state) for state in kept], cells_of(failed, failed, count)
+        left = wanted
+        if lacking:
+            left = masked(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
+        for label, measure in group.items():
+            undefined = dict(lacking)
+            if len(failed) == count:
+                finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
+                continue
+            n = len(representations[0])
+            prepared = PreparedStates(measure=measure, names=names, rows=n, tile=tile, states=states, left=left)
+            if measure.slow is None:
+                known = None if work is None else work.known.get(label)
+                with issued_by([label]):
+                    given = names, left, known, batch, partial(show, label), undefined
+                    values = pairs(measure, states, states, *given)
+            else:
+                given = kept, names, left, work, batch, label, undefined
+                values, details = slow_pairs(measure, measure.slow, *given)
+                prepared = replace(prepared, details=details)
+            finish(label, prepared, within(measure.card, values), undefined)
+        if work is not None:
+            work.drop_inputs()
+    for label in measures:
+        lack(label, without[label])
+    return {label: matrices[label] for label in measures}
+
+
+def hsic_products(
+    measures: Mapping[str, Measure],
+    representations: Batch,
+    names: Sequence[str],
+    *,
+    tile: int,
+    lack: Lack = refused,
+) -> dict[str, Matrix]:
+    """HSIC of all pairs, not normalised, so that sums over batches add up. lack: as in `all_pairs`."""
+    count, sums = len(representations), {}
+    without: dict[str, Undefined] = {}
+    for label, prepared in _inner_products(measures, representations, names, tile, without):
+        measure = prepared.measure
+        measure.check(names, [x.shape for x in representations], None)
+        scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.row]]).to(prepared.cross)
+        hsic = prepared.cross.diagonal_scatter(prepared.norms)
+        hsic = hsic * scale[:, None] * scale[None, :] / of_hsic(measure).terms(prepared.rows)
+        sums[label], without[label] = masked(hsic, prepared.undefined), prepared.undefined
+    for label, undefined in without.items():
+        sums.setdefault(label, torch.full((count, count), torch.nan, dtype=torch.float64))
+        lack(label, undefined)
+    return sums
+
+
+def of_hsic(measure: Measure) -> OfHsic:
+    """The measure; raises BadInput where it is not made of HSIC."""
+    if not isinstance(measure, OfHsic):
+        raise BadInput(
+            f"extract.estimate: ratio_of_sums sums HSIC, and {measure.name} is not made of HSIC; use per_batch or full"
+        )
+    return measure
+
+
+def _inner_products(
+    measures: Mapping[str, Measure],
+    representations: Batch,
+    names: Sequence[str],
+    tile: int,
+    without: dict[str, Undefined],
+) -> Iterator[tuple[str, PreparedProducts]]:
+    """The measures that are inner products, prepared; all of them in a single pass over tiles. without: is given the
+    cells of measures that cannot prepare any representation, which are left out."""
+    inner = {label: measure for label, measure in measures.items() if isinstance(measure, InnerProduct)}
+    kernels = list(dict.fromkeys(kernel for measure in inner.values() for kernel in (measure.row, measure.column)))
+    sharing: dict[Any, list[str]] = {}  # the measures that are made of the same features
+    for label, measure in inner.items():
+        for feature in {_made_of(measure.row), _made_of(measure.column)}:
+            sharing.setdefault(feature, []).append(label)
+    n, count, dtype = len(representations[0]), len(representations), torch.float32
+    made: dict[AnyKernel, dict[int, State]] = {kernel: {} for kernel in kernels}
+    failed: dict[AnyKernel, dict[int, Degenerate]] = {kernel: {} for kernel in kernels}
+    for a, (x, name) in enumerate(zip(representations, names, strict=True)):
+        features: dict[Any, Any] = {}
+        if isinstance(x, Tensor):
+            dtype = torch.promote_types(x.dtype, torch.float32)
+        for kernel in kernels:
+            try:
+                with issued_by(sharing[_made_of(kernel)]):
+                    made[kernel][a] = at(name, partial(_state, kernel, x, features))
+            except Degenerate as error:
+                failed[kernel][a] = error
+    for label, measure in list(inner.items()):
+        if not (made[measure.row] and made[measure.column]):
+            without[label] = cells_of(failed[measure.row], failed[measure.column], count)
+            del inner[label]
+    stands = {kernel: next(iter(of)) for kernel, of in made.items() if of}
+    places = {kernel: [a if a in made[kernel] else stand for a in range(count)] for kernel, stand in stands.items()}
+    states = {kernel: [made[kernel][a] for a in at_place] for kernel, at_place in places.items()}
+    grams = [x for x in representations if isinstance(x, Grams)]
+    wanted = [(measure.row, measure.column) for measure in inner.values()]
+    if grams:
+        kernels = [kernel for kernel, _ in wanted if isinstance(kernel, Kernel)]  # all: others cannot be in files
+        crosses = [products_of_tiles([grams[a].tiles[kernel] for a in places[kernel]], n, tile) for kernel in kernels]
+    else:
+        crosses = products(wanted, states, n, tile) if wanted else []
+    for (label, measure), cross in zip(inner.items(), crosses, strict=True):
+        norms = self_products(measure, cross, n, dtype)
+        undefined = cells_of(failed[measure.row], failed[measure.column], count)
+        given = {"names": names, "rows": n, "tile": tile, "undefined": undefined}
+        yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)
+
+
+def _state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:
+    if isinstance(x, Grams):
+        assert isinstance(kernel, Kernel)
+        return x.state(kernel)
+    return states_of([kernel], x, features)[kernel]
+
+
+def _made_of(kernel: AnyKernel) -> Any:
+    """The function of a representation that kernels may share."""
+    return kernel.cells if isinstance(kernel, Packed) else kernel.features
+
+
+def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Pairwise]]:
+    """The other measures, grouped by what they prepare."""
+    groups: dict[Any, dict[str, Pairwise]] = {}
+    for label, measure in measures.items():
+        if isinstance(measure, Pairwise):
+            prepare: Any = measure.prepare
+            if isinstance(prepare, partial):
+                prepare = (prepare.func, prepare.args, tuple(sorted(prepare.keywords.items())))
+            groups.setdefault((prepare, measure.card.labelled), {})[label] = measure
+    return list(groups.values())

@@ -1,0 +1,88 @@
+"""Permutations of a run in blocks: units of work that leave their values in the cache, where the run finds them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+
+from repsim_cli.activations.cached import Identities
+from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import significance as judging
+from repsim_cli.engine.cached import NULLS
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.footprint import compared, in_memory
+from repsim_cli.engine.matrices import content_of, drawn
+from repsim_cli.engine.rows import opened
+from repsim_cli.runs.cache import Entry, using
+from repsim_cli.runs.results import Run, quiet
+
+BLOCK = 1e12  # operations of a block: about ten seconds of a core
+
+
+def blocks_of(comparison: Comparison) -> dict[str, list[range]]:
+    """The permutations of each measure in blocks of about BLOCK operations; measures that need fewer have none."""
+    if comparison.significance.method != "permutation":
+        return {}
+    count, pairs = comparison.significance.permutations, len(comparison.layers) * (len(comparison.layers) + 1) // 2
+    blocks = {}
+    for label, bound in comparison.measures.items():
+        none, all_of_them = (compared(comparison, [bound], pairs, number).operations for number in (0, count))
+        operations = all_of_them - none
+        if operations > BLOCK:
+            # whole passes, so that what is computed together does not depend on blocks
+            size = judging.TOGETHER * max(1, round(BLOCK / operations * count / judging.TOGETHER))
+            blocks[label] = [range(first, min(first + size, count)) for first in range(0, count, size)]
+    return blocks
+
+
+def permuted_ahead(
+    run: Run,
+    comparison: Comparison,
+    label: str,
+    block: range,
+    sequences: Mapping[str, Sequences],
+    identities: Identities,
+) -> bool:
+    """Computes a block of the permutations of a measure, in all batches, into the cache; whether it was missing."""
+    comparison = comparison.counted(run, sequences)
+    if label not in comparison.measures:  # the rows do not suit it
+        return False
+    comparison = in_memory(comparison.clustered(run, sequences))
+    exchanged = comparison.exchanged
+    assert exchanged is not None
+    bound, content = comparison.measures[label], content_of(comparison, sequences, identities)
+    unit, matrix = content.of_null(bound, block), content.of_matrix(bound)
+    if unit is None or matrix is None or Entry("matrices", matrix).known:
+        return False
+    with using(NULLS, [unit]) as entries:
+        entry = entries[unit]
+        if entry.complete:
+            return False
+        with opened(run, comparison, sequences, identities=identities, diagnose=False) as rows:
+            null = drawn(replace(comparison, measures={label: bound}), sequences, partial(_only, block))
+            for batch, representations in enumerate(rows.stream(quiet)):
+                name = f"{batch:05d}"
+                if name in entry.files or not len(exchanged.rows(batch)):
+                    continue
+                try:
+                    values = null(batch, representations).get((label, "null"))
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+                if values is None:  # no two layers have a value
+                    continue
+                values = values[block.start : block.stop]
+                parts = {"null": values.contiguous()}
+                entry.write(name, lambda path, parts=parts: safetensors.torch.save_file(parts, path))
+        entry.finish()
+        return True
+
+
+def _only(block: range, batch: int, label: str, shape: Any) -> np.ndarray:
+    """Notes of permutations of which those outside the block need no values."""
+    noted = np.zeros(shape)
+    noted[block.start : block.stop] = np.nan
+    return noted

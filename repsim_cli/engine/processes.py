@@ -1,0 +1,316 @@
+"""Slow pairs: solved one by one, each on a single thread, in several processes, and noted in a file at once.
+
+Prepared states lie in .npy files that all processes map into memory. A pair has the same bits in every process.
+"""
+
+import contextlib
+import io
+import itertools
+import os
+import shutil
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.workers import spawned, spawning, starting
+from repsim_cli.engine.known import Cell, KnownPairs
+from repsim_cli.measures.base import MeasureWarning, Solved
+from repsim_cli.runs.results import PAIRS, Progress, quiet, write
+
+PATIENCE = 1.0  # seconds in this process before others are considered
+WORTH = 5.0  # seconds of work that must be left: a process takes about two to start
+BLOCK = 0.25  # seconds of work in one message
+AHEAD = 2  # messages waiting in a process
+
+Show = Callable[[str, Callable[[], np.ndarray], int], None]
+Solve = Callable[[Any, Any], Solved]
+
+
+def hidden(label: str, values: Callable[[], np.ndarray], done: int) -> None:
+    """Shows nothing."""
+
+
+class Turn(NamedTuple):
+    """The kind and the batch of the pairs to solve, how many are left for later batches, and the cache."""
+
+    kind: str
+    batch: int
+    later: int
+    known: KnownPairs | None
+
+
+ALONE = Turn("", 0, 0, None)
+
+
+class Stored(NamedTuple):
+    """A prepared state in files: an array or tensor, or a tuple of them of this type."""
+
+    kind: Any
+    files: tuple[str, ...]
+    tensors: tuple[bool, ...]
+
+
+def stored(state: Any, stem: Path) -> Stored:
+    parts = state if isinstance(state, tuple) else (state,)
+    files = tuple(f"{stem}-{i}.npy" for i in range(len(parts)))
+    for file, part in zip(files, parts, strict=True):
+        content = io.BytesIO()
+        np.save(content, part.cpu().numpy() if isinstance(part, Tensor) else part, allow_pickle=False)
+        write(Path(file), content.getvalue())
+    tensors = tuple(isinstance(part, Tensor) for part in parts)
+    return Stored(type(state) if isinstance(state, tuple) else None, files, tensors)
+
+
+def opened(state: Any) -> Any:
+    """The state, mapped from its files; one that was not stored is returned as it is."""
+    if not isinstance(state, Stored):
+        return state
+    # copy on write, since torch takes no array that cannot be written
+    arrays = [np.asarray(np.load(file, mmap_mode="c", allow_pickle=False)) for file in state.files]
+    parts = [
+        torch.from_numpy(x) if tensor else x if x.ndim else x.item()
+        for x, tensor in zip(arrays, state.tensors, strict=True)
+    ]
+    return parts[0] if state.kind is None else state.kind(*parts)
+
+
+@dataclass(kw_only=True)
+class Work:
+    """Where slow pairs are solved, and noted so that a killed run resumes: a context that ends its processes.
+
+    folder: the run's.
+    processes: how many at most, 1: only this one; others start once enough work is left.
+    seed: decides which pairs are audited; None: none are.
+    call: names the notes of one of several calls in the same folder (see `of`).
+    known: the pairs in the cache, by the label of the measure.
+    batches: how many the run has, for the time left.
+    show: is given a measure's label, its values so far, and the batches that they are the mean of.
+    """
+
+    folder: Path
+    processes: int = 1
+    progress: Progress = quiet
+    seed: int | None = 0
+    call: str = ""
+    known: Mapping[str, KnownPairs] = field(default_factory=dict)
+    batches: int = 1
+    show: Show = hidden
+    _pool: "list[Worker]" = field(default_factory=list)
+
+    def __enter__(self) -> "Work":
+        self.drop_inputs()  # of a run that was killed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.drop_inputs()
+
+    def stop(self) -> None:
+        """Kills the processes."""
+        for worker in self._pool:
+            worker.process.kill()
+        for worker in self._pool:
+            worker.process.join()
+            worker.connection.close()
+        self._pool.clear()
+
+    def of(self, call: str) -> "Work":
+        """The same processes for another call."""
+        return replace(self, call=call)
+
+    @property
+    def _inputs(self) -> Path:
+        return self.folder / PAIRS / "inputs"
+
+    def keep(self, state: Any) -> Stored:
+        """The state in files, until `drop_inputs`."""
+        self._inputs.mkdir(parents=True, exist_ok=True)
+        return stored(state, self._inputs / f"{len(list(self._inputs.iterdir())):05d}")
+
+    def drop_inputs(self) -> None:
+        shutil.rmtree(self._inputs, ignore_errors=True)
+
+    def notes(self, batch: int, name: str, shape: Sequence[int]) -> np.ndarray:
+        """A file of numbers, NaN at first, that outlives a killed run. Files of other batches are removed."""
+        notes = self.folder / PAIRS / self.call
+        current = notes / f"batch-{batch}"
+        for other in notes.glob("batch-*"):
+            if other != current:
+                shutil.rmtree(other)
+        current.mkdir(parents=True, exist_ok=True)
+        file = current / f"{name}.npy"
+        if file.is_file() and np.load(file, mmap_mode="r").shape == tuple(shape):
+            return np.lib.format.open_memmap(file, "r+")
+        fresh = file.with_suffix(".partial")
+        made = np.lib.format.open_memmap(fresh, "w+", np.float64, tuple(shape))
+        made[:] = np.nan
+        fresh.rename(file)
+        return made
+
+    def workers(self) -> "list[Worker]":
+        if not self._pool:
+            self._pool += [Worker.start() for _ in range(self.processes)]
+        return self._pool
+
+
+def filed(work: Work, state: Any) -> Any:
+    """The state, mapped from files where it has several parts, so that it takes no memory until it is read."""
+    return opened(work.keep(state)) if isinstance(state, tuple) else state
+
+
+@dataclass(frozen=True)
+class Worker:
+    process: Any
+    connection: Connection
+
+    @classmethod
+    def start(cls) -> "Worker":
+        context = spawning()
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", theirs), daemon=True
+        )
+        with starting():
+            process.start()
+        theirs.close()
+        return cls(process, ours)
+
+
+def serve(connection: Connection) -> None:
+    """The loop of a process: solves the pairs that it is sent."""
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            solve, pairs = connection.recv()  # loads libraries, whose threads can be limited only then
+            with one_thread():
+                solved = [answer(solve, a, b) for a, b in pairs]
+            connection.send(solved)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Computation in this context uses a single thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
+    """The solved pair, or why it has no value, or the traceback of an unexpected error."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", MeasureWarning)
+            return solve(opened(a), opened(b))
+    except Degenerate as error:
+        return error
+    except Exception:
+        return traceback.format_exc()
+
+
+def answers(
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: Work | None
+) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
+    """All pairs, in any order: in this process, or in several where enough work is left."""
+    begin = time.monotonic()
+    for done, (a, b) in enumerate(cells, 1):
+        yield (a, b), answer(solve, states[a], states[b])
+        spent, rest = time.monotonic() - begin, len(cells) - done
+        if work is not None and work.processes > 1 and spent > PATIENCE and spent / done * rest > WORTH:
+            try:
+                yield from spread(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
+            except BaseException:
+                work.stop()  # nobody reads their answers any more
+                raise
+            return
+
+
+def spread(
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[Worker], size: int
+) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
+    """The same from several processes, in blocks of `size` pairs."""
+    rest = iter([cells[i : i + size] for i in range(0, len(cells), size)])
+    asked: dict[Worker, list[Sequence[Cell]]] = {worker: [] for worker in workers}
+
+    def ask(worker: Worker) -> None:
+        for block in itertools.islice(rest, 1):
+            worker.connection.send((solve, [(states[a], states[b]) for a, b in block]))
+            asked[worker].append(block)
+
+    try:
+        for worker in [*workers] * AHEAD:
+            ask(worker)
+        while waiting := {worker.connection: worker for worker, blocks in asked.items() if blocks}:
+            for connection in wait(waiting):
+                worker = waiting[connection]  # type: ignore[index]
+                solved = worker.connection.recv()
+                block = asked[worker].pop(0)
+                ask(worker)
+                yield from zip(block, solved, strict=True)
+    except (EOFError, OSError) as error:
+        codes = [worker.process.exitcode for worker in workers if wait([worker.process.sentinel], 1.0)]
+        raise RunFailed(
+            f"hardware.processes: a process ended before its work, got exit code {codes}; "
+            "free memory or lower processes, and resume with resume=latest"
+        ) from error
+
+
+def solve_all(
+    solve: Solve,
+    states: Sequence[Any],
+    cells: Sequence[Cell],
+    noted: Float[np.ndarray, "r r k"],
+    *,
+    name: str,
+    names: Sequence[str],
+    work: Work | None = None,
+    turn: Turn = ALONE,
+    show: Callable[[], None] = lambda: None,
+) -> dict[Cell, Degenerate]:
+    """Fills noted[a, b] with the value and its details, where they are still missing; returns why pairs without a value
+    have none. show: called after each pair."""
+    kind, batch, later, known = turn
+    if known is not None:
+        # the pairs that this run noted before it was killed, and those that other runs solved
+        held, asked = known.holds(kind, batch, len(states)), np.zeros(noted.shape[:2], bool)
+        for cell in cells:
+            asked[cell] = True
+            if not held[cell] and not np.isnan(noted[cell][0]):
+                known.add(kind, batch, cell, noted[cell].tolist())
+        known.fill(kind, batch, noted, asked)
+    left = [cell for cell in cells if np.isnan(noted[cell][0])]
+    progress = quiet if work is None else work.progress
+    results, undefined = answers(solve, states, left, work), {}
+    with one_thread(), contextlib.closing(results):
+        for _, ((a, b), solved) in zip(progress(left, label=name, unit="pairs", later=later), results, strict=True):
+            if isinstance(solved, Degenerate):
+                undefined[a, b] = Degenerate(f"{names[a]} and {names[b]}: {solved}")
+                continue
+            if isinstance(solved, str):
+                raise RuntimeError(f"{names[a]} and {names[b]}: {solved}")
+            if not np.isfinite([solved.value, *solved.details]).all():
+                raise RunFailed(
+                    f"{names[a]} and {names[b]}: {name} is not finite, got {solved.value}; please report this with the "
+                    "run's config"
+                )
+            # the value last: without it the pair is not done
+            noted[a, b, 1:] = solved.details
+            noted[a, b, 0] = solved.value
+            if known is not None:
+                known.add(kind, batch, (a, b), [solved.value, *solved.details])
+            show()
+    return undefined

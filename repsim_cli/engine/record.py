@@ -1,0 +1,159 @@
+"""Matrices of all layers as results.json has them: a file per pair of models."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.activations.readings import Reading
+from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.plain import slug
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import is_cosine
+from repsim_cli.runs.content import Matrix, Measured, Side
+from repsim_cli.runs.results import Run
+from repsim_cli.runs.so_far import Writer
+
+
+def card_record(measure: Measure) -> dict[str, Any]:
+    """The card as results.json has it. cosine: whether the value is a cosine, whose angle is a metric."""
+    return {**measure.card.record(), "cosine": is_cosine(measure)}
+
+
+UNTESTED = "no test or error: some batch, random pairing or sample without it leaves the measure undefined"
+CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
+
+
+def measure_record(
+    run: Run,
+    comparison: Comparison,
+    label: str,
+    matrix: SimilarityMatrix,
+    extra: Mapping[str, Any] = MappingProxyType({}),
+    null: dict[str, Any] | None = None,
+    available: int | None = None,
+) -> Measured:
+    """A measure in results.json; its matrices are saved, one per pair of models (both ways if asymmetric), where any
+    of their cells was wanted.
+
+    extra: further numbers of every cell (se, p, ...), saved beside the values; None is left out.
+    available: how many rows matrix.rows were taken of, by default the rows of the run. Cells without a value are NaN,
+    and listed.
+    """
+    readings, places, measure = comparison.readings, comparison.places, comparison.measures[label]
+    values = matrix.values.cpu().numpy()
+    beside = {key: np.asarray(part) for key, part in extra.items() if part is not None}
+    kept = np.ones(values.shape, bool) if comparison.wanted is None else comparison.wanted.numpy()
+    lacking = np.zeros(values.shape, bool)
+    for cell in matrix.undefined:
+        lacking[cell] = True
+    if not (np.isfinite(values) ^ lacking)[kept].all():
+        raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
+    beside = {key: np.where(lacking, np.nan, part) for key, part in beside.items()}
+    untested = np.isnan([values, *beside.values()]).any(0) & ~lacking & kept
+    why = {**matrix.undefined, **{(i, j): UNTESTED for i, j in np.argwhere(untested).tolist()}}
+    if untested.any():
+        run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
+    matrices = []
+    for i, row in enumerate(readings):
+        for j, column in enumerate(readings):
+            if measure.card.symmetric and j < i:
+                continue
+            block = (places[i], places[j])
+            if not kept[block].any():
+                continue
+            stem = slug(label, f"{i:02d}", f"{j:02d}", row.label, column.label)
+            run.without_value += listed(label, row, column, places[i], places[j], why)
+            files = {key: run.write_array(slug(stem, key), part[block]) for key, part in beside.items()}
+            cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
+            matrices.append(
+                Matrix(
+                    rows=Side(model=row.label, layers=[layer.name for layer in row.layers]),
+                    columns=Side(model=column.label, layers=[layer.name for layer in column.layers]),
+                    values=run.write_array(stem, values[block]),
+                    n=matrix.rows,
+                    details={key: file for key, file in files.items() if key not in CELLS},
+                    **cells,
+                )
+            )
+    return _measured(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, matrices, available)
+
+
+def listed(
+    label: str, row: Reading, column: Reading, rows: slice, columns: slice, why: Mapping[tuple[int, int], str]
+) -> list[list[str]]:
+    """The rows of the table of cells without a value, of the matrix of two models. rows, columns: its place."""
+    return [
+        [label, row.label, column.label, row.layers[a - rows.start].name, column.layers[b - columns.start].name, text]
+        for (a, b), text in sorted(why.items())
+        if rows.start <= a < rows.stop and columns.start <= b < columns.stop
+    ]
+
+
+def so_far(run: Run, comparison: Comparison) -> Writer:
+    """What keeps the maps of the run in its folder while they are computed."""
+    wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))
+    names = [(layer.model, layer.name) for layer in comparison.layers]
+    cells = len(names) ** 2 if wanted is None else int(wanted.sum())
+    estimate, available = comparison.extract.estimate, comparison.total
+    records = {
+        label: _measured(run, label, measure, estimate, rows, batches, None, [], available=available)
+        for label, measure in comparison.measures.items()
+    }
+    return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells)
+
+
+def blocks_record(
+    run: Run,
+    label: str,
+    measure: Measure,
+    blocks: Mapping[str, tuple[Sequence[str], np.ndarray]],
+    undefined: Mapping[str, Mapping[tuple[int, int], str]],
+    *,
+    estimate: str,
+    rows: int,
+    batches: int,
+) -> Measured:
+    """A measure in results.json, of separate square matrices: name -> (names of rows and columns, values). undefined:
+    by name, why cells have no value."""
+    matrices = []
+    for i, (name, (layers, values)) in enumerate(blocks.items()):
+        why = undefined.get(name, {})
+        if {*map(tuple, np.argwhere(~np.isfinite(values)).tolist())} != set(why):
+            raise RunFailed(f"{label}: a value of {name} is not finite; please report this with the run's config")
+        run.without_value += [[label, name, name, layers[a], layers[b], text] for (a, b), text in sorted(why.items())]
+        side = Side(model=name, layers=list(layers))
+        file = run.write_array(slug(label, f"{i:03d}", name), values)
+        matrices.append(Matrix(rows=side, columns=side, values=file, n=rows))
+    return _measured(run, label, measure, estimate, rows, batches, None, matrices)
+
+
+def _measured(
+    run: Run,
+    label: str,
+    measure: Measure,
+    estimate: str,
+    rows: int,
+    batches: int,
+    null: dict[str, Any] | None,
+    matrices: list[Matrix],
+    available: int | None = None,
+) -> Measured:
+    return Measured(
+        name=measure.name,
+        label=label,
+        settings=dict(measure.settings),
+        estimate={
+            "kind": estimate,
+            "rows": rows,
+            "rows_available": run.manifest["rows"] if available is None else available,
+            "batches": batches,
+            **({"remedies": remedies} if (remedies := run.manifest.get("remedies")) else {}),
+        },
+        card=card_record(measure),
+        matrices=matrices,
+        null=null,
+    )

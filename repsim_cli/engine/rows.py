@@ -1,0 +1,286 @@
+"""The rows that a study reads: the inputs of its models, and their activations, from the cache where it has them."""
+
+import gc
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.activations.batching import Tally
+from repsim_cli.activations.by_block import parts, run_by_block
+from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
+from repsim_cli.activations.diagnostics import Diagnosis
+from repsim_cli.activations.inputs import named
+from repsim_cli.activations.places import row_positions, rows_left
+from repsim_cli.activations.readings import Layer, Reading, loading
+from repsim_cli.activations.remedies import Remedies
+from repsim_cli.activations.rows import Block, batches, blocks, windows_of
+from repsim_cli.activations.stored import Recorder
+from repsim_cli.base.errors import RunFailed
+from repsim_cli.base.settings import Hardware
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine.extraction import Extraction, layers_of
+from repsim_cli.models.sizes import goes_by_block, run_alone
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.runs.cache import Entry
+from repsim_cli.runs.content import Table
+from repsim_cli.runs.results import Progress, Run
+
+
+def prepare(run: Run, hardware: Hardware) -> None:
+    """Sets the threads of the run, and notes them and the device in the manifest."""
+    if hardware.threads:
+        torch.set_num_threads(hardware.threads)
+    run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
+
+
+def tally(run: Run, models: Mapping[str, AnySource]) -> Tally:
+    """Counts what the live models run, in what the manifest says about the data."""
+    live = [label for label, source in models.items() if isinstance(source, Source)]
+    return Tally(run.manifest["data"] if live else {}, live)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
+
+    diagnosis: of the layers whose rows have passed; None: it is known. groups: layers whose rows are in memory
+    together; None: all.
+    """
+
+    extraction: Extraction
+    sequences: Mapping[str, Sequences]
+    identities: Identities
+    entries: Mapping[str, Entry]
+    modules: Mapping[str, nn.Module]
+    recorders: Mapping[str, Recorder]
+    tally: Tally
+    remedies: Remedies
+    diagnosis: Diagnosis | None
+    groups: Sequence[Sequence[int]] | None
+
+    def current(self) -> list[Reading]:
+        """The readings, from the cache where it is complete by now."""
+        return [from_cache(reading, self.entries, self.identities) for reading in self.extraction.readings]
+
+    def stream(
+        self, progress: Progress, readings: list[Reading] | None = None, seen: int = 0
+    ) -> Iterator[list[Tensor]]:
+        """Batches of all layers from batch `seen` on, as the estimate needs them. readings: None: all.
+
+        The first time that a layer is read, all its rows pass, for its diagnostics.
+        """
+        extraction, given = self.extraction, readings or self.current()
+        first = seen * extraction.extract.batch_rows
+        layers = layers_of(given)
+        start = 0 if self.diagnosis is not None and self.diagnosis.lacks(layers) else first
+        rows = self.remedies.apply(self._given(given, progress, start), layers)
+        if self.diagnosis is not None:
+            rows = self.diagnosis.watched(rows, layers)
+        return batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
+
+    def _given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[Block]:
+        """The rows that models give, from this row of the run on."""
+        return blocks(
+            readings,
+            self.modules,
+            self.recorders,
+            self.sequences,
+            self.extraction.extract,
+            self.extraction.hardware,
+            progress,
+            self.remedies.first(first),
+            self.tally,
+        )
+
+    def part(self, chosen: Sequence[int]) -> tuple[list[Reading], list[int]]:
+        """Readings that have these layers, by their numbers among all, and which of the layers that they read these
+        are."""
+        some, read = [], []
+        for reading, place in zip(self.current(), self.extraction.places, strict=True):
+            numbers = [a for a in range(place.start, place.stop) if a in chosen]
+            if not numbers:
+                continue
+            if reading.points and reading.label in self.recorders:
+                numbers = list(range(place.start, place.stop))  # the cache stores whole models
+            indices = [a - place.start for a in numbers]
+            points = [reading.points[a] for a in indices] if reading.points else []
+            some.append(replace(reading, points=points, layers=[reading.layers[a] for a in indices]))
+            read += numbers
+        return some, [read.index(a) for a in chosen]
+
+    def of_layers(self, chosen: Sequence[int], progress: Progress) -> Iterator[list[Tensor]]:
+        """`stream` of these layers, by their numbers among all, ascending."""
+        some, kept = self.part(chosen)
+        for batch in self.stream(progress, some):
+            yield [batch[a] for a in kept]
+
+    def record(self, progress: Progress) -> None:
+        """With groups of layers: runs the models that the cache takes, window by window, so that their layers can then
+        be read group by group."""
+        running = [x for x in self.current() if x.points and x.label in self.recorders]
+        if self.groups and running:
+            deque(self._given(running, progress), maxlen=0)
+
+    def measure_features(self, progress: Progress) -> None:
+        """Takes the shares and scales of features from all rows, where the remedies need them."""
+        if self.extraction.extract.features_changed:
+            self.record(progress)
+            for group in self.groups or [range(len(self.extraction.layers))]:
+                some, _ = self.part(group)
+                self.remedies.measure(self.remedies.rows(self._given(some, progress)), layers_of(some))
+
+    def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
+        """The diagnostics of these layers, and their features that are left out."""
+        diagnostics = {} if self.diagnosis is None else self.diagnosis.tables(layers)
+        return diagnostics | self.remedies.tables(layers)
+
+
+def diagnosis_of(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:
+    """The diagnosis of the run's layers, before any row has passed."""
+    places = {label: row_positions(given, extraction.extract) for label, given in sequences.items()}
+    return Diagnosis(places, extraction.total, extraction.seed)
+
+
+def identified(run: Run, extraction: Extraction) -> Identities:
+    """The identity of each model, with the hashes of its weights, noted in the manifest."""
+    with run.stage("hashes"):
+        identities = {label: _identity(model, extraction.hardware) for label, model in extraction.models.items()}
+        run.input("models", identities)
+        run.manifest["models_run"] = []
+    run.save_manifest()
+    for reading in extraction.readings:
+        source, by_name = reading.source, all(point.module for point in reading.points)
+        if isinstance(source, Source) and (table := source.architecture) and table.guessed and not by_name:
+            blocks = ", ".join(stack.blocks for stack in table.stacks.values()) or table.blocks
+            run.warn(
+                f"model.{reading.label}: {source.model_type} has no table of hook points; its blocks were found by "
+                f"structure ({blocks}), and only the stream is read"
+            )
+    return identities
+
+
+def loaded(reading: Reading, extraction: Extraction) -> nn.Module:
+    """The model on its device, which reads what is to be read."""
+    assert isinstance(reading.source, Source)
+    how = loading(extraction.hardware, extraction.devices[reading.label])
+    return named(reading.label, partial(reading.source.load, how=how), reading.eager)
+
+
+def free() -> None:
+    """Memory of models to which nothing refers any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def record_alone(
+    run: Run,
+    extraction: Extraction,
+    reading: Reading,
+    entry: Entry,
+    sequences: Mapping[str, Sequences],
+    counts: Tally,
+    only: Sequence[slice] | None = None,
+) -> None:
+    """Runs a model that is in memory no longer than that, and completes its entry. Raises RunFailed where the rows
+    cannot be written. only: the windows of a shard, of a model that is not run by block."""
+    if entry.complete:
+        return
+    label, extract, hardware = reading.label, extraction.extract, extraction.hardware
+    assert isinstance(reading.source, Source)
+    if goes_by_block(reading.source, hardware):
+        part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, extraction.devices[label])))
+        windows = windows_of(sequences, extract, hardware)
+        with run.stage("activations by block"):
+            run_by_block(reading, part, sequences[label], windows, extract, hardware, entry, run.progress, tally=counts)
+        return
+    progress = partial(run.progress, label=f"activations of {label}", unit="batches")
+    with run.stage("models"):
+        modules = {label: loaded(reading, extraction)}
+    with run.stage("activations"):
+        for _ in blocks(
+            [reading], modules, {label: Recorder(entry, only)}, sequences, extract, hardware, progress, tally=counts
+        ):
+            pass
+    modules.clear()
+    free()
+    if not entry.complete:
+        raise RunFailed(
+            f"model.{label}: its rows cannot be kept while the next model runs, got no room at {entry.folder}; free "
+            "space there, or use hardware.resident=all and features as they are (extract.normalise=none)"
+        )
+
+
+def _identity(model: AnySource, hardware: Hardware) -> dict[str, Any]:
+    """What a model is, and the dtype in which its stream is kept on disk where it is another one."""
+    other = hardware.stream is not None and isinstance(model, Source) and goes_by_block(model, hardware)
+    return {**model.identity(), **({"stream": hardware.stream} if other else {})}
+
+
+@contextmanager
+def opened(
+    run: Run,
+    extraction: Extraction,
+    sequences: Mapping[str, Sequences],
+    *,
+    identities: Identities | None = None,
+    diagnose: bool = True,
+    groups: Sequence[Sequence[int]] | None = None,
+) -> Iterator[Rows]:
+    """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known.
+    diagnose: whether the layers are diagnosed when their rows pass. groups: as of `Rows`."""
+    extract, hardware = extraction.extract, extraction.hardware
+    identities = identities or identified(run, extraction)
+    live = [reading for reading in extraction.readings if extraction.cache and isinstance(reading.source, Source)]
+    with ExitStack() as held:
+        entries: Mapping[str, Entry] = held.enter_context(
+            cached(live, sequences, identities, extract, hardware.dtype, run.warn)
+        )
+        now = [from_cache(reading, entries, identities) for reading in extraction.readings]
+        running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
+        run.manifest["models_run"] = list(running)
+        counts = tally(run, extraction.models)
+        alone = run_alone({label: r.source for label, r in running.items() if isinstance(r.source, Source)}, hardware)
+        if extract.features_changed:  # their rows pass twice, and no model runs twice
+            alone = [label for label in running if label in alone or label not in entries]
+        if alone:
+            lacking = [running[label] for label in alone if label not in entries]
+            opened = entries_of(run.folder / "activations", lacking, sequences, identities, extract, hardware.dtype)
+            entries = {**entries, **held.enter_context(opened)}
+            for label in alone:
+                record_alone(run, extraction, running.pop(label), entries[label], sequences, counts)
+        with run.stage("models"):
+            modules = {label: loaded(reading, extraction) for label, reading in running.items()}
+        given = next(iter(sequences.values()), None)
+        rows = Rows(
+            extraction=extraction,
+            sequences=sequences,
+            identities=identities,
+            entries=entries,
+            modules=modules,
+            recorders={label: Recorder(entries[label]) for label in modules if label in entries},
+            tally=counts,
+            remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
+            diagnosis=diagnosis_of(extraction, sequences) if diagnose else None,
+            groups=groups,
+        )
+        if extract.features_changed:
+            with run.stage("scales of features"):
+                rows.measure_features(partial(run.progress, label="scales of features", unit="batches"))
+        yield rows
+
+
+def sample(
+    run: Run, extraction: Extraction, sequences: Mapping[str, Sequences], layers: Sequence[Layer] | None = None
+) -> tuple[list[Tensor], dict[str, Table]]:
+    """The sampled rows (n, d) of every layer, and the tables of these layers, or of all; each model runs once at
+    most."""
+    with opened(run, extraction, sequences) as rows, run.stage("activations"):
+        (taken,) = rows.stream(partial(run.progress, label="activations", unit="batches"))
+        return taken, rows.tables(extraction.layers if layers is None else layers)

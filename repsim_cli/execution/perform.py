@@ -1,0 +1,36 @@
+"""What happens in a run between its start and its end, whether a command or Python began it."""
+
+import dataclasses
+
+from repsim_cli.config.run import RunConfig
+from repsim_cli.execution.units import perform_ahead
+from repsim_cli.findings import analyse
+from repsim_cli.report import tracking
+from repsim_cli.runs.results import Run
+from repsim_cli.training import trained
+
+
+def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
+    """Trains the models that are missing, measures, analyses, and draws the figures and logs the run where asked to."""
+    keys = checked.keys
+    for label, why in checked.skipped.items():
+        run.skip(label, why)
+    for note in checked.notes:
+        run.warn(note)
+    perform_ahead(checked, run)
+    trained.train_missing(checked.models, run, keys.hardware.get("threads"))
+    short = trained.shortfalls(checked.models, run)
+    facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
+    reasons = {label: shortfall.why for label, shortfall in short.items()}
+    run.manifest.update(facts=facts, base=keys.base, options=checked.options, short=reasons)
+    marks = {label: shortfall.mark for label, shortfall in short.items()}
+    measured = dataclasses.replace(checked.study.run(run), marks=marks)
+    run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))
+    with run.stage("analyses"):
+        analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
+    if drawn:
+        with run.stage("figures"):
+            analyse.draw(run.folder, run.progress, whole=analyse.asked(run.folder).which == "all")
+    if keys.track is not None:
+        with run.stage("tracking"):
+            tracking.track(keys.track, run)

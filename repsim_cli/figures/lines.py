@@ -1,0 +1,188 @@
+"""Lines: a number per layer or per step, a colour per model."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import MARKERS, legend_beside, several
+from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.layout import SHADED, distinct
+from repsim_cli.figures.panels import panels
+from repsim_cli.runs.content import Band, Curve
+
+PANEL = (4.4, 3.2)  # inches
+UNKNOWN = "chance is not known here"
+NAMED = 14  # layers up to which each has its name
+MOST = 24  # characters of it
+TITLES = {
+    "row": "row mean: its neurons, in the others",
+    "column": "column mean: the others' neurons, in it",
+    "same layer": "with the base",
+    "other seeds": "with other seeds of the training",
+    "other trainings": "with other trainings",
+    "t-SNE plane": "in the plane of a t-SNE",
+    "full space": "in the full space",
+    "labels": "labels",
+    "control": "control: labels without meaning",
+}
+
+
+def of_layers(
+    curves: Mapping[str, Curve], analysis: str, seeds: Mapping[str, str]
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """by-layer-QUANTITY for the curves over layers that an analysis made, with those of all models in one figure; and
+    by-layer-QUANTITY-seeds with the means and ranges over seeds. seeds: by model the training that several share."""
+    kept = [curve for curve in curves.values() if curve.analysis == analysis and curve.x.name == "layer"]
+    for quantity in dict.fromkeys(curve.about["quantity"] for curve in kept):
+        models = [curve for curve in kept if curve.about["quantity"] == quantity]
+        yield slug("by-layer", quantity), partial(by_layer, models)
+        if len(merged := over_seeds(models, seeds)) < len(models):
+            yield slug("by-layer", quantity, "seeds"), partial(by_layer, merged)
+
+
+def over_seeds(curves: Sequence[Curve], seeds: Mapping[str, str]) -> list[Curve]:
+    """The curves of seeds of one training as one: their mean, with the range over seeds as a band. Curves of other
+    models, and over other layers, stay as they are."""
+    by_training: dict[Any, list[Curve]] = {}
+    for curve in curves:
+        model = curve.about["model"]
+        by_training.setdefault((seeds.get(model, model), tuple(curve.at), tuple(curve.lines)), []).append(curve)
+    return [_merged(name, members) for (name, *_), members in by_training.items()]
+
+
+def _merged(name: str, curves: Sequence[Curve]) -> Curve:
+    if len(curves) == 1:
+        return curves[0]
+    lines, bands = {}, {}
+    for way in curves[0].lines:
+        values = np.array([gaps(curve.lines[way]) for curve in curves])
+        mean, low, high = ([None if np.isnan(x) else x for x in line.tolist()]
+                           for line in (values.mean(0), values.min(0), values.max(0)))  # fmt: skip
+        lines[way], bands[way] = mean, Band(low=low, high=high, of="range over seeds")
+    about = {**curves[0].about, "model": f"{name} (mean of {len(curves)} seeds)"}
+    return replace(curves[0], lines=lines, bands=bands, errors={}, about=about)
+
+
+def by_layer(curves: Sequence[Curve]) -> Any:
+    """A panel per line of the curves (`row`, `column`); each curve is of one model."""
+    from matplotlib.figure import Figure
+
+    ways = list(curves[0].lines)
+    # of a symmetric measure row and column are the same
+    if len(ways) == 2 and all(_same(*curve.lines.values()) for curve in curves):
+        ways = ways[:1]
+    figure = Figure(figsize=(len(ways) * PANEL[0], PANEL[1]))
+    axes = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
+    for panel, way in zip(axes, ways, strict=True):
+        _draw_models(panel, curves, way)
+        if len(ways) > 1:
+            panel.set_title(TITLES[way], loc="left", fontsize=9)
+    name_bands(axes[-1], [band.of for curve in curves for band in curve.bands.values()])
+    if any(curve.errors for curve in curves):
+        name_bands(axes[-1], ["one standard error"])
+    axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
+    legend_beside(axes[-1])
+    return figure
+
+
+def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
+    """A panel per quantity; in each, a line per model over its layers. logarithmic: the quantities on such an axis."""
+    figure, axes = panels(len(groups), min(2, len(groups)), 3.1, 2.1, gaps=(0.6, 0.9))
+    for panel, curves in zip(axes, groups, strict=True):
+        _draw_models(panel, curves, next(iter(curves[0].lines)))
+        panel.set_title(str(curves[0].y), loc="left", fontsize=9, parse_math=False)
+        if curves[0].about["quantity"] in logarithmic:
+            low, high = panel.dataLim.intervaly
+            panel.set_yscale("log")
+            panel.set_ylim(min(1.0, low if low > 0 else 1.0) / 1.1, max(10.0, high) * 1.1)  # a decade at least
+            panel.yaxis.set_major_formatter("{x:g}")
+        elif curves[0].bounds[1] is not None:
+            panel.set_ylim(0, 1.02 * curves[0].bounds[1])
+    legend_beside(axes[min(1, len(axes) - 1)])
+    return figure
+
+
+def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
+    """A line of each curve over its layers, in the colour and with the marker of its model."""
+    longest = max((curve.at for curve in curves), key=len)
+    names, said = by_block(longest)
+    draw_levels(panel, curves[0].about.get("levels"))
+    for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
+        for low, high in _bands(curve, line):
+            panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
+        panel.plot(
+            range(len(curve.at)),
+            gaps(curve.lines[line]),
+            color=colour,
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=3.5,
+            linewidth=1.3,
+            label=curve.about["model"],
+        )
+    if all(curve.at == longest[: len(curve.at)] for curve in curves):
+        at, shown = range(0, len(longest), -(-len(longest) // NAMED)), distinct(names, MOST)
+        panel.set_xticks(at, [shown[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
+        panel.set_xlabel(said, parse_math=False)
+    else:
+        panel.set_xlabel("layer, in order")
+    panel.tick_params(axis="y", labelsize=7)
+    panel.grid(alpha=0.25, linewidth=0.5)
+
+
+def shared_levels(curves: Sequence[Curve]) -> dict[str, list[float]] | None:
+    """What chance gives over curves that each have one level: lowest, median and highest, by what it is. None where
+    none of them is about chance."""
+    about = [curve.about["levels"] for curve in curves if curve.about.get("levels") is not None]
+    names = dict.fromkeys(name for levels in about for name in levels)
+    values = {name: [levels[name] for levels in about if name in levels] for name in names}
+    return {name: [min(x), float(np.median(x)), max(x)] for name, x in values.items()} if about else None
+
+
+def draw_levels(panel: Any, levels: Mapping[str, Any] | None, *, upright: bool = False) -> None:
+    """Dotted lines with their ranges: of every level its value, or its low, middle and high value. Where there is none
+    the legend says that chance is not known; None: nothing is said. upright: the lines, where values go along x."""
+    if levels is None:
+        return
+    line, span = (panel.axvline, panel.axvspan) if upright else (panel.axhline, panel.axhspan)
+    for name, level in levels.items():
+        low, middle, high = level if isinstance(level, list) else [level] * 3
+        line(middle, color="grey", linestyle=":", linewidth=1.2, label=name)
+        if low < high:
+            span(low, high, color="grey", alpha=0.12, linewidth=0)
+    if not levels:
+        panel.plot([], [], " ", label=UNKNOWN)
+
+
+def name_bands(panel: Any, shaded: Collection[str]) -> None:
+    """What is shaded, in the legend."""
+    for words in dict.fromkeys(shaded):
+        panel.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=SHADED + words)
+
+
+def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The bands of a curve that are of no other line, and one standard error about this line."""
+    for name, band in curve.bands.items():
+        if name == way or name not in curve.lines:
+            yield gaps(band.low), gaps(band.high)
+    if way in curve.errors:
+        line, error = gaps(curve.lines[way]), gaps(curve.errors[way])
+        yield line - error, line + error
+
+
+def _same(first: Sequence[float | int | None], second: Sequence[float | int | None]) -> bool:
+    return np.allclose(gaps(first), gaps(second), equal_nan=True)
+
+
+def gaps(values: Sequence[float | int | None]) -> np.ndarray:
+    """None as NaN, where a line breaks."""
+    return np.array([np.nan if value is None else value for value in values], float)
+
+
+def plain(axes: Any) -> None:
+    """A light grid, without the frame's top and right."""
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,83 @@
+"""Small panels on a grid, a page's width or about as many side by side as below each other."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.layout import available
+
+Item = TypeVar("Item")
+ACROSS = 4  # panels side by side, or more where there are many
+THICK, LONG = 0.1, (0.8, 2.2)  # of a colour bar, inches
+
+
+def columns(panels: int) -> int:
+    """How many panels stand side by side.
+
+    >>> columns(3), columns(14), columns(30)
+    (3, 4, 6)
+    """
+    return min(panels, max(ACROSS, int(np.ceil(panels**0.5))))
+
+
+def panels(
+    count: int, across: int, width: float, height: float, *, gaps: tuple[float, float], least: float | None = None
+) -> tuple[Any, list[Any]]:
+    """A figure with so many panels, so many of them side by side, each of this size in inches. gaps: inches between
+    columns and rows. least: how narrow panels may become where a figure has less room; where that is not enough, fewer
+    stand side by side. None: they are placed anew when the figure is fitted into its width."""
+    from matplotlib.figure import Figure
+
+    if least is not None and (limit := available()) is not None:
+        across = max(1, min(across, int((limit + gaps[0]) / (least + gaps[0]))))
+        narrow = min(width, (limit - (across - 1) * gaps[0]) / across)
+        width, height = narrow, height * narrow / width if width == height else height
+    down = -(-count // across)
+    figure = Figure(figsize=(across * (width + gaps[0]) - gaps[0], down * (height + gaps[1]) - gaps[1]))
+    between = {"wspace": gaps[0] / width, "hspace": gaps[1] / height, "left": 0, "right": 1, "bottom": 0, "top": 1}
+    grid = figure.subplots(down, across, squeeze=False, gridspec_kw=between)
+    for axes in grid.flat[count:]:
+        axes.remove()
+    return figure, list(grid.flat[:count])
+
+
+def pages(name: str, items: Sequence[Item], most: int) -> Iterator[tuple[str, Sequence[Item]]]:
+    """The items in figures of so many at most, as even as can be, numbered where there are several.
+
+    >>> [(name, list(items)) for name, items in pages("all", range(5), 2)]
+    [('all-01', [0, 1]), ('all-02', [2, 3]), ('all-03', [4])]
+    """
+    count = -(-len(items) // most)
+    each = -(-len(items) // max(count, 1))
+    for number in range(count):
+        yield slug(name, f"{number + 1:02d}") if count > 1 else name, items[number * each : (number + 1) * each]
+
+
+def edges(axes: Sequence[Any]) -> list[tuple[bool, bool]]:
+    """Whether each panel is the first of its row, and the lowest of its column."""
+    across = axes[0].get_subplotspec().get_gridspec().ncols
+    return [(number % across == 0, number + across >= len(axes)) for number in range(len(axes))]
+
+
+def bar_beside(figure: Any, image: Any, label: str, **options: Any) -> Any:
+    """A colour bar to the right of all panels, at their top: its axes. options: of matplotlib's colorbar."""
+    width, height = figure.get_size_inches()
+    long = float(np.clip(height, *LONG))
+    axes = figure.add_axes((1 + 0.1 / width, 1 - long / height, THICK / width, long / height))
+    figure.colorbar(image, cax=axes, **options).set_label(label, fontsize=7)
+    axes.tick_params(labelsize=6)
+    return axes
+
+
+def headline(figure: Any, text: str, inches: float) -> None:
+    """A title above all panels, so many inches above them and flush with the first."""
+    boxes = [axes.get_position() for axes in figure.axes]
+    x, y = min(box.x0 for box in boxes), max(box.y1 for box in boxes) + inches / figure.get_figheight()
+    figure.suptitle(text, x=x, y=y, ha="left", va="bottom", fontsize=9, parse_math=False)
+
+
+def name_panels(axes: Sequence[Any], names: Sequence[str]) -> None:
+    for panel, name in zip(axes, names, strict=True):
+        panel.set_title(name, fontsize=7, pad=2, loc="left", parse_math=False)

@@ -1,0 +1,299 @@
+"""What results.json holds, typed: measures with their matrices, further matrices, tables, curves and verdicts.
+
+Everything after a run reads these and nothing else. `analysis` says which analysis made an item; the study made those
+where it is empty.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from repsim_cli.base.documents import Unreadable, shown
+
+SCHEMA = 2
+Numbers = list[float | int | None]  # None: a gap
+# how a model of modular sums was trained; Models 0, E and L of Gao et al. 2024
+ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
+# what differs, token by token, between a model and its base
+RELATIVE, COSINE, KL, NEXT = "relative difference", "cosine", "KL of the outputs", "next token"
+
+# the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
+DIAGNOSTICS, PLACES = "diagnostics of layers", 8
+FEATURE, FEATURE_SHARE = "largest feature", "share of variance in the largest feature"
+ROWS_SHARE, PARTICIPATION = "share of variance in the largest 1 % of rows", "participation ratio"
+NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere"]
+DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
+
+FEATURE_MAPS = "feature maps"  # the kind of a matrix of them: a row per image, a layer after the other
+COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model and their counterparts in another
+# of tests of measures: the kinds of a matrix of all models of a test, which its `about` names, and of its layers
+# with components deleted; the tables of what could not be measured and of what it cost
+COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
+UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
+COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
+CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell
+# the arrays of a matrix with a number per cell; p, p_family, q, calibrated and chance are of `tested`, if it is there
+QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
+# the table of cells of matrices, and of points of curves, for which a measure is undefined
+WITHOUT_VALUE = "cells without a value"
+WITHOUT_VALUE_COLUMNS = ["measure", "model a", "model b", "layer a", "layer b", "why"]
+GRID = "grid"  # the kind of a matrix of the models of a base and of a value of a factor, which its `about` names
+SPACES = "feature spaces"  # the table of the spaces of paired features of two layers
+MATCHED = "matched latents"  # the kind of a matrix of the latents of two dictionaries, matched one to one
+CROSS = "cross-reconstruction"  # the kind of a matrix of how well the code of each model reconstructs each other
+REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy that its `about` names
+# the table of features that are left out
+LEFT_OUT = "features left out"
+LEFT_OUT_COLUMNS = ["model", "layer", "features left out", "which", "their share of the variance"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """model: whose layers the rows or columns are, or what they are (`measures`, `models`). layers: their names."""
+
+    model: str
+    layers: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """One array of the run folder with the names of its rows and columns.
+
+    values: the array's path.
+    se, p, p_family, q, calibrated, tested, low, high: paths of arrays with one number per cell. p_family, q: p
+        corrected for the cells of this matrix, family-wise and as a false discovery rate.
+    n: the rows of data that the values rest on.
+    details: further arrays by name.
+    label, bounds: of the colour bar, where no measure says them.
+    about: what else is known of the matrix.
+    analysis: which made it.
+    """
+
+    rows: Side
+    columns: Side
+    values: str = ""
+    n: int | None = None
+    se: str | None = None
+    p: str | None = None
+    p_family: str | None = None
+    q: str | None = None
+    calibrated: str | None = None
+    tested: str | None = None
+    low: str | None = None
+    high: str | None = None
+    details: dict[str, str] = field(default_factory=dict)
+    label: str = ""
+    bounds: list[float | None] = field(default_factory=lambda: [None, None])
+    about: dict[str, Any] = field(default_factory=dict)
+    analysis: str = ""
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The paths of its QUANTITIES, as far as it has them."""
+        paths = {what: self.details.get(what) if what == CHANCE else getattr(self, what) for what in QUANTITIES}
+        return {what: path for what, path in paths.items() if isinstance(path, str)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
+
+    estimate: kind, rows, rows_available, batches, and unit where it is not rows. null: how chance was judged, or None.
+    """
+
+    name: str
+    label: str
+    settings: dict[str, Any]
+    estimate: dict[str, Any]
+    card: dict[str, Any]
+    matrices: list[Matrix]
+    null: dict[str, Any] | None = None
+
+    @property
+    def larger_is_closer(self) -> bool:
+        return self.card["larger_is_closer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    columns: list[str]
+    rows: list[list[Any]]
+    analysis: str = ""
+
+    def column(self, name: str) -> list[Any]:
+        return [row[self.columns.index(name)] for row in self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """name: what the numbers are. unit: `nats`, `tokens`; empty where there is none."""
+
+    name: str
+    unit: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """low, high: at each position. of: what the band is, in words (`95 % over draws of models`)."""
+
+    low: Numbers
+    high: Numbers
+    of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Lines over one axis: at[i] is the place of the i-th value of every line.
+
+    at: steps, epochs, or names of layers.
+    lines: by name (a layer, a pair of models), each as long as `at`.
+    mean: over the lines.
+    bands: about the mean, by name.
+    errors: standard errors of lines.
+    bounds: of y.
+    about: what tells the curves of one figure apart (quantity, model, hook point ...). levels: what chance gives, by
+        what that is, or its low, middle and high value; empty where it is not known.
+    analysis: which made it.
+    """
+
+    x: Axis
+    y: Axis
+    at: list[Any]
+    lines: dict[str, Numbers]
+    mean: Numbers | None = None
+    bands: dict[str, Band] = field(default_factory=dict)
+    errors: dict[str, Numbers] = field(default_factory=dict)
+    bounds: list[float | None] = field(default_factory=lambda: [None, None])
+    about: dict[str, Any] = field(default_factory=dict)
+    analysis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a claim came to on the data of one run. measure: what it was tested on. p, opposite_p: one-sided, of a value
+    as far to the published side of the threshold, and to the other side."""
+
+    name: str
+    source: str
+    says: str
+    measure: str
+    statistic: str
+    value: float | None
+    se: float | None
+    threshold: float
+    p: float | None
+    opposite_p: float | None
+    verdict: str
+    why: str
+    analysis: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a manifest says of a model, so that nothing after a run needs the model.
+
+    kind: `live`, `stored` (activations) or `series` (then of its last checkpoint). family: its architecture; of stored
+    activations the first part of their label. layers, widths: the hook points that are read, and their features.
+    blocks, width, heads, head_width, rotary, parameters, vocabulary: None of stored activations. trained: whether its
+    weights are not fresh. training: how it was trained here, where that tells models apart. steps: of a series.
+    entry: its entry of `model`, where that stands for several models, such as the seeds of a training.
+    """
+
+    kind: str
+    family: str
+    layers: list[str]
+    widths: list[int]
+    blocks: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    head_width: int | None = None
+    rotary: int | None = None
+    parameters: int | None = None
+    vocabulary: int | None = None
+    trained: bool = True
+    training: str = ""
+    steps: list[int] = field(default_factory=list)
+    entry: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """analyses: by name the options and the code (version, commit) that made the items of each. about: facts of the
+    study that its figures need. marks: by model, how it falls short of what it was trained for."""
+
+    study: str
+    measures: list[Measured] = field(default_factory=list)
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    claims: list[Verdict] = field(default_factory=list)
+    analyses: dict[str, dict[str, Any]] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)
+
+    def of_study(self) -> "Results":
+        """The same without what any analysis made."""
+        return functools.reduce(Results.without, self.analyses, self)
+
+    def under_remedies(self) -> dict[str, dict[str, Measured]]:
+        """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""
+        by_label = {measured.label: measured for measured in self.measures}
+        measures: dict[str, dict[str, Measured]] = {}
+        for matrix in self.matrices.values():
+            if matrix.about.get("kind") == REMEDY and matrix.about["measure"] in by_label:
+                label, remedy = matrix.about["measure"], matrix.about["remedy"]
+                base = by_label[label]
+                estimate = {key: value for key, value in base.estimate.items() if key != "remedies"}
+                like = dataclasses.replace(
+                    base, label=f"{label}, {remedy}", matrices=[], null=None, estimate={**estimate, "rows": matrix.n}
+                )
+                measures.setdefault(label, {}).setdefault(remedy, like).matrices.append(matrix)
+        return measures
+
+    def without(self, analysis: str) -> "Results":
+        """The same without what this analysis made."""
+        return dataclasses.replace(
+            self,
+            matrices={name: x for name, x in self.matrices.items() if x.analysis != analysis},
+            tables={name: x for name, x in self.tables.items() if x.analysis != analysis},
+            curves={name: x for name, x in self.curves.items() if x.analysis != analysis},
+            claims=[x for x in self.claims if x.analysis != analysis],
+            analyses={name: x for name, x in self.analyses.items() if name != analysis},
+        )
+
+    def without_claims(self, names: Collection[str]) -> "Results":
+        """The same without the verdicts on these claims."""
+        return dataclasses.replace(self, claims=[claim for claim in self.claims if claim.name not in names])
+
+
+def to_json(results: Results) -> dict[str, Any]:
+    return {"schema": SCHEMA, **dataclasses.asdict(results)}
+
+
+@functools.cache
+def _adapter() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Results)
+
+
+def from_json(document: Mapping[str, Any]) -> Results:
+    """Raises Unreadable where a key is missing, or a value has another type than its field."""
+    from pydantic import ValidationError
+
+    for key in (part.name for part in dataclasses.fields(Results)):
+        if key not in document:
+            raise Unreadable(f"no {key}, got {shown(list(document))}")
+    try:
+        return _adapter().validate_python(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        what = first["msg"].removeprefix("Input should be ")
+        raise Unreadable(f"{path}: {what}, got {shown(first['input'])}") from None

@@ -1,0 +1,99 @@
+"""Which runs there are: under a root, by name, of a sweep, of a configuration. Needs neither torch nor Hydra."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import explained, walk
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.runs.results import differences, linkless, outputs_root, read_config, read_manifest, what
+
+log = logging.getLogger("repsim")
+
+
+def runs(root: Path) -> list[Path]:
+    """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
+    warning."""
+    undamaged = _undamaged(folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
+    return [folder for folder, _ in sorted(undamaged, key=lambda run: (run[1]["started"], str(run[0])))]
+
+
+def _undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Run folders and their manifests."""
+    for folder in folders:
+        try:
+            yield folder, read_manifest(folder)
+        except OSError as error:
+            _left_out(error)
+        except BadInput as error:
+            log.warning("%s", error)
+
+
+def _left_out(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # there is no run yet, or it was just removed
+        log.warning("%s; its runs are left out", explained(error))
+
+
+def find(run: str, root: Path | None = None) -> Path:
+    """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
+    root = root or outputs_root()
+    if (Path(run) / "manifest.json").is_file():
+        return linkless(Path(run))
+    if Path(run).is_absolute():
+        raise BadInput(f"RUN: no run folder, got '{run}'; check the path, or see repsim list run")
+    known = runs(root)
+    if not known:
+        raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
+    if run == "latest":
+        return linkless(known[-1])
+    names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
+    matching = [folder for folder in known if run in names[folder]]
+    if not matching:
+        hint = did_you_mean(run, {name for group in names.values() for name in group})
+        raise BadInput(f"RUN: no such run in {root}, got '{run}'; {hint if len(hint) < 300 else 'see repsim list run'}")
+    return linkless(matching[-1])
+
+
+def find_sweep(name: str) -> Path | None:
+    """The sweep folder that a path or a folder's name means; None where it is not a sweep."""
+    candidates = [Path(name), *sorted(outputs_root().glob(f"*/{name}"))] if name else []
+    for folder in reversed(candidates):
+        if folder.is_dir() and not (folder / "manifest.json").is_file() and jobs(folder):
+            return folder
+    return None
+
+
+def jobs(folder: Path) -> list[dict[str, Any]]:
+    """The jobs of a sweep, in order: folder, overrides, status, seconds, error."""
+    rows = [
+        {
+            "job": job.name,
+            "overrides": " ".join(read["overrides"]),
+            "status": read["status"],
+            "seconds": read.get("seconds", 0.0),
+            "error": read["error"],
+        }
+        for job, read in _undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
+    ]
+    return sorted(rows, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
+
+
+def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
+    """The newest run of this configuration and whether it is complete; unfinished ones come first."""
+    wanted = what(config)
+    same = []
+    for folder in reversed(runs(outputs_root())):
+        if not (folder / "config.yaml").is_file():
+            continue
+        try:
+            if differences(wanted, read_config(folder)):  # a missing key is like null
+                continue
+        except BadInput as error:  # a damaged run does not stop others from being resumed
+            log.warning("%s", error)
+            continue
+        if read_manifest(folder)["status"] != "complete":
+            return folder, False
+        same.append(folder)
+    return (same[0], True) if same else (None, False)

@@ -1,0 +1,560 @@
+"""The run folder: written once by a run, read by everything after it. Needs neither torch nor Hydra.
+
+manifest.json   what ran, on what, for how long, and how it ended; the sha256 of every other file
+config.yaml     the validated configuration
+results.json    every number that a figure or the report shows (strict JSON, full precision)
+arrays/*.npy    one float64 array per matrix
+figures/        .png and .svg, redrawn by `repsim plot` from the two above
+report.html     made again by `repsim report`, like repsim.log not among the hashes
+repsim.log
+"""
+
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+import resource
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.documents import Unreadable, misfit, read_json, read_yaml
+from repsim_cli.base.environment import git_state, versions
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import explained, in_utf8, inside
+from repsim_cli.base.plain import once
+from repsim_cli.base.plain import slug as slug  # for analyses of others
+from repsim_cli.runs.content import (
+    SCHEMA,
+    WITHOUT_VALUE,
+    WITHOUT_VALUE_COLUMNS,
+    Matrix,
+    Measured,
+    Results,
+    Table,
+    Verdict,
+    from_json,
+    to_json,
+)
+
+LOCK, STATE = ".lock", "state.safetensors"
+SAVE_EVERY = 5.0  # seconds between two saved states
+PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
+SO_FAR = ".so_far.npz"  # the maps as far as they are known, until the run ends
+# keys that results do not depend on
+HOW = (
+    "resume",
+    "dry_run",
+    "track",
+    *(
+        f"hardware.{key}"
+        for key in (
+            "processes",
+            "memory_gb",
+            "resident",
+            "executor",
+            "address",
+            "gpus_per_worker",
+            "partition",
+            "account",
+            "timeout_min",
+            "price_per_node_hour",
+        )
+    ),
+)
+ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
+log = logging.getLogger("repsim")
+
+# shapes, as `misfit` takes them, of what is read after a run; studies add further keys
+NUMBER = int | float
+MANIFEST = {
+    "name": str,
+    "study": str,
+    "status": str,
+    "error": str | None,
+    "started": str,
+    "resumed": [str],
+    "command": [str],
+    "overrides": [str],
+    "seed": int,
+    "git": dict | None,
+    "packages": {str: str | None},
+    "timings": {str: NUMBER},
+    "peak_memory_mb_after": {str: NUMBER},
+    "warnings": [str],
+    "seconds?": NUMBER,
+    "files?": {str: str},
+    "models?": {str: dict},
+    "facts?": {str: dict},
+    "base?": str | None,
+    "groups?": {str: dict},
+}
+GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
+CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)
+
+Progress = Callable[..., Iterator[Any]]
+
+
+def quiet(items: Iterable, **_: Any) -> Iterator:
+    """A progress bar that shows nothing."""
+    return iter(items)
+
+
+def dumps(value: Any) -> str:
+    """Strict JSON: NaN and infinity are errors, so that no failure becomes a number."""
+    return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def write(file: Path, content: bytes) -> None:
+    """Writes, then renames: a reader sees the old file or all of the new one."""
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)  # a link there would have another file written
+        with partial.open("xb") as stream:
+            stream.write(content)
+        os.replace(partial, file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
+def outputs_root() -> Path:
+    """Where run folders go: REPSIM_OUTPUTS, or `outputs` in the current folder."""
+    return in_utf8(Path(os.environ.get("REPSIM_OUTPUTS") or "outputs"), "REPSIM_OUTPUTS")
+
+
+def check_root() -> None:
+    """Raises BadInput where run folders cannot be made."""
+    root = outputs_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise BadInput(explained(error, root, ELSEWHERE)) from None
+
+
+@dataclass
+class Run:
+    """A run folder that only this process writes to."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    lock: Any
+    progress: Progress = quiet
+    without_value: list[list[str]] = field(default_factory=list)  # rows of the table of that name
+    _arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+
+    def save_manifest(self) -> None:
+        write(self.folder / "manifest.json", dumps(self.manifest).encode())
+
+    def input(self, key: str, description: Mapping[str, Any]) -> None:
+        """Notes what is compared, beside what is noted under this key already. Raises BadInput where a resumed run
+        began with other input of the same name: its numbers would be of both."""
+        before, now = self.manifest.get(key, {}), json.loads(dumps(description))
+        if self.manifest["resumed"] and (
+            found := differences(now, {name: before.get(name, part) for name, part in now.items()}, key)
+        ):
+            raise BadInput(f"resume: {self.folder} began with other input, got {found[0]}; start a new run")
+        self.manifest[key] = before | now
+
+    def warn(self, text: str) -> None:
+        """A warning: in the log, the manifest and the results."""
+        if text not in self.manifest["warnings"]:
+            self.manifest["warnings"].append(text)
+            log.warning(text)
+
+    def skip(self, measure: str, why: str) -> None:
+        """A measure of the configuration that is not computed."""
+        self.manifest.setdefault("measures_skipped", {})[measure] = why
+        self.warn(f"measure.{measure}: skipped as unsuitable ({why})")
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times a stage of the run, in seconds, into the manifest, with the process's peak memory so far."""
+        start = time.monotonic()
+        log.info("%s ...", name)
+        yield
+        timings = self.manifest["timings"]
+        timings[name] = round(timings.get(name, 0.0) + time.monotonic() - start, 3)
+        self.manifest["peak_memory_mb_after"][name] = peak_memory_mb()
+
+    def write_text(self, name: str, text: str) -> None:
+        write(self.folder / name, text.encode())
+
+    def write_array(self, name: str, array: np.ndarray) -> str:
+        """Saves arrays/NAME.npy (no pickle) and returns this path, relative to the folder. Raises RuntimeError
+        where this process wrote an array of this name there."""
+        (self.folder / "arrays").mkdir(exist_ok=True)
+        stream = io.BytesIO()
+        np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
+        relative = f"arrays/{once(name, self._arrays)}.npy"
+        write(self.folder / relative, stream.getvalue())
+        self._hashed(relative)
+        return relative
+
+    def write_results(self, results: Results) -> None:
+        if self.without_value:
+            table = Table(columns=WITHOUT_VALUE_COLUMNS, rows=self.without_value)
+            results = replace(results, tables=results.tables | {WITHOUT_VALUE: table})
+        self.write_text("results.json", dumps(to_json(results)))
+        self._hashed("results.json")
+
+    def _hashed(self, relative: str) -> None:
+        """Updates the hash in the manifest of a run that had ended, so that the file can be read."""
+        if "files" in self.manifest:
+            self.manifest["files"][relative] = sha256(self.folder / relative)
+            self.save_manifest()
+
+    def discard(self) -> None:
+        """Removes all files of a run that was refused before it computed anything."""
+        self.lock.release()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        drop_empty(self.folder.parent)
+
+    def completed(self) -> None:
+        """Records that nothing is left to do."""
+        shutil.rmtree(self.folder / PAIRS, ignore_errors=True)
+        self.manifest.update(status="complete", error=None)
+
+    def finish(self, status: str, error: str | None = None) -> None:
+        """Records how the run ended, its peak memory and the hash of every file."""
+        self.manifest.update(status=status, error=error)
+        if status == "complete":
+            self.completed()
+        self.manifest.update(
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
+            peak_memory_mb=peak_memory_mb(),
+        )
+        self.close()
+
+    def close(self) -> None:
+        """Records the hash of every file, and releases the folder."""
+        (self.folder / SO_FAR).unlink(missing_ok=True)
+        self.manifest["files"] = {
+            str(file.relative_to(self.folder)): sha256(file)
+            for file in sorted(self.folder.rglob("*"))
+            if file.is_file()
+            and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
+            and file.relative_to(self.folder).parts[0] != PAIRS
+        }
+        self.save_manifest()
+        self.lock.release()
+        (self.folder / LOCK).unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch() -> Iterator[Run]:
+    """A run whose files nobody reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Run(Path(folder), {"timings": {}, "peak_memory_mb_after": {}, "warnings": [], "resumed": []}, None)
+
+
+def create(folder: Path, *, name: str, study: str, seed: int, command: list[str], overrides: list[str]) -> Run:
+    """Claims a run folder: a second run started in the same second gets a folder with a number appended.
+
+    Raises BadInput where the folder cannot be written.
+    """
+    manifest = {
+        "schema": SCHEMA,
+        "name": name,
+        "study": study,
+        "status": "running",
+        "error": None,
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),  # runs are told apart by it
+        "resumed": [],
+        "command": command,
+        "overrides": overrides,
+        "seed": seed,
+        "git": git_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": versions(),
+        "timings": {},
+        "peak_memory_mb_after": {},
+        "warnings": [],
+    }
+    for number in range(1, 1000):
+        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+            if any(candidate.iterdir()):  # of somebody else, who would lose it where the run is refused
+                continue
+            # complete or absent, and never in place of another run's
+            whole = candidate / f".manifest.{uuid.uuid4().hex}"
+            try:
+                whole.write_text(dumps(manifest))
+                os.link(whole, candidate / "manifest.json")
+            finally:
+                whole.unlink(missing_ok=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            drop_empty(candidate)
+            raise BadInput(explained(error, candidate, ELSEWHERE)) from error
+        try:
+            return Run(candidate, manifest, claim(candidate))
+        except OSError as error:
+            shutil.rmtree(candidate, ignore_errors=True)
+            drop_empty(candidate.parent)
+            raise BadInput(explained(error, candidate, ELSEWHERE)) from error
+    raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
+
+
+def unused(folder: Path) -> Path:
+    """Makes this folder, or one with a number appended where it exists, and no other process takes the same."""
+    candidate, number = folder, 1
+    while True:
+        try:
+            candidate.mkdir(parents=True)
+            return candidate
+        except FileExistsError:
+            number += 1
+            candidate = folder.with_name(f"{folder.name}-{number}")
+
+
+def claim(folder: Path) -> Any:
+    """The folder's lock. Raises BadInput where another process writes there."""
+    import filelock
+
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=1)  # `held` takes it for a moment
+    except filelock.Timeout:
+        raise BadInput(f"{folder}: another process is writing this run; wait for it") from None
+    return lock
+
+
+def linkless(folder: Path) -> Path:
+    """The run folder. Raises BadInput where a link would have files elsewhere read or written."""
+    away = next((file.name for file in sorted(folder.iterdir()) if inside(folder, file.name) is None), None)
+    if away is not None:
+        raise BadInput(f"{folder}: a link that leaves the run, got '{away}'; remove it, or copy there what it links to")
+    return folder
+
+
+def reopen(folder: Path) -> Run:
+    """A run that did not end, to resume. Raises BadInput where another process writes there."""
+    linkless(folder)
+    manifest = read_manifest(folder)
+    lock = claim(folder)
+    for left in [*folder.rglob(".*.partial"), folder / SO_FAR]:
+        left.unlink(missing_ok=True)
+    manifest.pop("files", None)  # they are written again
+    manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
+    manifest.update(status="running", error=None)
+    run = Run(folder, manifest, lock)
+    now = {"commit": (git_state() or {}).get("commit"), **versions()}
+    began = {"commit": (manifest["git"] or {}).get("commit"), **manifest["packages"]}
+    if now != began:
+        run.warn(f"the run resumes with other code than it began with: {'; '.join(differences(now, began))}")
+    run.save_manifest()
+    return run
+
+
+@contextmanager
+def amending(folder: Path) -> Iterator[Run]:
+    """A complete run, to add results to. Raises BadInput where it is not complete, or another process writes there."""
+    manifest = read_manifest(folder)
+    if not has_results(manifest):
+        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
+    run = Run(folder, read_manifest(folder), claim(folder))
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def differences(now: Any, then: Any, path: str = "") -> list[str]:
+    """The key paths at which two configurations differ."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        keys = [*now, *(k for k in then if k not in now)]
+        return [d for k in keys for d in differences(now.get(k), then.get(k), f"{path}.{k}" if path else str(k))]
+    return [] if now == then else [f"{path}: {then} then, {now} now"]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run, without the keys that say how it was started."""
+    return what(_read(folder / "config.yaml", read_yaml, CONFIG))
+
+
+def what(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without the keys of `HOW`."""
+    kept = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}
+    for path in HOW:
+        *group, key = path.split(".")
+        (kept.get(group[0], {}) if group else kept).pop(key, None)
+    return kept
+
+
+def alive(pid: int) -> bool:
+    """Whether this process of this machine is running."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def drop_empty(folder: Path) -> None:
+    """Removes an empty folder, and its parents that are empty too, up to the outputs' root."""
+    root = outputs_root().resolve()
+    for parent in (folder.resolve(), *folder.resolve().parents):
+        if parent == root or root not in parent.parents or not parent.is_dir() or any(parent.iterdir()):
+            return
+        parent.rmdir()
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def peak_memory_mb() -> float:
+    """Peak resident memory of this process so far, in MB (10^6 bytes)."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # ru_maxrss would count the process that started this one
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return round(int(line.split()[1]) * 1024 / 1e6, 1)
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest; the status is "killed" where it says running but no process writes the run."""
+    manifest = _read_json(folder / "manifest.json", MANIFEST)
+    if manifest["status"] == "running" and not held(folder):
+        manifest["status"] = "killed"
+    return manifest
+
+
+def held(folder: Path) -> bool:
+    """Whether a process writes this run; yes where its lock cannot be read."""
+    import filelock
+
+    try:
+        with filelock.FileLock(folder / LOCK, timeout=0):
+            return False
+    except OSError:  # filelock's Timeout is one
+        return True
+
+
+def read_results(folder: Path, *, arrays: bool = True) -> Results:
+    """results.json of a run whose study has finished and whose numbers are unchanged since. arrays: whether those in
+    arrays/ must be unchanged too."""
+    manifest = read_manifest(folder)
+    if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
+        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
+    for name, digest in manifest.get("files", {}).items():
+        if name == "results.json" or (arrays and name.startswith("arrays/")):
+            file = inside(folder, name)
+            if file is None or not file.is_file() or sha256(file) != digest:
+                raise BadInput(f"{folder / name}: not as the run left it, got another or no file; run it again")
+    file = folder / "results.json"
+    try:
+        return from_json(_read_json(file, dict))
+    except Unreadable as error:
+        raise BadInput(f"{file}: {error}; the run is damaged, run it again") from None
+
+
+def has_results(manifest: Mapping[str, Any]) -> bool:
+    """Whether the run of this manifest has results."""
+    return "results.json" in manifest.get("files", {})
+
+
+def _read_json(file: Path, shape: Any) -> dict[str, Any]:
+    value = _read(file, read_json, object)
+    schema = value.get("schema") if isinstance(value, dict) else None
+    if schema is None:
+        raise BadInput(f"{file}: not a file of repsim, got no schema; the run is damaged, run it again")
+    if schema != SCHEMA:
+        advice = "run it again: repsim run --from RUN" if schema == 1 else "update repsim"
+        raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); {advice}")
+    return _shaped(file, value, shape)
+
+
+def _read(file: Path, reader: Callable[[Path], Any], shape: Any) -> Any:
+    try:
+        return _shaped(file, reader(file), shape)
+    except Unreadable as error:
+        raise BadInput(f"{file}: cannot be read, got {error}; the run is damaged, run it again") from None
+
+
+def _shaped(file: Path, value: Any, shape: Any) -> Any:
+    wrong = misfit(value, shape)
+    if wrong:
+        raise BadInput(f"{file}: {wrong}; the run is damaged, run it again")
+    return value
+
+
+def qualified(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
+    """The verdicts with a note on every model that falls short of what it was trained for."""
+    notes = [f"{label}: {why}" for label, why in short.items()]
+    return [replace(claim, why="; ".join([*filter(None, [claim.why]), *notes])) for claim in claims]
+
+
+def marked(results: Results) -> Results:
+    """Results as they are drawn: marks are appended to their labels.
+
+    >>> marked(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
+    ['a (93.1 %)', 'ab']
+    """
+
+    def with_marks(value: Any) -> Any:
+        if isinstance(value, str):
+            return f"{value} ({results.marks[value]})" if value in results.marks else value
+        if isinstance(value, dict):
+            return {with_marks(key): with_marks(inner) for key, inner in value.items()}
+        return [with_marks(inner) for inner in value] if isinstance(value, list) else value
+
+    return from_json(with_marks(to_json(results))) if results.marks else results
+
+
+def closest(
+    measured: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]
+) -> tuple[str, str, dict[str, float | None]] | None:
+    """The two layers of a matrix that are closest by value, the first of equal ones, and all numbers of their cell, as
+    every table and page shows them. None where no cell has a value. cells: the arrays of `matrix.cells`."""
+    nearer = cells["values"] if measured.larger_is_closer else -cells["values"]
+    if np.isnan(nearer).all():
+        return None
+    i, j = np.unravel_index(np.nanargmax(nearer), nearer.shape)
+    numbers = {what: None if np.isnan(x[i, j]) else float(x[i, j]) for what, x in cells.items()}
+    return matrix.rows.layers[i], matrix.columns.layers[j], numbers
+
+
+def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.ndarray:
+    """Which cells of a matrix are listed as without a value; no other number of theirs may be missing."""
+    table, sides = results.tables.get(WITHOUT_VALUE), (matrix.rows, matrix.columns)
+    places = [{layer: i for i, layer in enumerate(side.layers)} for side in sides]
+    mask = np.zeros([len(side) for side in places], bool)
+    for label, *models, layer, other, _ in table.rows if table else ():
+        if label == measured.label and models == [side.model for side in sides]:
+            mask[places[0][layer], places[1][other]] = True
+    return mask
+
+
+def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:
+    """An array of a run; the path may not leave the folder. mapped: its content is read when it is used."""
+    file = inside(folder, relative)
+    if file is None:
+        raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
+    if file.exists() and not file.is_file():  # reading a pipe would never return
+        raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
+    try:
+        return np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except (FileNotFoundError, ValueError, EOFError) as error:
+        raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

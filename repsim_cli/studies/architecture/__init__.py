@@ -1,0 +1,1 @@
+"""How are models built? Blocks, widths, parameters, from their configurations."""

@@ -1,0 +1,1 @@
+"""How similar is what the heads of models attend to?"""

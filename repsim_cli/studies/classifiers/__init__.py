@@ -1,0 +1,1 @@
+"""What do models learn when they are tuned as classifiers?"""

@@ -1,0 +1,129 @@
+"""Classifiers of several seeds: metrics by kind of example, their spread over seeds, and the loss of the trainings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.figures.lines import gaps, plain
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_jackknife
+from repsim_cli.runs.content import Curve, Table
+
+Metrics = Mapping[str, float]
+TABLE = "classifiers"
+OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is no understanding
+SPREAD = 0.02  # a range of 0.1 over a hundred normal values; the hundred published seeds have twice that
+BY = "hans_lexical_overlap_non_entailment"  # what colours the seeds, where it is there
+PANEL = (4.6, 3.2)  # inches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifiers:
+    """Tables of the metrics of all seeds and of their spread. It has no settings."""
+
+
+@claim(
+    "McCoy et al. 2020 (Brown et al. 2023, section 4.2)",
+    statistic="standard deviation over seeds of HANS accuracy (lexical overlap, both labels) minus that of accuracy",
+    threshold=SPREAD,
+)
+def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighed | Untestable:
+    """Seeds are alike in distribution and differ on HANS."""
+    both = np.array(
+        [[scores[OVERLAP], scores["accuracy"]] for scores in classifiers if {"accuracy", OVERLAP} <= scores.keys()]
+    )
+    if len(both) < 3:
+        return Untestable(f"needs three classifiers with {OVERLAP}, got {len(both)}")
+
+    def wider(values: np.ndarray) -> float:
+        hans, accuracy = values.std(0, ddof=1)
+        return float(hans - accuracy)
+
+    left_out = [wider(np.delete(both, seed, 0)) for seed in range(len(both))]
+    evidence = by_jackknife(wider(both), SPREAD, left_out, f"standard error over {len(both)} seeds")
+    return Weighed(wider(both), evidence)
+
+
+def by_model(metrics: Mapping[str, Metrics]) -> Table:
+    """A row per model: accuracy where it was trained to be right, and by heuristic and label."""
+    given = [name for name in next(iter(metrics.values())) if all(name in scores for scores in metrics.values())]
+    names = [name for name in given if name.count("_") == 0 or name.endswith("entailment")]
+    rows = [[label, *(scores[name] for name in names)] for label, scores in metrics.items()]
+    return Table(columns=["model", *names], rows=rows)
+
+
+def over_models(table: Table) -> Table:
+    """The mean, the standard deviation and the ends of every column of numbers."""
+    rows = []
+    for name in table.columns[1:]:
+        values = np.array(table.column(name))
+        spread = float(values.std(ddof=1)) if len(values) > 1 else None
+        rows.append([name, float(values.min()), float(values.mean()), float(values.max()), spread])
+    return Table(columns=["metric", "lowest", "mean", "highest", "standard deviation"], rows=rows)
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """classifiers-all with the metrics of the table, classifiers-loss with the training"""
+    table, curves = run.results.tables[TABLE], list(run.results.curves.values())
+    yield "classifiers-all", partial(_metrics, table)
+    yield "classifiers-loss", partial(_loss, curves, table)
+
+
+def _metrics(table: Table) -> Any:
+    from matplotlib.figure import Figure
+
+    names = [name for name in table.columns[1:] if name != "loss"]
+    figure = Figure(figsize=PANEL)
+    axes = figure.add_subplot()
+    shades, by = _shades(table)
+    for number, (row, colour) in enumerate(zip(table.rows, shades, strict=True)):
+        aside = 0.36 * (number / max(len(table.rows) - 1, 1) - 0.5)
+        heights = [row[table.columns.index(name)] for name in names]
+        axes.plot(np.arange(len(names)) + aside, heights, "o", color=colour, markersize=4, markeredgewidth=0)
+    labels = [name.removeprefix("hans_").replace("_non_entailment", "\nnot entailed") for name in names]
+    labels = [label.replace("_entailment", "\nentailed").replace("_", " ") for label in labels]
+    axes.set_xticks(range(len(names)), labels, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_ylabel("accuracy")
+    axes.grid(axis="y", alpha=0.25, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{len(table.rows)} classifiers{f', bright: {by}' if by else ''}", loc="left", parse_math=False)
+    return figure
+
+
+def _loss(curves: Sequence[Curve], table: Table) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=PANEL)
+    axes = figure.add_subplot()
+    for curve, colour in zip(curves, _shades(table)[0], strict=True):
+        axes.plot(curve.at, gaps(curve.lines["loss"]), color=colour, linewidth=1)
+    axes.set_xlabel(str(curves[0].x))
+    axes.set_ylabel(str(curves[0].y))
+    axes.set_ylim(0, None)
+    plain(axes)
+    axes.set_title(f"{len(curves)} classifiers", loc="left")
+    return figure
+
+
+def _shades(table: Table) -> tuple[Any, str]:
+    """A colour per model, the brighter the more of HANS it gets right, and what that is called."""
+    from matplotlib import colormaps
+
+    if BY not in table.columns:
+        return colormaps["viridis"](np.linspace(0, 0.9, len(table.rows))), ""
+    values = np.array(table.column(BY))
+    scaled = (values - values.min()) / (np.ptp(values) or 1.0)
+    return colormaps["viridis"](0.9 * scaled), "right on lexical overlap, not entailed"
+
+
+@analysis(studies=("finetune",), unasked=lambda planned: True, figures=figures)
+def classifiers(run: Finished, options: Classifiers, claims: Sequence[Claim]) -> Part:
+    metrics = {label: identity["metrics"] for label, identity in run.manifest["models"].items()}
+    table = by_model(metrics)
+    verdicts = [each.verdict("accuracy", list(metrics.values())) for each in claims]
+    return Part(tables={TABLE: table, "over seeds": over_models(table)}, claims=verdicts)

@@ -1,0 +1,1 @@
+"""Which features of sparse dictionaries do models share?"""

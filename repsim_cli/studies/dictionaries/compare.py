@@ -1,0 +1,174 @@
+"""Sparse dictionaries against each other: shared directions, spaces of paired features, and cross-reconstruction."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repsim_cli import measures
+from repsim_cli.studies.dictionaries.train import Dictionary
+
+MEASURES = ("svcca", "rsa")  # of paired decoder rows
+BLOCK = 4096  # rows that are encoded at a time
+LEAST_PAIRS = 4
+
+
+class Quality(NamedTuple):
+    """explained: share of the variance of the rows. active: latents per row. alive: latents that are active on any
+    row."""
+
+    explained: float
+    active: float
+    alive: Bool[np.ndarray, " m"]
+
+
+def coded(dictionary: Dictionary, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
+    return torch.cat([dictionary.encode(part) for part in x.split(BLOCK)])
+
+
+def explained(x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Float[Tensor, " d"]) -> float:
+    """The share of the squared distance to `centre` that a prediction removes; below 0 where it is worse."""
+    return 1 - float((x - predicted).double().square().sum() / (x - centre).double().square().sum())
+
+
+def quality(dictionary: Dictionary, x: Float[Tensor, "n d"], held_out: Float[Tensor, "k d"]) -> Quality:
+    """On rows that were not trained on; whether latents are alive, on all rows."""
+    code = coded(dictionary, held_out)
+    alive = (code > 0).any(0) | torch.stack([(dictionary.encode(part) > 0).any(0) for part in x.split(BLOCK)]).any(0)
+    return Quality(
+        explained(held_out, dictionary.decode(code), x.mean(0)),
+        float((code > 0).sum(1).double().mean()),
+        alive.cpu().numpy(),
+    )
+
+
+# ---- shared latents ----
+
+
+class Matched(NamedTuple):
+    """Latents of two dictionaries matched one to one by the cosine of their directions, for each of the latents of the
+    smaller one: the cosines by decoder and by encoder, and whether both matchings agree."""
+
+    decoder: Float[np.ndarray, " m"]
+    encoder: Float[np.ndarray, " m"]
+    agree: Bool[np.ndarray, " m"]
+
+
+def cosines(a: Float[Tensor, "m d"], b: Float[Tensor, "l d"], absolute: bool) -> Float[np.ndarray, "m l"]:
+    a, b = (x.double() / x.double().norm(dim=1, keepdim=True).clamp_min(1e-30) for x in (a, b))
+    values = (a @ b.T).cpu().numpy()
+    return np.abs(values) if absolute else values
+
+
+def one_to_one(values: Float[np.ndarray, "m l"]) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
+    """The matching of largest sum (Hungarian algorithm)."""
+    rows, columns = scipy.optimize.linear_sum_assignment(values, maximize=True)
+    return rows, columns
+
+
+def matched(a: Mapping[str, Float[Tensor, "m d"]], b: Mapping[str, Float[Tensor, "l d"]], absolute: bool) -> Matched:
+    """a, b: directions of the decoder and of the encoder."""
+    if len(a["decoder"]) > len(b["decoder"]):
+        a, b = b, a
+    values = {side: cosines(a[side], b[side], absolute) for side in ("decoder", "encoder")}
+    partners = {side: one_to_one(cosine) for side, cosine in values.items()}
+    decoder, encoder = (values[side][partners[side]] for side in ("decoder", "encoder"))
+    return Matched(decoder, encoder, partners["decoder"][1] == partners["encoder"][1])
+
+
+def directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"]) -> dict[str, Tensor]:
+    kept = torch.from_numpy(alive).to(dictionary.decoder.device)
+    return {"decoder": dictionary.decoder[kept], "encoder": dictionary.encoder.T[kept]}
+
+
+def random_directions(like: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """As many directions, drawn from normal distributions with the second moments of these."""
+    made = torch.Generator().manual_seed(seed)
+    drawn = {}
+    for side, x in like.items():
+        values, vectors = torch.linalg.eigh(x.double().T @ x.double() / len(x))
+        normal = torch.randn(x.shape, generator=made, dtype=torch.float64).to(x.device)
+        drawn[side] = (normal * values.clamp_min(0).sqrt()) @ vectors.T
+    return drawn
+
+
+# ---- spaces of paired features ----
+
+
+class Spaces(NamedTuple):
+    """pairs: of features, by activation correlation. correlation: its mean over them. By measure: its value, and those
+    under random pairings."""
+
+    pairs: int
+    correlation: float
+    values: dict[str, float]
+    null: dict[str, Float[np.ndarray, " k"]]
+
+
+def correlated(a: Float[Tensor, "n m"], b: Float[Tensor, "n l"]) -> Float[np.ndarray, "m l"]:
+    """Pearson correlations of all latents; 0 with a latent that never varies."""
+
+    def standardised(x: Tensor) -> Tensor:
+        x = x - x.mean(0)
+        return x / x.norm(dim=0).clamp_min(1e-20)
+
+    return (standardised(a).T @ standardised(b)).double().cpu().numpy()
+
+
+def spaces(
+    codes: tuple[Tensor, Tensor], decoders: tuple[Tensor, Tensor], *, least: float, pairings: int, seed: int
+) -> Spaces | None:
+    """Features paired one to one by the correlation of their activations, of those at least `least`; the similarity of
+    the paired decoder rows, and that under random pairings. None where fewer than four pairs are left."""
+    values = correlated(*codes)
+    rows, columns = one_to_one(values)
+    kept = values[rows, columns] >= least
+    rows, columns = rows[kept], columns[kept]
+    if len(rows) < LEAST_PAIRS:
+        return None
+    x, y = decoders[0][torch.from_numpy(rows)].cpu(), decoders[1][torch.from_numpy(columns)].cpu()
+    rng = np.random.default_rng(seed)
+    orders = [torch.from_numpy(rng.permutation(len(rows))) for _ in range(pairings)]
+    bound = {name: measures.get(name) for name in MEASURES}
+    return Spaces(
+        len(rows),
+        float(values[rows, columns].mean()),
+        {name: measure(x, y) for name, measure in bound.items()},
+        {name: np.array([measure(x, y[order]) for order in orders]) for name, measure in bound.items()},
+    )
+
+
+# ---- cross-reconstruction ----
+
+
+def cross_reconstruction(
+    dictionaries: Sequence[Dictionary], rows: Sequence[Tensor], held_out: Sequence[Tensor]
+) -> Float[np.ndarray, "models models"]:
+    """R^2 of the held-out rows of each model (column) from the code of each model (row)."""
+    codes = [coded(dictionary, x) for dictionary, x in zip(dictionaries, held_out, strict=True)]
+    return np.array(
+        [
+            [
+                explained(y, dictionary.decode(code), x.mean(0))
+                for dictionary, x, y in zip(dictionaries, rows, held_out, strict=True)
+            ]
+            for code in codes
+        ]
+    )
+
+
+def linear_maps(rows: Sequence[Tensor], held_out: Sequence[Tensor]) -> Float[np.ndarray, "models models"]:
+    """R^2 of the held-out rows of each model (column) from the best affine map of those of each model (row)."""
+    centres = [x.double().mean(0) for x in rows]
+    values = np.ones((len(rows), len(rows)))
+    for i, x in enumerate(rows):
+        inverse = torch.linalg.pinv(x.double() - centres[i])
+        for j, y in enumerate(rows):
+            if i != j:
+                predicted = (held_out[i].double() - centres[i]) @ (inverse @ (y.double() - centres[j])) + centres[j]
+                values[i, j] = explained(held_out[j].double(), predicted, centres[j])
+    return values

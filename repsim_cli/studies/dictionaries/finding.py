@@ -1,0 +1,226 @@
+"""How many latents two dictionaries of a layer share, and what one code of several models reconstructs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.base.plain import slug
+from repsim_cli.base.settings import Fraction
+from repsim_cli.figures.frame import legend_beside, shades
+from repsim_cli.figures.heatmap import chosen, heatmap
+from repsim_cli.figures.lines import plain
+from repsim_cli.figures.panels import columns, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import LEVEL, Evidence, by_units
+from repsim_cli.runs.content import CROSS, MATCHED, SPACES, Matrix, Table
+
+PANEL = (2.2, 2.0)  # inches
+SHARED = ["model", "layer", "dictionaries", "latents", "mean cosine, decoder", "mean cosine, encoder",
+          "shared by decoder", "shared by encoder", "shared", "random directions: by decoder",
+          "random directions: shared"]  # fmt: skip
+PUBLISHED = 0.7  # cosine from which latents are shared
+CODES = ["layer", "encoded", "decoded", "R²", "R² of the best affine map"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """The share of latents that two dictionaries share: by decoder or by encoder, where latents that are matched one to
+    one have a cosine of at least `cosine`, and by both, where they also have the same partner. As a control, the same
+    with random directions that have the second moments of those of the second dictionary.
+
+    cosine: from which matched latents are shared.
+    """
+
+    cosine: Fraction = 0.7
+
+
+def shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
+    """Of latents matched by decoder and by encoder, and by both with the same partner."""
+    decoder, encoder = values[0] >= cosine, values[1] >= cosine
+    return [float(x.mean()) for x in (decoder, encoder, decoder & encoder & (values[2] > 0))]
+
+
+def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
+    shared, chance = shares(values[:3], cosine), shares(values[3:], cosine)
+    names = " and ".join(matrix.about["dictionaries"])
+    means = values[:2].mean(1).tolist()
+    return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *shared, chance[0], chance[2]]
+
+
+# ---- claims ----
+
+
+@claim(
+    "Paulo and Belrose 2025",
+    statistic="share of latents that two seeds share by decoder and encoder: mean over layers",
+    threshold=0.5,
+    published="below",
+    on="seeds",
+)
+def seeds_share_few_latents(shared: Sequence[float]) -> Weighed | Untestable:
+    """Sparse autoencoders that differ in their seed alone learn different features."""
+    if len(shared) < 2:
+        return Untestable(f"needs dictionaries of two seeds in two layers, got {len(shared)} layers with them")
+    return Weighed(float(np.mean(shared)), by_units(shared, 0.5, f"standard error over {len(shared)} layers"))
+
+
+@claim(
+    "Lan et al. 2024",
+    statistic="RSA of decoder rows of paired features minus that of random pairings: most significant pair of layers",
+    threshold=0.0,
+    on="spaces",
+)
+def feature_spaces_are_alike(spaces: Sequence[tuple[float, float]], pairings: int) -> Weighed | Untestable:
+    """Feature spaces of different models are similar under transformations that keep distances."""
+    if not spaces:
+        return Untestable("needs layers of two models with features that correlate")
+    p, gap = min((p, -gap) for gap, p in spaces)
+    least, count = 1 / (1 + pairings), len(spaces)
+    below = max(1 - p + least for _, p in spaces)
+    how = f"{pairings} random pairings, p times {count} for the pairs of layers"
+    return Weighed(-gap, Evidence(min(1.0, count * p), min(1.0, below), how, smallest=count * least))
+
+
+@claim(
+    "Thasarathan et al. 2025",
+    statistic="R² of held-out rows of a model from the shared code of another: mean over pairs of models and layers",
+    threshold=0.0,
+    on="codes",
+)
+def one_code_serves_other_models(values: Sequence[float]) -> Weighed | Untestable:
+    """The code of one model reconstructs activations of another."""
+    if len(values) < 2:
+        return Untestable("needs a dictionary of two models or more (options.universal)")
+    return Weighed(float(np.mean(values)), by_units(values, 0.0, f"standard error over {len(values)} reconstructions"))
+
+
+def seeds_of(run: Finished) -> list[float]:
+    """The share of latents that two seeds share, of every layer."""
+    layers: dict[tuple[str, str], list[float]] = {}
+    for matrix in run.measured(MATCHED):
+        if all(name.startswith("seed ") for name in matrix.about["dictionaries"]):
+            share = shares(run.array(matrix.values)[:3], PUBLISHED)[2]
+            layers.setdefault((matrix.rows.model, matrix.about["layer"]), []).append(share)
+    return [float(np.mean(each)) for each in layers.values()]
+
+
+def spaces_of(run: Finished) -> list[tuple[float, float]]:
+    """RSA beyond random pairings and its p, of every pair of layers."""
+    if SPACES not in run.results.tables:
+        return []
+    measured, null, p = (
+        map(float, run.results.tables[SPACES].column(f"rsa{of}")) for of in ("", " of random pairings", " p")
+    )
+    return [(a - b, c) for a, b, c in zip(measured, null, p, strict=True)]
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """shared-latents, feature-spaces-MODEL-MODEL of models with several layers, cross-reconstruction-LAYER"""
+    if matrices := run.measured(MATCHED):
+        yield "shared-latents", partial(_matched, run, matrices, run.results.analyses["features"]["options"])
+    rows = run.results.tables[SPACES].rows if SPACES in run.results.tables else []
+    for pair in dict.fromkeys((row[0], row[2]) for row in rows):
+        of_pair = [row for row in rows if (row[0], row[2]) == pair]
+        if len(of_pair) > 1:
+            yield (
+                slug("feature-spaces", *pair),
+                partial(_spaces, run.results.tables[SPACES], of_pair),
+            )
+    crosses = run.measured(CROSS)
+    for matrix in crosses if whole else crosses[-FEW:]:
+        yield slug("cross-reconstruction", matrix.about["layer"]), partial(_cross, run, matrix)
+
+
+def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:
+    """The share of latents of at least each cosine of decoder rows; a panel per model, a line per layer, the mean over
+    pairs of dictionaries. Dotted: random directions."""
+    models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
+    figure, axes = panels(len(models), columns(len(models)), *PANEL, gaps=(0.4, 0.7))
+    at = np.linspace(0, 1, 201)
+    names = list(dict.fromkeys(matrix.about["layer"] for matrix in matrices))
+    colours = dict(zip(names, shades(len(names)), strict=True))
+    for number, (panel, model) in enumerate(zip(axes, models, strict=True)):
+        of_model = [matrix for matrix in matrices if matrix.rows.model == model]
+        for layer in dict.fromkeys(matrix.about["layer"] for matrix in of_model):
+            arrays = [run.array(matrix.values) for matrix in of_model if matrix.about["layer"] == layer]
+            for side, style in ((0, "-"), (3, ":")):
+                line = np.mean([(values[side][:, None] >= at).mean(0) for values in arrays], axis=0)
+                panel.plot(at, line, color=colours[layer], ls=style, linewidth=1.3)
+        panel.axvline(options["cosine"], color="0.4", linewidth=0.8)
+        panel.set_title(model, loc="left", fontsize=9, parse_math=False)
+        panel.set_xlabel("cosine of decoder directions", fontsize=8)
+        panel.tick_params(labelsize=7, labelleft=number % columns(len(models)) == 0)
+        panel.set_ylim(0, 1.02)
+        plain(panel)
+    axes[0].set_ylabel("share of latents of at least this", fontsize=8)
+    last = axes[min(len(axes), columns(len(models))) - 1]
+    for layer in names:
+        last.plot([], [], color=colours[layer], label=layer)
+    last.plot([], [], color="0.4", ls=":", label="random directions")
+    legend_beside(last)
+    return figure
+
+
+def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
+    """RSA of the paired features of each layer of a model (rows) and of another (columns), crossed out where random
+    pairings reach it too."""
+    at = {name: table.columns.index(name) for name in ("rsa", "rsa p")}
+    layers, others = (list(dict.fromkeys(row[i] for row in rows)) for i in (1, 3))
+    values, p = (np.full((len(layers), len(others)), np.nan) for _ in at)
+    for row in rows:
+        place = layers.index(row[1]), others.index(row[3])
+        values[place], p[place] = row[at["rsa"]], row[at["rsa p"]]
+    figure, _ = heatmap(
+        values,
+        layers,
+        others,
+        title=f"paired features of {rows[0][0]} (rows) and {rows[0][2]} (columns)",
+        bar_label="RSA of decoder directions (crossed out: p > 0.05)",
+        limits=(min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 0.05)),
+        colours=chosen(),
+        form="{:.2f}",
+        crossed=~(p <= LEVEL),
+    )
+    return figure
+
+
+def _cross(run: Finished, matrix: Matrix) -> Any:
+    values = run.array(matrix.values)
+    figure, _ = heatmap(
+        values,
+        matrix.rows.layers,
+        matrix.columns.layers,
+        title=f"{matrix.about['layer']}: encoded (rows), decoded (columns)",
+        bar_label=matrix.label,
+        limits=(min(0.0, float(values.min())), 1.0),
+        colours=chosen(),
+        form="{:.2f}",
+    )
+    return figure
+
+
+@analysis(studies=("features",), unasked=lambda planned: True, figures=figures)
+def features(run: Finished, options: Features, claims: Sequence[Claim]) -> Part:
+    shared = [shared_row(matrix, run.array(matrix.values), options.cosine) for matrix in run.measured(MATCHED)]
+    codes = [
+        [matrix.about["layer"], encoded, decoded, float(value), float(linear)]
+        for matrix in run.measured(CROSS)
+        for encoded, row, of_maps in zip(
+            matrix.rows.layers, run.array(matrix.values), run.array(matrix.details["linear"]), strict=True
+        )
+        for decoded, value, linear in zip(matrix.columns.layers, row, of_maps, strict=True)
+    ]
+    tables = {"shared latents": Table(columns=SHARED, rows=shared)} if shared else {}
+    tables |= {"cross-reconstruction": Table(columns=CODES, rows=codes)} if codes else {}
+    across = [row[3] for row in codes if row[1] != row[2]]
+    given = {"seeds": (seeds_of(run),), "spaces": (spaces_of(run), run.options["pairings"]), "codes": (across,)}
+    verdicts = [each.verdict("dictionaries", *values) for on, values in given.items() for each in asked(claims, on)]
+    return Part(tables=tables, claims=verdicts)

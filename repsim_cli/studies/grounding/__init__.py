@@ -1,0 +1,1 @@
+"""Which measure sees differences that are known to be there?"""

@@ -1,0 +1,304 @@
+"""Measures graded by tests of which the answer is known, and ranked: the leaderboard of a run."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import COLOURS, OPTIONS
+from repsim_cli.figures.layout import available
+from repsim_cli.figures.panels import bar_beside, headline
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.groups import codes, points_of
+from repsim_cli.runs.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
+from repsim_cli.studies.grounding import scores
+from repsim_cli.studies.grounding.grading import GRADES, MEASURES, Case, by_test, costs, graded, standings
+from repsim_cli.studies.grounding.scores import Models, Truncated
+
+GROUPS = ["data", "models of", "group", "models", "mean", "least", "largest"]
+ROW, COLUMN, RANKS = 0.15, 0.3, 2.4  # inches of a measure, of a test and of the panel of ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grades:
+    """Grades every measure of a run by tests of which the answer is known, and ranks the measures. Models that differ
+    in their seeds alone are wanted; with `groups`, within each group.
+
+    `identification`: the share of layers whose most similar layer in another model is the same layer (Kornblith et al.
+    2019); equal candidates share the point. `order of layers`: Spearman's rho of similarity and closeness of layers,
+    `monotonicity`: how often the nearer of two layers is the more similar one, ties counted half, each averaged over
+    layers and both directions. `accuracy`, `output divergence`, `output disagreement`: Spearman's rho, over pairs of
+    models, of their distance and how far they are apart in it, with p over orders of the models. `separation`: with
+    groups, average precision of pairs within a group among all pairs with a model of that group, averaged over groups;
+    `conformity`: how often such a pair is more similar than one across groups, ties counted as no (Klabunde et al.
+    2024). `sensitivity`: Spearman's rho of the distance of a layer with components deleted to the whole layer, and the
+    accuracy that a probe loses; `specificity`: how often damaging deletions are farther than another seed, and harmless
+    ones nearer (after Ding et al. 2021). `accuracy`, outputs and groups look at the last layer of a hook point.
+
+    metric: the metric of trained models for `accuracy` where their outputs were not read; left out where models lack
+        it.
+    """
+
+    metric: str = "accuracy"
+
+
+def cases_of(run: Finished, metric: str) -> list[Case]:
+    """Those of a run of `grounding`, or the hook points of another run, whose models are one group without groups."""
+    return list(_of_tests(run) if run.results.study == "grounding" else _of_maps(run, metric))
+
+
+def _direction(measured: Measured) -> float:
+    return 1.0 if measured.larger_is_closer else -1.0
+
+
+def _of_tests(run: Finished) -> Iterator[Case]:
+    about = run.results.about["samples"]
+    failed: dict[tuple[str, str, str], dict[str, str]] = {}
+    for measure, data, test, point, why in run.results.tables[UNMEASURED].rows:
+        failed.setdefault((data, test, point), {})[measure] = why
+    matrices: dict[tuple[str, str, str], dict[str, dict[str, Float[np.ndarray, ...]]]] = {}
+    for measured in run.results.measures:
+        for matrix in measured.matrices:
+            where = tuple(matrix.about[key] for key in ("data", "test", "point"))
+            values = run.array(matrix.values) * _direction(measured)
+            matrices.setdefault(where, {}).setdefault(measured.label, {})[matrix.about["kind"]] = values
+    for data, sample in about.items():
+        for test, groups in sample["tests"].items():
+            labels = [model for members in groups.values() for model in members]
+            apart = _apart(run, sample, labels) if len(groups) == 1 else {}
+            for point in sample["points"]:
+                where = (data, test, point)
+                models = {
+                    label: Models(
+                        similar=by_model(kinds[COMPARED], len(labels)),
+                        groups=codes(groups),
+                        apart=apart,
+                        truncated=truncated_of(
+                            kinds.get(TRUNCATED), sample["probes"].get(f"{test}, {point}"), len(labels)
+                        ),
+                    )
+                    for label, kinds in matrices.get(where, {}).items()
+                }
+                yield Case(data, test, point, groups, models, failed.get(where, {}))
+
+
+def by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray, "m m l l"]:
+    layers = len(values) // models
+    return values.reshape(models, layers, models, layers).transpose(0, 2, 1, 3)
+
+
+def truncated_of(similar: np.ndarray | None, probes: Mapping[str, Any] | None, models: int) -> Truncated | None:
+    if similar is None or probes is None:
+        return None
+    accuracy, whole = np.array(probes["accuracy"]), np.array(probes["whole"])
+    by_layer = (models, len(whole) // models)
+    return Truncated(
+        similar=similar.reshape(*by_layer, -1), accuracy=accuracy.reshape(*by_layer, -1), whole=whole.reshape(by_layer)
+    )
+
+
+def _apart(run: Finished, sample: Mapping[str, Any], labels: Sequence[str]) -> dict[str, scores.Square]:
+    """How far these models are apart in accuracy and in what they predict; empty where they have no outputs."""
+    predicted = [sample["outputs"].get(label) for label in labels]
+    if None in predicted:
+        return {}
+    apart = {scores.ACCURACY: scores.accuracy_apart(np.array([each["accuracy"] for each in predicted]))}
+    if all(each["labels"] == predicted[0]["labels"] for each in predicted):
+        probabilities = np.array([run.array(each["probabilities"]) for each in predicted])
+        apart[scores.DIVERGENCE] = scores.divergence_of(probabilities)
+        apart[scores.DISAGREEMENT] = scores.disagreement_of(probabilities)
+    return apart
+
+
+def _of_maps(run: Finished, metric: str) -> Iterator[Case]:
+    """At every hook point the models whose layers there are those of the first model, under each measure."""
+    measured = next(iter(run.maps.values()), None)
+    if measured is None:
+        return
+    groups = run.groups or {"": list(measured.places)}
+    names = [model for members in groups.values() for model in members]
+    points = {model: points_of(run.models[model]) for model in names}
+
+    def layers_at(model: str, point: str) -> list[str]:
+        return [run.models[model].layers[i] for i in points[model][point].places] if point in points[model] else []
+
+    for point in points[names[0]]:
+        kept = [i for i, model in enumerate(names) if layers_at(model, point) == layers_at(names[0], point)]
+        known = [run.manifest["models"][names[i]].get("metrics", {}).get(metric, np.nan) for i in kept]
+        apart = {} if np.isnan(known).any() else {scores.ACCURACY: scores.accuracy_apart(np.array(known))}
+        models = {}
+        for label, layers in run.maps.items():
+            at = np.array([[layers.places[names[i]].start + p for p in points[names[i]][point].places] for i in kept])
+            similar = layers.values[at[:, None, :, None], at[None, :, None, :]] * _direction(layers.measure)
+            models[label] = Models(similar=similar, groups=codes(groups)[kept], apart=apart if not run.groups else {})
+        yield Case("", "", point, groups, models, {})
+
+
+def of_groups(run: Finished, cases: Sequence[Case], metric: str) -> list[list[Any]]:
+    """Of every group the accuracy of its models: whether they differ as they should."""
+    rows = {}
+    for case in cases:
+        outputs = run.results.about.get("samples", {}).get(case.data, {}).get("outputs", {})
+        known = {model: predicted["accuracy"] for model, predicted in outputs.items()}
+        for group, models in case.groups.items():
+            values = [known.get(m, run.manifest["models"][m].get("metrics", {}).get(metric)) for m in models]
+            values = [value for value in values if value is not None]
+            numbers = [float(np.mean(values)), min(values), max(values)] if values else [None] * 3
+            rows[case.data, case.of, group] = [case.data, case.of, group, len(models), *numbers]
+    return list(rows.values())
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """grades-POINT: the mean rank of every measure with its band, the best above, and its score in every test.
+    grades-cost: mean rank against time."""
+    table, standing = run.results.tables["grades"], run.results.tables["measures by grade"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    for point in dict.fromkeys(row["hook point"] for row in rows):
+        here = [row for row in rows if row["hook point"] == point]
+        yield slug("grades", point), partial(_figure, point, here, standing, run.level)
+    if any(standing.column("seconds per pair")):
+        yield "grades-cost", partial(_costs, standing)
+
+
+def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, level: float) -> Any:
+    from matplotlib.figure import Figure
+
+    order = standing.column("measure")
+    tests = list(dict.fromkeys((row["test"], row["data"], row["models of"]) for row in rows))
+    values = np.full((len(order), len(tests)), np.nan)
+    for row in rows:
+        if row["score"] is not None:
+            place = order.index(row["measure"]), tests.index((row["test"], row["data"], row["models of"]))
+            values[place] = (row["score"] - row["chance"]) / (1 - row["chance"])
+    limit, height = available(), ROW * len(order)
+    wide = COLUMN if limit is None else min(COLUMN, 0.7 * limit / len(tests))
+    ranks = RANKS if limit is None else min(RANKS, limit - wide * len(tests))
+    width = ranks + 0.08 + wide * len(tests)
+    figure = Figure(figsize=(width, height))
+    left = figure.add_axes((0, 0, ranks / width, 1))
+    right = figure.add_axes((1 - wide * len(tests) / width, 0, wide * len(tests) / width, 1))
+    for y, (low, mean, high) in enumerate(zip(*map(standing.column, ("low", "mean rank", "high")), strict=True)):
+        if low is not None:
+            left.plot([low, high], [y, y], color=COLOURS[0], linewidth=1.2)
+        left.plot(mean, y, "o", color=COLOURS[0], markersize=3.5)
+    left.set_ylim(len(order) - 0.5, -0.5)
+    left.set_yticks(range(len(order)), order, fontsize=7, parse_math=False)
+    left.set_xlabel("mean rank", fontsize=7)
+    left.tick_params(axis="x", labelsize=6)
+    left.grid(alpha=0.25, linewidth=0.5)
+    shown = right.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    right.set_facecolor("0.85")
+    right.set_yticks([])
+    of_groups = {"separation": "", "conformity": " (conformity)"}
+    names = [
+        f"{models if test in of_groups else test}, {data}{of_groups.get(test, '')}" for test, data, models in tests
+    ]
+    right.set_xticks(
+        range(len(tests)),
+        [name.removesuffix(", ") for name in names],
+        fontsize=6,
+        rotation=90,
+        parse_math=False,
+    )
+    right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
+    bar_beside(figure, shown, "score: 0 chance, 1 the best possible; grey: none")
+    bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
+    box: Any = right.get_tightbbox()
+    above = box.y1 / figure.dpi - height + 0.08
+    headline(figure, "\n".join(filter(None, [f"Measures by grade, {point}", bands])), above)
+    return figure
+
+
+def _costs(table: Table) -> Any:
+    """Mean rank against seconds; the line joins measures of which none is both faster and better."""
+    from matplotlib.figure import Figure
+
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rows = sorted((row for row in rows if row["seconds per pair"] is not None), key=lambda row: row["seconds per pair"])
+    figure = Figure(figsize=(6.5, 4.5), dpi=OPTIONS["png"]["dpi"])  # names are placed by their width in the file
+    axes = figure.add_axes((0, 0, 1, 1))
+    best, front = np.inf, []
+    for row in rows:
+        if row["mean rank"] < best:
+            best = row["mean rank"]
+            front.append(row)
+    lines = axes.plot(*_places(front), color=COLOURS[1], linewidth=1, zorder=1)
+    axes.plot(*_places(rows), "o", color=COLOURS[0], markersize=4)
+    axes.plot(*_places(front), "o", color=COLOURS[1], markersize=5)
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.autoscale_view()  # now, since names are placed by what is where
+    for row in front:
+        style = {"fontsize": 6, "color": COLOURS[1]}
+        _ = _label(axes, row, rows, lines, **style) or _label(axes, row, rows, [], **style)
+    for row in rows:
+        if row not in front:
+            _label(axes, row, rows, lines, fontsize=5, color="0.35")
+    axes.set_xlabel("seconds of CPU time per pair of layers")
+    axes.set_ylabel("mean rank")
+    title = "Grade and cost of measures; line: none is both faster and better; names where there is room"
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.grid(alpha=0.25, linewidth=0.5)
+    return figure
+
+
+def _label(axes: Any, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], lines: Any, **style: Any) -> bool:
+    """Names a measure beside its mark, where its name meets no other name, no mark and none of the lines; False where
+    there is no room."""
+    at, inside = (row["seconds per pair"], row["mean rank"]), axes.get_window_extent()
+    marks = axes.transData.transform(np.transpose(_places(rows)))
+    paths = [line.get_path().transformed(axes.transData) for line in lines]
+    for across, down in itertools.product((3, -3, 0), (2, -2, 0)):
+        if not across and not down:
+            continue
+        name = axes.annotate(
+            row["measure"], at, (across, down) if across and down else (1.3 * across, 2 * down),
+            textcoords="offset points",
+            ha={3: "left", 0: "center", -3: "right"}[across], va={2: "bottom", 0: "center", -2: "top"}[down],
+            parse_math=False, **style,
+        )  # fmt: skip
+        box = name.get_window_extent().padded(1)
+        names = (other.get_window_extent() for other in axes.texts if other is not name)
+        crossed = any(path.intersects_bbox(box, filled=False) for path in paths)
+        met = crossed or box.padded(3).count_contains(marks) or any(box.overlaps(other) for other in names)
+        if inside.containsx(box.x0) and inside.containsx(box.x1) and not met:
+            return True
+        name.remove()
+    return False
+
+
+def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    return [row["seconds per pair"] for row in rows], [row["mean rank"] for row in rows]
+
+
+# ---- the analysis ----
+
+
+@analysis(studies=("similarity", "grounding"), unasked=lambda planned: planned.study == "grounding", figures=figures)
+def grades(run: Finished, options: Grades, claims: Sequence[Claim]) -> Part:
+    cases = cases_of(run, options.metric)
+    tests = [each for case in cases for each in graded(case)]
+    if not any(each.of for each in tests):
+        raise BadInput(
+            "no test applies, got a run without two models of the same layers and without three layers of one hook "
+            "point; select more layers, or models of several seeds"
+        )
+    cost = costs(run.results.tables[COSTS]) if COSTS in run.results.tables else {}
+    rows = [[*standing, *cost.get(standing.measure, [None] * 3)] for standing in standings(tests, run.level)]
+    return Part(
+        tables={
+            "grades": Table(columns=GRADES, rows=list(by_test(tests, run.level))),
+            "measures by grade": Table(columns=MEASURES, rows=rows),
+            f"{options.metric} of groups": Table(columns=GROUPS, rows=of_groups(run, cases, options.metric)),
+        }
+    )

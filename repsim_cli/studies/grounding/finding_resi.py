@@ -1,0 +1,123 @@
+"""Grades of measures beside those that ReSi published (Klabunde et al. 2024): do both rank the measures alike?"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.findings.analysis import Finished, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.evidence import ranks
+from repsim_cli.runs.content import Table
+from repsim_cli.studies.grounding.finding import cases_of
+from repsim_cli.studies.grounding.grading import graded, rank
+
+FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "published" / "resi.csv"
+PUBLISHED = ("labels", "shortcut", "augmentation")
+BESIDE = ["measure", "test", "score", "rank", "published", "published rank"]
+AGREEMENT = ["test", "measures", "Spearman's rho", "low", "high"]
+DRAWS = 2000  # of measures, for the band
+ALL = "all, by mean rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resi:
+    """The average precision of `separation` beside the one published for BERT models, averaged over SST-2 and MNLI, and
+    Spearman's rho of both over measures, with a bootstrap band over measures.
+
+    tests: {TEST of this run: labels, shortcut or augmentation, the test that it repeats}; null: labels, shortcut, and
+        noise for augmentation.
+    """
+
+    tests: dict[str, str] | None = None
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        return (
+            {"labels": "labels", "shortcut": "shortcut", "noise": "augmentation"} if self.tests is None else self.tests
+        )
+
+    def __post_init__(self) -> None:
+        for name, published in self.pairs.items():
+            if published not in PUBLISHED:
+                raise BadInput(f"tests.{name}: no such test, got '{published}'; {did_you_mean(published, PUBLISHED)}")
+
+
+def published() -> dict[str, dict[str, float]]:
+    """By test, the average precision of every measure, averaged over the data sets for which it was published."""
+    lines = FILE.read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    tests: dict[str, dict[str, float]] = {}
+    for test in PUBLISHED:
+        for row in rows:
+            values = [float(value) for name, value in row.items() if name.startswith(f"{test},") and value]
+            if values:
+                tests.setdefault(test, {})[row["measure"]] = float(np.mean(values))
+    return tests
+
+
+def agreement(
+    x: Float[np.ndarray, " k"], y: Float[np.ndarray, " k"], level: float, seed: int
+) -> tuple[float, float | None, float | None]:
+    """Spearman's rho, and its percentiles over draws of the pairs with replacement; no band of fewer than five."""
+
+    def rho(at: Int[np.ndarray, " k"]) -> float:
+        return float(ranks(x[at]) @ ranks(y[at]))
+
+    value = rho(np.arange(len(x)))
+    if len(x) < 5:
+        return value, None, None
+    drawn = np.random.default_rng(seed).integers(len(x), size=(DRAWS, len(x)))
+    low, high = np.nanquantile([rho(at) for at in drawn], [(1 - level) / 2, (1 + level) / 2])
+    return value, float(low), float(high)
+
+
+@analysis(studies=("grounding",))
+def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
+    ours = scores(run, options.pairs)
+    theirs = published()
+    rows, agreements = [], []
+    places: dict[str, list[tuple[float, float]]] = {}
+    for test, measures in ours.items():
+        known = theirs[options.pairs[test]]
+        both = [measure for measure in measures if measure in known]
+        if len(both) < 3:
+            continue
+        x, y = (np.array([each[measure] for measure in both]) for each in (measures, known))
+        for measure, *numbers in zip(both, x, rank(x), y, rank(y), strict=True):
+            rows.append([measure, test, *map(float, numbers)])
+            places.setdefault(measure, []).append((numbers[1], numbers[3]))
+        agreements.append([test, len(both), *agreement(x, y, run.level, run.seed)])
+    if not rows:
+        raise BadInput(
+            f"tests: none has groups and three measures that were published, got {', '.join(options.pairs)}; "
+            "name the tests of the run"
+        )
+    x, y = (np.array([np.mean([place[side] for place in each]) for each in places.values()]) for side in (0, 1))
+    agreements.append([ALL, len(places), *agreement(x, y, run.level, run.seed)])
+    return Part(
+        tables={
+            "measures beside ReSi": Table(columns=BESIDE, rows=rows),
+            "agreement with ReSi": Table(columns=AGREEMENT, rows=agreements),
+        }
+    )
+
+
+def scores(run: Finished, tests: Mapping[str, str]) -> dict[str, dict[str, float]]:
+    """By test, the average precision of every measure, averaged over samples and hook points."""
+    precisions: dict[str, dict[str, list[float]]] = {}
+    for case in cases_of(run, "accuracy"):
+        for each in graded(case) if case.of in tests else ():
+            if each.test == "separation":
+                for measure, (value, _) in each.of.items():
+                    precisions.setdefault(case.of, {}).setdefault(measure, []).append(value)
+    return {
+        test: {measure: float(np.mean(values)) for measure, values in measures.items()}
+        for test, measures in precisions.items()
+    }

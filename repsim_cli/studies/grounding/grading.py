@@ -1,0 +1,208 @@
+"""Measures graded on models of which the answer is known, and ranked: scores in, tables out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy
+from jaxtyping import Float
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.runs.content import Table
+from repsim_cli.studies.grounding.scores import SCORES, Models
+
+GRADES = [
+    "measure", "test", "data", "models of", "hook point",
+    "score", "low", "high", "chance", "p", "rank", "models", "why",
+]  # fmt: skip
+MEASURES = [
+    "measure", "mean rank", "low", "high", "tests", "without a score", "seconds per pair", "rows", "rows needed",
+]  # fmt: skip
+STABLE = 0.95  # Spearman's rho with all rows, from which on a measure ranks similarities as it does on all of them
+
+
+class Case(NamedTuple):
+    """Models at a hook point under every measure. data, of: what tells them apart from other cases of the run. groups:
+    the names of their groups and models. failed: by measure, why it gives nothing here."""
+
+    data: str
+    of: str
+    point: str
+    groups: Mapping[str, Sequence[str]]
+    models: Mapping[str, Models]
+    failed: Mapping[str, str]
+
+
+# ---- scores ----
+
+
+class Graded(NamedTuple):
+    """A test at a hook point. of: by measure, its score and those without each model in turn, where there are more than
+    two. why: by measure, why it has none."""
+
+    test: str
+    case: Case
+    of: Mapping[str, tuple[float, Float[np.ndarray, " m"]]]
+    why: Mapping[str, str]
+    p: Mapping[str, float]
+    chance: float
+    models: int
+
+
+def graded(case: Case) -> Iterator[Graded]:
+    """Every test that the models of a case allow."""
+    if not case.models:
+        return
+    for name, score in SCORES.items():
+        of, p, why = {}, {}, dict(case.failed)
+        allowing = {label: models for label, models in case.models.items() if score.applies(models)}
+        if not allowing:
+            continue
+        for label, models in allowing.items():
+            try:
+                of[label] = (score.of(models), left_out(score.of, score.applies, models))
+            except Degenerate as error:
+                why[label] = str(error)
+                continue
+            if score.p is not None:
+                p[label] = score.p(models)
+        first = next(iter(allowing.values()))
+        yield Graded(name, case, of, why, p, score.chance(first), first.count)
+
+
+def left_out(
+    score: Callable[[Models], float], applies: Callable[[Models], bool], models: Models
+) -> Float[np.ndarray, " m"]:
+    """The score without each model in turn, NaN where it has none; of no more than two models, none."""
+    if models.count < 3:
+        return np.empty(0)
+    scores = []
+    for i in range(models.count):
+        some = models.only(np.delete(np.arange(models.count), i))
+        try:
+            scores.append(score(some) if applies(some) else np.nan)
+        except Degenerate:
+            scores.append(np.nan)
+    return np.array(scores)
+
+
+# ---- ranks ----
+
+
+def rank(values: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+    """1 is the best; equal scores share the smallest rank; NaN without a score."""
+    return scipy.stats.rankdata(-values.round(12), method="min", nan_policy="omit").astype(float)
+
+
+def band(
+    value: float, left: Float[np.ndarray, " m"], level: float, lowest: float, highest: float
+) -> tuple[float | None, float | None]:
+    """A t interval from the jackknife over models; none of fewer than three, or where one of them has no score."""
+    if len(left) < 3 or np.isnan(left).any():
+        return None, None
+    half = np.std(left) * np.sqrt(len(left) - 1) * scipy.stats.t.ppf((1 + level) / 2, len(left) - 1)
+    return max(lowest, float(value - half)), min(highest, float(value + half))
+
+
+def by_test(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
+    """A row for every measure in every test; without a score it says why."""
+    for each in tests:
+        places = rank(np.array([value for value, _ in each.of.values()]))
+        where = [each.test, each.case.data, each.case.of, each.case.point]
+        for place, (label, (value, left)) in zip(places, each.of.items(), strict=True):
+            ends = band(value, left, level, SCORES[each.test].lowest, 1.0)
+            yield [label, *where, value, *ends, each.chance, each.p.get(label), float(place), each.models, ""]
+        for label, why in each.why.items():
+            yield [label, *where, None, None, None, each.chance, None, None, each.models, why]
+
+
+class Standing(NamedTuple):
+    """A measure over all tests in which it has a score. missed: how many it has none in."""
+
+    measure: str
+    mean: float
+    low: float | None
+    high: float | None
+    tests: int
+    missed: int
+
+
+def standings(tests: Sequence[Graded], level: float) -> list[Standing]:
+    """The measures by their mean rank, the best first, with a band from the jackknife over models: of tests of the same
+    models together, tests of other models are independent. A rank that is not defined without some model counts as if
+    it did not vary."""
+    labels = list(dict.fromkeys(label for each in tests for label in (*each.of, *each.why)))
+    whole = np.array([rank(_scores(each, labels)) for each in tests])
+    counts = (~np.isnan(whole)).sum(0)
+    variance, freedom = np.zeros(len(labels)), np.inf
+    same: dict[Any, list[int]] = {}
+    for i, each in enumerate(tests):
+        same.setdefault((each.case.data, each.case.of, each.models), []).append(i)
+    for some in same.values():
+        count = tests[some[0]].models
+        if count < 3:
+            variance = variance + np.nan
+            continue
+        left = np.array([[rank(_scores(tests[i], labels, model)) for i in some] for model in range(count)])
+        left = np.where(np.isnan(left), np.nan_to_num(whole[some]), left)
+        variance = variance + left.sum(1).var(0) * (count - 1)
+        freedom = min(freedom, count - 1)
+    half = np.sqrt(variance) / counts.clip(1) * (scipy.stats.t.ppf((1 + level) / 2, freedom) if freedom > 1 else np.nan)
+    rows = []
+    for column, (label, count) in enumerate(zip(labels, counts, strict=True)):
+        if count:
+            mean = float(np.nansum(whole[:, column]) / count)
+            known = not np.isnan(half[column])
+            low, high = max(1.0, mean - half[column]), min(float(len(labels)), mean + half[column])
+            ends = (float(low), float(high)) if known else (None, None)
+            rows.append(Standing(label, mean, *ends, int(count), len(tests) - int(count)))
+    return sorted(rows, key=lambda row: row.mean)
+
+
+def _scores(each: Graded, labels: Sequence[str], left: int | None = None) -> Float[np.ndarray, " k"]:
+    """Of these measures in a test, NaN without one. left: the model that is left out."""
+    known = {label: score if left is None else without[left] for label, (score, without) in each.of.items()}
+    return np.array([known.get(label, np.nan) for label in labels])
+
+
+# ---- cost ----
+
+
+class Cost(NamedTuple):
+    """seconds: of a pair on a CPU thread, rows: on so many rows. needed: the fewest rows from which on it ranks
+    similarities as on all rows, None if it never does on fewer than all."""
+
+    seconds: float
+    rows: int
+    needed: int
+
+
+def costs(table: Table) -> dict[str, Cost]:
+    """By measure, over all data: mean seconds per pair, and the largest number of rows that is needed."""
+    by_measure: dict[str, Cost] = {}
+    for label in dict.fromkeys(table.column("measure")):
+        series: dict[str, list[tuple[int, float, float]]] = {}
+        for measure, data, rows, _, seconds, rho in table.rows:
+            if measure == label:
+                series.setdefault(data, []).append((rows, seconds, rho))
+        largest = [max(each) for each in series.values()]
+        by_measure[label] = Cost(
+            float(np.mean([seconds for _, seconds, _ in largest])),
+            max(rows for rows, _, _ in largest),
+            max(rows_needed([(rows, rho) for rows, _, rho in each]) for each in series.values()),
+        )
+    return by_measure
+
+
+def rows_needed(series: Sequence[tuple[int, float]]) -> int:
+    """The fewest rows of a series from which on rho with all rows is at least STABLE.
+
+    >>> rows_needed([(500, 1.0), (250, 0.99), (125, 0.96), (62, 0.8), (31, 0.97)])
+    125
+    """
+    needed = max(series)[0]
+    for rows, rho in sorted(series, reverse=True):
+        if rho < STABLE:
+            break
+        needed = rows
+    return needed

@@ -1,0 +1,156 @@
+"""The models of a sample of `grounding`: their groups, what is read of them, what they predict."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from repsim_cli.activations.batching import lengths_of, of_similar_length
+from repsim_cli.activations.inputs import named
+from repsim_cli.activations.outputs import output_padding, outputs
+from repsim_cli.activations.places import rows_of
+from repsim_cli.activations.readings import Reading
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.labels import scoring
+from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.study import OfModels
+from repsim_cli.findings.groups import points_of
+from repsim_cli.models.source import AnySource, facts
+from repsim_cli.studies.grounding.measure import Place
+
+HEAD = "AutoModelForSequenceClassification"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Rows, and the models that are compared on them.
+
+    data: what the models read.
+    tests: {TEST: {GROUP: ENTRY of `model`}}: the seeds of each entry are a group. Several groups are to be told apart;
+        a single group tests whether layers are found again in other seeds, and whether distances follow the differences
+        of the models.
+    """
+
+    data: Data
+    tests: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader(Extraction):
+    """What is read of the models of a sample. tests: the models of every group. points: by hook point, the layers of
+    each model there."""
+
+    tests: dict[str, dict[str, list[str]]]
+    points: dict[str, dict[str, list[str]]]
+
+    def compared(self, test: str, point: str) -> list[list[str]]:
+        """The layers of each model of a test: all of a single group, the last of several groups."""
+        groups = self.tests[test]
+        every = [self.points[point][model] for members in groups.values() for model in members]
+        return every if len(groups) == 1 else [layers[-1:] for layers in every]
+
+    def members(self, test: str) -> list[str]:
+        return [model for members in self.tests[test].values() for model in members]
+
+    @property
+    def places(self) -> list[Place]:
+        return [(test, point) for test in self.tests for point in self.points]
+
+
+def reader_of(where: str, sample: Sample, given: OfModels) -> Reader:
+    """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
+    every = given["model"]
+    tests = {test: _members(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
+    if not tests:
+        raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
+    labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
+    read = extraction_of(
+        {**given, "model": {label: every[label] for label in labels}, "data": sample.data}, among=every
+    )
+    points = _points(where, read.readings)
+    for test, groups in tests.items():
+        if len(groups) == 1:
+            _check_equal_layers(f"{where}.tests.{test}", next(iter(groups.values())), points)
+    return read.extended(Reader, tests=tests, points=points)
+
+
+def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:
+    """The models of every group of a test. Raises BadInput for an entry that is not there."""
+    entries = {label: getattr(source, "entry", "") or label for label, source in model.items()}
+    known = list(dict.fromkeys(entries.values()))
+    members: dict[str, list[str]] = {}
+    for group, wanted in groups.items():
+        members[group] = [label for label, entry in entries.items() if entry == wanted]
+        if not members[group]:
+            raise BadInput(f"{where}.{group}: no such model, got '{wanted}'; {did_you_mean(wanted, known)}")
+    if not groups:
+        raise BadInput(f"{where}: no group is named, got {{}}; write {{GROUP: ENTRY}}")
+    return members
+
+
+def _points(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
+    """By hook point, the layers of each model there. Raises BadInput where a model lacks a hook point."""
+    by_model = {reading.label: points_of(facts(reading.label, reading.source, reading.layers)) for reading in read}
+    first = next(iter(by_model.values()))
+    points: dict[str, dict[str, list[str]]] = {point: {} for point in first}
+    for reading in read:
+        of = by_model[reading.label]
+        if list(of) != list(first):
+            raise BadInput(
+                f"{where}: models with the same hook points are needed, got {', '.join(of)} of '{reading.label}' and "
+                f"{', '.join(first)} of '{read[0].label}'; choose extract.hook_points that all have"
+            )
+        for point, at in of.items():
+            points[point][reading.label] = [reading.layers[i].name for i in at.places]
+    return points
+
+
+def _check_equal_layers(where: str, models: Sequence[str], points: Mapping[str, Mapping[str, list[str]]]) -> None:
+    """Raises BadInput unless the models of a single group have the same layers."""
+    for of in points.values():
+        for model in models[1:]:
+            if of[model] != of[models[0]]:
+                raise BadInput(
+                    f"{where}: models of equal depth are needed, got {len(of[models[0]])} layers of '{models[0]}' and "
+                    f"{len(of[model])} of '{model}'; choose extract.layers that both have"
+                )
+
+
+# ---- what they predict ----
+
+
+class Predicted(NamedTuple):
+    """What a classifier predicts for the rows, and its accuracy there."""
+
+    labels: list[str]
+    probabilities: Float[np.ndarray, "n c"]
+    accuracy: float
+
+
+def predictions(
+    reader: Reader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
+) -> dict[str, Predicted]:
+    """Of the classifiers among the models."""
+    labels = next(iter(sequences.values())).labels
+    made = {}
+    counts = rows_of(next(iter(sequences.values())), reader.extract)
+    at = np.repeat(np.arange(len(counts)), counts)[numbers]  # a sequence may give no row
+    for label, source in reader.live.items():
+        if labels is None or not (source.has_head and source.labels):
+            continue
+        given = sequences[label].take(at)
+        module = named(label, partial(source.with_head, HEAD)).to(reader.devices[label])
+        padding = output_padding(module, given, segments=source.segments)
+        batches = list(of_similar_length(lengths_of(given.mask), reader.hardware, padding))
+        logits = torch.cat(list(outputs(module, given, batches, segments=source.segments))).cpu()
+        probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]
+        right = scoring(source.labels, labels.names, f"model.{label}")
+        correct = right.correct(probabilities.argmax(-1), labels.codes[at])
+        made[label] = Predicted(list(source.labels), probabilities, float(correct.mean()))
+    return made

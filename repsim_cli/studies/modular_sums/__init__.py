@@ -1,0 +1,1 @@
+"""Do models that add modulo a prime agree inside?"""

@@ -1,0 +1,420 @@
+"""Transformers that learn modular sums: c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ... (Gao et al. 2024, section 5.1).
+
+End to end, or block by block: block k is trained to predict c_k (read at token a) and, except for the last, b (read
+at token b), with all earlier blocks frozen. A killed training resumes from its saved state, and ends with the same
+bits.
+"""
+
+import contextlib
+import math
+import operator
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.planning import check_device
+from repsim_cli.base.registry import models
+from repsim_cli.base.settings import Above0, Fraction, From0, Medium, Modulus, NotNegative, Positive, Seed, Small
+from repsim_cli.data.modular import pairs
+from repsim_cli.models.series import METRICS, read_metrics
+from repsim_cli.models.source import Checkpoint, Series, Short, Source, Work
+from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
+from repsim_cli.runs.results import SAVE_EVERY, Progress, dumps, quiet
+from repsim_cli.studies.modular_sums.model import Modular, Shape, chain, modular_source, saved
+from repsim_cli.training.state import restore_state, save_state
+from repsim_cli.training.trained import Metrics, Trained
+
+CODE = 4  # raise when a change of the code changes what is trained (tests/test_codes.py)
+CURVES, MISTAKES = "curves.json", "mistakes.json"
+SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
+Training = Literal["end_to_end", "by_block"]
+Columns = dict[str, list[float]]
+Keep = Callable[[Modular, int, Metrics], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModularRecipe:
+    """All that decides about a model of modular sums, beside the seed.
+
+    It is trained with AdamW (betas 0.9 and 0.98). A stream of large norm saturates the attention of the next block,
+    hence the penalty. The best look of a stage is chosen on the validation rows (see `kept_look`). Raises BadInput
+    where stages, rows or saved epochs do not fit together.
+
+    moduli: p1, p2, ... of the sums c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ...; a and b are whole numbers below p1.
+    blocks: of the transformer; with training `by_block`, one for each sum.
+    training: `end_to_end`: on the last sum alone; `by_block`: each block on its sum, with all before it frozen.
+    epochs: of each stage, at most.
+    batch_size: rows per step; null: all rows.
+    learning_rate: of AdamW.
+    weight_decay: of AdamW.
+    penalty: the weight of the mean squared norm of the last trained block's output, which is added to the loss.
+    average: weights are evaluated and kept as running averages over steps, of which this share is left after a step; 0:
+        no average.
+    train_share: the share of all pairs that is trained on.
+    check: epochs between two looks at the validation rows.
+    patience: a stage ends after so many looks in a row at 100 % accuracy, and keeps its best look; null: it takes all
+        epochs and keeps the last look.
+    save: the epochs whose weights are kept as a series, counted over all stages; 0 is before the first; null: none.
+    device: the torch device that the model is trained on.
+    """
+
+    moduli: Annotated[list[Modulus], Field(min_length=1)]
+    blocks: Small = 1
+    training: Training = "end_to_end"
+    epochs: Positive = 600
+    batch_size: Medium | None = 348
+    learning_rate: Above0 = 2e-3
+    weight_decay: From0 = 0.5
+    penalty: From0 = 0.01
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    train_share: Fraction = 0.8
+    check: Positive = 10
+    patience: Positive | None = 3
+    save: list[NotNegative] | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        total = round(self.train_share * self.moduli[0] ** 2)
+        if not 0 < total < self.moduli[0] ** 2:
+            raise BadInput(
+                f"train_share: both sides need a pair, got {self.train_share} of {self.moduli[0] ** 2}; change it"
+            )
+        if self.training == "by_block" and self.blocks != len(self.moduli):
+            raise BadInput(f"blocks: by_block trains one for each sum, got {self.blocks} for {len(self.moduli)} moduli")
+        last, kept = self.epochs * len(self.stages), self.kept
+        if kept and (len(set(kept)) < max(len(kept), 2) or not 0 <= kept[0] <= kept[-1] <= last):
+            raise BadInput(f"save: not two or more distinct epochs from 0 to {last}, got {kept}; change them")
+        if kept and self.patience is not None:
+            raise BadInput(
+                f"save: a training that ends early may not come there, got patience {self.patience}; give null"
+            )
+
+    @property
+    def name(self) -> str:
+        """What the manifest says of the training."""
+        if len(self.moduli) == 1:
+            return ONE_SUM
+        return BY_BLOCK if self.training == "by_block" else END_TO_END
+
+    @property
+    def kept(self) -> list[int]:
+        return sorted(self.save or [])
+
+    @property
+    def shape(self) -> Shape:
+        outputs = {f"c{k}": modulus for k, modulus in enumerate(self.moduli, 1)}
+        if self.training == "end_to_end":
+            outputs = {name: outputs[name] for name in list(outputs)[-1:]}
+        else:
+            outputs |= {f"b{k}": self.moduli[0] for k in range(1, len(self.moduli))}
+        return Shape(numbers=self.moduli[0], blocks=self.blocks, outputs=outputs)
+
+    @property
+    def stages(self) -> list[tuple[int, list[str]]]:
+        """Of each stage, how many blocks it runs, of which it trains the last (end to end all), and its outputs."""
+        last = len(self.moduli)
+        if self.training == "end_to_end":
+            return [(self.blocks, [f"c{last}"])]
+        return [(k, [f"c{k}"] + ([f"b{k}"] if k < last else [])) for k in range(1, last + 1)]
+
+
+@models.register("modular")
+def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
+    """A small transformer for modular sums of all pairs (a, b), trained when it is first needed.
+
+    With recipe.save it is the series of those checkpoints. Its metrics are the epochs of each stage, and the accuracy
+    and the loss (nats) on the validation rows, by the stage's output; the learning curves lie in curves.json beside
+    them.
+
+    recipe: the model and its training.
+    seed: of the weights, of the split and of the order of the rows.
+    Example: repsim run model=[] +model.mine='{kind: modular, recipe: {moduli: [11, 7], blocks: 2}}' data=modular_pairs
+        data.numbers=11 extract=modsum extract.estimate=full
+    """
+    check_device("recipe.device", recipe.device)
+
+    def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
+        steps = scratch / "steps"
+
+        def keep(model: Modular, epoch: int, scores: Metrics) -> None:
+            place = steps / f"epoch{epoch}"
+            place.mkdir(parents=True, exist_ok=True)
+            saved(model, recipe.shape, place)
+            (place / METRICS).write_text(dumps(scores))
+
+        model, curves = train(recipe, seed, progress, scratch, keep)
+        saved(model, recipe.shape, folder)
+        (folder / CURVES).write_text(dumps(curves))
+        (folder / MISTAKES).write_text(dumps(mistakes(model, recipe, seed)))
+        if recipe.kept:
+            shutil.copytree(steps, folder, dirs_exist_ok=True)
+        return metrics_of(curves, recipe.patience)
+
+    trained = Trained({"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit, lambda: work_of(recipe))
+
+    def make(progress: Progress) -> None:
+        trained.folder(progress)
+
+    def of_place(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
+        """The source of the model, or of a checkpoint of it."""
+        source = modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
+        more_identity = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
+        return replace(
+            source, training=recipe.name, identity=lambda: {**source.identity(), **more_identity, "metrics": metrics()}
+        )
+
+    def checkpoint(epoch: int) -> Source:
+        name = f"epoch{epoch}"
+        return of_place(name, lambda: read_metrics(trained.folder() / name))
+
+    if recipe.kept:
+        checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
+        return Series(checkpoints=checkpoints, local=False, make=make)
+    return of_place("", trained.metrics, make=make, work=trained.missing, short=lambda: short_of(trained.metrics()))
+
+
+def work_of(recipe: ModularRecipe) -> Work:
+    """Of all epochs; each pair of numbers is two tokens."""
+    rows, epochs = round(recipe.train_share * recipe.moduli[0] ** 2), recipe.epochs * len(recipe.stages)
+    return Work(steps=epochs * math.ceil(rows / (recipe.batch_size or rows)), tokens=2 * rows * epochs)
+
+
+def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:
+    """Of each stage, the metrics of the weights that were kept, and after how many epochs."""
+    return {
+        f"{stage}_{name}": looks[column][kept_look(looks, patience)]
+        for stage, looks in curves.items()
+        for name, column in (("accuracy", "validation_accuracy"), ("loss", "validation_loss"), ("epochs", "epoch"))
+    }
+
+
+def kept_look(looks: Columns, patience: int | None) -> int:
+    """The index of the look with the largest validation accuracy, of equal ones with the smallest validation loss; of a
+    training that never ends early, the last.
+
+    >>> looks = {"validation_accuracy": [0.9, 1.0, 1.0, 0.8], "validation_loss": [0.1, 0.3, 0.2, 0.9]}
+    >>> kept_look(looks, 3), kept_look(looks, None)
+    (2, 3)
+    """
+    if patience is None:
+        return len(looks["validation_loss"]) - 1
+    seen = list(zip(looks["validation_accuracy"], map(operator.neg, looks["validation_loss"]), strict=True))
+    return seen.index(max(seen))
+
+
+def short_of(metrics: Metrics) -> Short | None:
+    """How the worst stage falls short of a validation accuracy of 100 %, rounded down.
+
+    >>> short_of({"c1_accuracy": 1.0, "c2_accuracy": 0.9319})
+    Short(mark='93.1 %', why='validation accuracy of c2 is 93.1 %, below 100 %')
+    """
+    worst, stage = min((value, name) for name, value in metrics.items() if name.endswith("_accuracy"))
+    if worst == 1:
+        return None
+    mark = f"{math.floor(1000 * worst) / 10:.1f} %"
+    return Short(mark, f"validation accuracy of {stage.removesuffix('_accuracy')} is {mark}, below 100 %")
+
+
+class Sums(NamedTuple):
+    """All pairs, the targets of each head, and which pairs are trained on and which held out."""
+
+    ab: Int[Tensor, "n 2"]
+    targets: dict[str, Int[Tensor, " n"]]
+    seen: Int[Tensor, " m"]
+    held_out: Int[Tensor, " k"]
+
+
+def sums(recipe: ModularRecipe, seed: int) -> Sums:
+    ab = torch.from_numpy(pairs(recipe.moduli[0]))
+    a, b = ab.unbind(1)
+    targets = {f"c{k}": c for k, c in enumerate(chain(a, b, recipe.moduli), 1)}
+    targets |= {f"b{k}": b for k in range(1, len(recipe.moduli))}
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(ab)))
+    seen, held_out = order.split([split := round(recipe.train_share * len(ab)), len(ab) - split])
+    place = recipe.device
+    return Sums(ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place))
+
+
+def train(
+    recipe: ModularRecipe,
+    seed: int,
+    progress: Progress = quiet,
+    scratch: Path | None = None,
+    keep: Keep = lambda model, epoch, scores: None,
+) -> tuple[Modular, dict[str, Columns]]:
+    """The model, on the CPU, and of each stage its looks: columns of the epoch and of `SCORES`.
+
+    scratch: a folder for the state of every stage, from which a killed training resumes.
+    keep: called with the model at the epochs that the recipe saves, and its scores on the outputs of the stage.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Modular(recipe.shape).to(recipe.device)
+    whole = sums(recipe, seed)
+    curves: dict[str, Columns] = {}
+    before = 0
+    for blocks, names in recipe.stages:
+        part = whole._replace(targets={name: whole.targets[name] for name in names})
+        state = scratch and scratch / f"{names[0]}.safetensors"
+        looks = _stage(model, blocks, part, recipe, seed, progress, state, before, keep)
+        curves[names[0]] = columns(looks)
+        before += recipe.epochs
+    return model.cpu().eval().requires_grad_(False), curves
+
+
+def columns(looks: Sequence[Sequence[float]]) -> Columns:
+    return dict(zip(("epoch", *SCORES), map(list, zip(*looks, strict=True)), strict=True))
+
+
+def _stage(
+    model: Modular,
+    blocks: int,
+    task: Sums,
+    recipe: ModularRecipe,
+    seed: int,
+    progress: Progress,
+    state: Path | None,
+    before: int,
+    keep: Keep,
+) -> list[list[float]]:
+    """Trains one stage in place, after `before` epochs of others; returns the epoch and `SCORES` of every look."""
+    first = 0 if recipe.training == "end_to_end" else blocks - 1
+    parts = [*model.blocks[first:blocks], *(model.heads[name] for name in task.targets)]
+    parameters: list[Tensor] = [weights for part in parts for weights in part.parameters()]
+    if first == 0:
+        parameters += [model.embed.weight, model.position]
+    optimiser = torch.optim.AdamW(
+        parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+    )
+    draw = np.random.default_rng(seed)
+    size = recipe.batch_size or len(task.seen)
+    advance = get_ema_multi_avg_fn(recipe.average)
+    mean = [weights.detach().clone() for weights in parameters]
+    best = [weights.clone() for weights in mean]
+    looks: list[list[float]] = []
+    done = 0
+    if state is not None and state.is_file():
+        restored = restore_state(state, model, optimiser, draw)
+        looks, done = restored["looks"].tolist(), int(restored["done"])
+        for name, held in (("mean", mean), ("best", best)):
+            _replace(held, [restored[f"{name}.{i}"] for i in range(len(held))])
+    with torch.no_grad():  # frozen blocks run once
+        start = model.stream(task.ab, first)
+
+    def stream(rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
+        if first:
+            return model.blocks[first](start[rows])
+        return model.stream(task.ab[rows], blocks)
+
+    @contextlib.contextmanager
+    def averaged() -> Iterator[None]:
+        """The model with averaged weights."""
+        last = [weights.detach().clone() for weights in parameters]
+        _replace(parameters, mean)
+        try:
+            yield
+        finally:
+            _replace(parameters, last)
+
+    @torch.inference_mode()
+    def scores() -> list[float]:
+        both = [_scores(model, stream(rows), task, rows) for rows in (task.seen, task.held_out)]
+        return [value for pair in zip(*both, strict=True) for value in pair]
+
+    def leave() -> None:
+        if state is not None:
+            more = {"looks": torch.tensor(looks, dtype=torch.float64), "done": torch.tensor(done)}
+            more |= {f"{name}.{i}": x for name, held in (("mean", mean), ("best", best)) for i, x in enumerate(held)}
+            save_state(state, model, optimiser, draw, more)
+
+    def kept() -> None:
+        if before + done in recipe.kept:
+            with averaged():
+                keep(model, before + done, dict(zip(SCORES, scores(), strict=True)))
+
+    if before + done == 0:
+        kept()
+    settled = _settled(looks, recipe.patience)
+    left = time.monotonic()
+    name = next(iter(task.targets))
+    for epoch in progress(
+        range(done + 1, 1 + (done if settled else recipe.epochs)), label=f"training {name}", unit="epochs"
+    ):
+        order = task.seen[torch.from_numpy(draw.permutation(len(task.seen))).to(recipe.device)]
+        for rows in order.split(size):
+            x = stream(rows)
+            losses = [nn.functional.cross_entropy(model.read(name, x), y[rows]) for name, y in task.targets.items()]
+            loss = torch.stack(losses).sum() + recipe.penalty * x.square().sum(-1).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            with torch.no_grad():
+                advance(mean, parameters, None)
+        done = epoch
+        if epoch % recipe.check == 0 or epoch == recipe.epochs:
+            with averaged():
+                looks.append([float(epoch), *scores()])
+            if not math.isfinite(looks[-1][1]):
+                got = f"{looks[-1][1]} at epoch {epoch} of {name}"
+                raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
+            if kept_look(columns(looks), recipe.patience) == len(looks) - 1:
+                _replace(best, mean)
+        kept()
+        if _settled(looks, recipe.patience):
+            break
+        if time.monotonic() - left > SAVE_EVERY:
+            leave()
+            left = time.monotonic()
+    _replace(parameters, best)
+    for weights in parameters:
+        weights.requires_grad_(False)
+    leave()
+    return looks
+
+
+@torch.no_grad()
+def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    for weight, other in zip(weights, others, strict=True):
+        weight.copy_(other)
+
+
+@torch.inference_mode()
+def mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list[tuple[int, int]]]:
+    """Of c_k at the end of each stage, [predicted - true mod p, rows] over the validation rows with errors.
+
+    The difference is the representative nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
+    """
+    ab, targets, _, held_out = sums(replace(recipe, device="cpu"), seed)
+    errors = {}
+    for blocks, (name, *_) in recipe.stages:
+        off = model.read(name, model.stream(ab[held_out], blocks)).argmax(-1) - targets[name][held_out]
+        modulus = recipe.shape.outputs[name]
+        off = (off + modulus // 2) % modulus - modulus // 2
+        differences, rows = off[off != 0].unique(return_counts=True)
+        errors[name] = list(zip(differences.tolist(), rows.tolist(), strict=True))
+    return errors
+
+
+def _settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
+    """Whether all of the last looks had every validation row right."""
+    return patience is not None and len(looks) >= patience and all(look[-1] == 1 for look in looks[-patience:])
+
+
+def _scores(model: Modular, stream: Float[Tensor, "m 2 d"], task: Sums, rows: Int[Tensor, " m"]) -> tuple[float, float]:
+    """The cross-entropy in nats, summed over the outputs, and the share of rows on which all of them are right."""
+    logits = {name: model.read(name, stream) for name in task.targets}
+    loss = sum(float(nn.functional.cross_entropy(logits[name], y[rows])) for name, y in task.targets.items())
+    right = [logits[name].argmax(-1) == y[rows] for name, y in task.targets.items()]
+    return loss, float(torch.stack(right).all(0).double().mean())

@@ -1,0 +1,1 @@
+"""Which neurons have a counterpart in other models?"""

@@ -1,0 +1,215 @@
+"""How many neurons of a model have a counterpart in others, beyond what a random rotation of those reaches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from repsim_cli.base.settings import Finite, Medium0
+from repsim_cli.figures.frame import legend_beside, several
+from repsim_cli.figures.lines import PANEL, of_layers, plain
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_jackknife, by_lone
+from repsim_cli.runs.content import COUNTERPARTS, Axis, Curve, Matrix, Table
+
+SHARE, EXCESS = "share of universal neurons", "mean excess correlation"
+MODELS = ["model", "neurons", "constant", "others", "mean correlation", "mean in rotated bases", EXCESS, "universal",
+          "universal in rotated bases"]  # fmt: skip
+PAIRS = ["model", "other", "mean correlation", "mean in rotated bases", EXCESS, "above the threshold"]
+NEURONS = ["model", "layer", "neuron", "excess", "counterparts"]
+PAPER = "Gurnee et al. 2024, section 4.1"
+PUBLISHED = 0.5  # excess above which a neuron is universal
+
+
+@dataclass(frozen=True, kw_only=True)
+class UniversalNeurons:
+    """The share of universal neurons, by model and by layer. The excess of a neuron is its largest correlation with a
+    neuron of another model minus the largest in a rotated basis (mean over rotations), averaged over the other models.
+    As a control, each rotated basis is compared with the other rotated ones in the same way.
+
+    threshold: a neuron is universal if its excess is above this.
+    examples: how many neurons of each model are listed, those of the largest excess.
+    """
+
+    threshold: Finite = 0.5
+    examples: Medium0 = 5
+
+
+class Neurons(NamedTuple):
+    """The neurons of a model that vary: of which layer, their number in it, their excess in each other model, and that
+    of each rotated basis over the other ones."""
+
+    layer: Int[np.ndarray, " n"]
+    number: Int[np.ndarray, " n"]
+    excess: Float[np.ndarray, "others n"]
+    control: Float[np.ndarray, "others rotations n"]
+
+
+def split(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
+    """The correlations of a matrix of counterparts, and those in rotated bases."""
+    return values[4], values[5:]
+
+
+def excess(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
+    """Over the mean of the rotated bases; and that of each of these over the mean of the others."""
+    correlation, rotated = split(values)
+    others = (rotated.sum(0) - rotated) / (len(rotated) - 1)
+    return correlation - rotated.mean(0), rotated - others
+
+
+def neurons_of(matrices: Sequence[np.ndarray]) -> Neurons:
+    """matrices: of one model, with each other model."""
+    each, control = zip(*map(excess, matrices), strict=True)
+    layer, number = matrices[0][:2].astype(int)
+    return Neurons(layer, number, np.stack(each), np.stack(control))
+
+
+def by_layer(model: str, layers: Sequence[str], neurons: Neurons, threshold: float) -> Iterator[tuple[str, Curve]]:
+    mean = neurons.excess.mean(0)
+    at = [i for i in range(len(layers)) if (neurons.layer == i).any()]
+    for quantity, values in ((SHARE, mean > threshold), (EXCESS, mean)):
+        yield (
+            f"{quantity}, {model}",
+            Curve(
+                x=Axis(name="layer"),
+                y=Axis(name=quantity),
+                at=[layers[i] for i in at],
+                lines={"neurons": [float(values[neurons.layer == i].mean()) for i in at]},
+                bounds=[0.0, 1.0] if quantity == SHARE else [None, None],
+                about={"quantity": quantity, "model": model},
+            ),
+        )
+
+
+Excesses = Mapping[str, Mapping[str, Float[np.ndarray, " n"]]]  # of a model's neurons in each other model
+Means = Sequence[tuple[float, Float[np.ndarray, " rotations"]]]  # in the model's own basis and in rotated ones
+
+
+@claim(
+    PAPER,
+    statistic="largest correlation of a neuron with one of another model, minus that in rotated bases: mean",
+    threshold=0.0,
+    on="bases",
+)
+def neurons_match_better_than_rotated_bases(means: Means) -> Weighed:
+    """Neurons of models that differ in their seed correlate more than directions of a randomly rotated basis."""
+    neurons, rotated = np.mean([mean for mean, _ in means]), np.mean([each for _, each in means], axis=0)
+    evidence = by_lone(float(neurons), rotated.tolist(), f"spread over {len(rotated)} rotations")
+    return Weighed(float(neurons - rotated.mean()), evidence)
+
+
+def universal(excesses: Excesses) -> float:
+    """The share of universal neurons, mean over models."""
+    return float(np.mean([(np.mean([*others.values()], axis=0) > PUBLISHED).mean() for others in excesses.values()]))
+
+
+@claim(PAPER, statistic="share of universal neurons: mean over models", threshold=0.01, on="neurons")
+def one_percent_of_neurons_are_universal(excesses: Excesses) -> Weighed | Untestable:
+    """One to five percent of neurons are universal."""
+    if len(excesses) < 3:
+        return Untestable(f"needs three models for a standard error, got {len(excesses)}")
+    left_out = [
+        universal({
+            model: {other: values for other, values in others.items() if other != out}
+            for model, others in excesses.items() if model != out
+        })
+        for out in excesses
+    ]  # fmt: skip
+    value = universal(excesses)
+    return Weighed(value, by_jackknife(value, 0.01, left_out, f"standard error over {len(excesses)} models"))
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """universal-neurons, by-layer-mean_excess_correlation; on demand by-layer-share_of_universal_neurons"""
+    yield "universal-neurons", partial(_excesses, run, run.results.analyses["universal_neurons"]["options"])
+    curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] == EXCESS}
+    yield from of_layers(curves, "universal_neurons", run.seeds)
+
+
+def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
+    """The share of neurons of at least each excess, by model, and dashed that of rotated bases."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.2 * PANEL[0], PANEL[1]))
+    axes = figure.subplots()
+    models = _models(run)
+    for (model, matrices), colour in zip(models.items(), several(len(models)), strict=True):
+        neurons = neurons_of([run.array(matrix.values) for matrix in matrices])
+        for values, style in ((neurons.excess.mean(0), "-"), (neurons.control.mean(0).ravel(), ":")):
+            label = model if style == "-" else None
+            axes.step(np.sort(values), 1 - np.arange(len(values)) / len(values), color=colour, ls=style, label=label)
+    axes.plot([], [], color="0.4", ls=":", label="rotated bases")
+    axes.axvline(options["threshold"], color="0.4", linewidth=0.8)
+    axes.text(options["threshold"], 1.03, " universal", fontsize=7, color="0.4", transform=axes.get_xaxis_transform())
+    axes.set_yscale("log")
+    axes.set_xlabel("excess correlation, mean over the other models", fontsize=8)
+    axes.set_ylabel("share of neurons of at least this", fontsize=8)
+    axes.tick_params(labelsize=7)
+    plain(axes)
+    legend_beside(axes)
+    return figure
+
+
+def _models(run: Finished) -> dict[str, list[Matrix]]:
+    """The matrices of each model."""
+    matrices = run.measured(COUNTERPARTS)
+    names = dict.fromkeys(matrix.rows.model for matrix in matrices)
+    return {name: [matrix for matrix in matrices if matrix.rows.model == name] for name in names}
+
+
+def _examples(matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons: Neurons, count: int) -> list[Any]:
+    mean, layers = neurons.excess.mean(0), matrices[0].about["layers"]
+    rows = []
+    for i in np.argsort(-mean, kind="stable")[:count]:
+        partners = [
+            f"{about['other']} {about['layers of the other'][int(x[2, i])]} {int(x[3, i])} ({x[4, i]:.2f})"
+            for about, x in zip((matrix.about for matrix in matrices), arrays, strict=True)
+        ]
+        layer = layers[neurons.layer[i]]
+        rows.append([matrices[0].rows.model, layer, int(neurons.number[i]), float(mean[i]), ", ".join(partners)])
+    return rows
+
+
+@analysis(studies=("universal_neurons",), unasked=lambda planned: True, figures=figures)
+def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence[Claim]) -> Part:
+    models, pairs, examples, curves = [], [], [], {}
+    of_bases: list[tuple[float, np.ndarray]] = []
+    excesses: dict[str, dict[str, np.ndarray]] = {}
+    for model, matrices in _models(run).items():
+        arrays = [run.array(matrix.values) for matrix in matrices]
+        neurons = neurons_of(arrays)
+        means = np.array([[part.mean() for part in split(x)] for x in arrays])
+        above = neurons.excess.mean(0) > options.threshold
+        controls = neurons.control.mean(0) > options.threshold
+        about = matrices[0].about
+        models.append(
+            [model, about["neurons"], about["constant"], len(matrices), *means.mean(0).tolist(),
+             float(neurons.excess.mean()), float(above.mean()), float(controls.mean())]
+        )  # fmt: skip
+        of_bases += [(float(excess.mean()), rotated.mean(1)) for excess, rotated in map(split, arrays)]
+        excesses[model] = {m.about["other"]: excess for m, excess in zip(matrices, neurons.excess, strict=True)}
+        for matrix, mean, excess in zip(matrices, means, neurons.excess, strict=True):
+            share = float((excess > options.threshold).mean())
+            pairs.append([model, matrix.about["other"], *mean.tolist(), float(excess.mean()), share])
+        examples += _examples(matrices, arrays, neurons, options.examples)
+        curves |= dict(by_layer(model, about["layers"], neurons, options.threshold))
+    return Part(
+        tables={
+            "universal neurons": Table(columns=MODELS, rows=models),
+            "counterparts by pair of models": Table(columns=PAIRS, rows=pairs),
+            "most universal neurons": Table(columns=NEURONS, rows=examples),
+        },
+        curves=curves,
+        claims=[
+            each.verdict("excess correlation", given)
+            for on, given in (("bases", of_bases), ("neurons", excesses))
+            for each in asked(claims, on)
+        ],
+    )

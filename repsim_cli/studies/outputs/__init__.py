@@ -1,0 +1,1 @@
+"""How often do models predict the same?"""

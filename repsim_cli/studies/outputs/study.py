@@ -1,0 +1,222 @@
+"""How far models differ in what they predict on the same rows: classifiers, or language models."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
+from repsim_cli.activations.inputs import check_modality, named, tokenizers
+from repsim_cli.activations.outputs import output_padding, outputs
+from repsim_cli.activations.readings import devices
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import did_you_mean, studies
+from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.labels import Scoring, scoring
+from repsim_cli.engine.bounds import check_memory, other_settings, places, shown, usual_length
+from repsim_cli.engine.cost import Cost, forward_cost, needs
+from repsim_cli.engine.extraction import inputs
+from repsim_cli.engine.rows import prepare, tally
+from repsim_cli.engine.study import Study
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.runs.content import Matrix, Measured, Results, Side, Table
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.outputs.outputs import CARDS, Sums
+
+CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
+LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
+HEADS = {True: "AutoModelForSequenceClassification", False: "AutoModelForCausalLM"}
+
+
+@studies.register("outputs")
+class Outputs(Study):
+    """Compares what models predict, for all pairs of models, and how accurate they are.
+
+    Each model is run once over the same rows. A row of a classifier is an example; a row of a language model is a
+    position, with the next token to predict.
+
+    outputs: which of output_jsd, output_kl, disagreement and accuracy_difference; null: all but output_kl for
+        classifiers, all but accuracy_difference for language models.
+    Example: repsim run study=outputs model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=local_text data.path=FILE
+    """
+
+    fixed_points: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        model: Mapping[str, AnySource],
+        data: Data,
+        extract: Extract,
+        hardware: Hardware,
+        seed: int,
+        outputs: list[str] | None = None,
+    ):
+        if len(model) < 2:
+            raise BadInput(f"model: outputs are compared between models, got {len(model)}; select two or more")
+        for label, source in model.items():
+            if not isinstance(source, Source) or not source.has_head:
+                raise BadInput(f"model.{label}: it has no outputs, got activations or a backbone alone; drop it")
+        self.models = {label: source for label, source in model.items() if isinstance(source, Source)}
+        check_modality(self.models, data)
+        self.classify = any(source.labels for source in self.models.values())
+        self._check_heads()
+        self.outputs = outputs or list(CLASSIFIERS if self.classify else LANGUAGE_MODELS)
+        for name in self.outputs:
+            if name not in CARDS:
+                raise BadInput(
+                    f"options.outputs: no such measure of outputs, got '{name}'; {did_you_mean(name, CARDS)}"
+                )
+        if self.classify and data.running:
+            raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
+        self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
+        self.devices = devices(hardware, list(model))
+        check_memory(sum(self.memory().values()), hardware, other_settings(self.memory(), hardware, self.models))
+        self.tokenizers = tokenizers(self.models, data, extract)
+
+    def _check_heads(self) -> None:
+        """All classifiers of the same labels, or all language models of one vocabulary."""
+        first, *others = self.models
+        for label in others:
+            reference, other = self.models[first], self.models[label]
+            if sorted(reference.labels) != sorted(other.labels):
+                raise BadInput(
+                    f"model.{label}: its labels are not those of '{first}', got {list(other.labels)} for "
+                    f"{list(reference.labels)}; compare classifiers of the same labels (in any order)"
+                )
+            if not self.classify and reference.vocabulary != other.vocabulary:
+                raise BadInput(
+                    f"model.{label}: its vocabulary is not that of '{first}', got {other.vocabulary} for "
+                    f"{reference.vocabulary} tokens; compare language models of one vocabulary"
+                )
+
+    def plan(self) -> dict[str, Any]:
+        length = usual_length(self.models, self.data, self.extract)
+        batches = passes(self.extract.sequences, length, self.hardware)
+        return {
+            "models": shown(self.models, self.hardware, self.devices),
+            "head": HEADS[self.classify],
+            "measures": self.outputs,
+            "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
+            "sequences, at most": self.extract.sequences,
+            "forward passes": batches * len(self.models),
+            **needs({"forward passes": self._costs()}, self.hardware, memory=self.memory(), figures=len(self.outputs)),
+        }
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights in float32, and the outputs of a batch of all models, with copies in float64 of
+        two."""
+        hardware, head = self.hardware, {label: source.vocabulary for label, source in self.models.items()}
+        if self.classify:
+            head = {label: len(source.labels) for label, source in self.models.items()}
+        batch = most_places(places(self.models, self.extract), hardware)
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": sum(4.0 * source.parameters for source in self.models.values()),
+            "output heads": sum(4.0 * head[label] * source.width for label, source in self.models.items()),
+            "forward": 4.0 * 4 * batch * max(source.width for source in self.models.values()),
+            "outputs": 4.0 * batch * (sum(head.values()) + 4 * max(head.values())),
+        }
+
+    def _costs(self) -> Cost:
+        length, count = usual_length(self.models, self.data, self.extract), self.extract.sequences
+        heads = not self.classify
+        return forward_cost(self.models.values(), count, length, self.hardware, vocabularies=heads)
+
+    def run(self, run: Run) -> Results:
+        hardware = self.hardware
+        prepare(run, hardware)
+        with run.stage("data"):
+            sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
+            scored = self._scored(sequences)
+        with run.stage("models"):
+            run.input("models", {label: source.identity() for label, source in self.models.items()})
+            modules = {label: named(label, self._whole, label) for label in self.models}
+        run.save_manifest()
+        sums = Sums(self.outputs)
+        with run.stage("outputs"):
+            count = tally(run, self.models)
+            lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
+            reads = {label: source.segments for label, source in self.models.items()}
+            padding = [output_padding(modules[label], sequences[label], segments=reads[label]) for label in reads]
+            # the same batches for all models, whose rows are paired
+            batches = list(of_similar_length(lengths, hardware, min(padding)))
+            streams = [
+                outputs(modules[label], sequences[label], batches, segments=reads[label], tally=partial(count, label))
+                for label in reads
+            ]
+            for batch, *logits in zip(run.progress(batches, label="outputs", unit="batches"), *streams, strict=True):
+                sums.add(*self._rows(logits, sequences, scored, batch))
+        return self._results(run, sums)
+
+    def _whole(self, label: str) -> nn.Module:
+        return self.models[label].with_head(HEADS[self.classify]).to(self.devices[label])
+
+    def _scored(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
+        """How the answers of each classifier are scored; empty where there is nothing to score them by."""
+        labels = next(iter(sequences.values())).labels
+        if labels is None and self.classify and "accuracy_difference" in self.outputs:
+            raise BadInput(
+                f"data: accuracy_difference needs a label per example, got none in {self.data.source}; use other data, "
+                "or options.outputs=[output_jsd,disagreement]"
+            )
+        if labels is None or not self.classify:
+            return {}
+        return {label: scoring(source.labels, labels.names, f"model.{label}") for label, source in self.models.items()}
+
+    def _rows(
+        self,
+        logits: list[Tensor],
+        sequences: Mapping[str, Sequences],
+        scored: Mapping[str, Scoring],
+        batch: Int[np.ndarray, " b"],
+    ) -> tuple[Float[Tensor, "m n c"], Int[Tensor, "m n"], Int[Tensor, " n"] | None]:
+        """Logits of all models on the rows of a batch, with their answers and what these should be."""
+        rows = next(iter(sequences.values()))
+        if not self.classify:
+            places = slice(1, logits[0].shape[1])
+            predicted = torch.from_numpy(rows.text[batch, places])
+            kept = torch.stack([each[:, :-1][predicted.to(each.device)].cpu() for each in logits])
+            return kept, kept.argmax(-1), torch.from_numpy(rows.ids[batch, places]).long()[predicted]
+        common = next(iter(self.models.values())).labels
+        orders = {label: [source.labels.index(name) for name in common] for label, source in self.models.items()}
+        kept = torch.stack([each.cpu()[:, order] for each, order in zip(logits, orders.values(), strict=True)])
+        if not scored or rows.labels is None:
+            return kept, kept.argmax(-1), None
+        classes = [scored[label].model[order] for label, order in orders.items()]
+        answers = [torch.from_numpy(of)[each.argmax(-1)] for of, each in zip(classes, kept, strict=True)]
+        right = next(iter(scored.values())).data[rows.labels.codes[batch]]
+        return kept, torch.stack(answers), torch.from_numpy(right)
+
+    def _results(self, run: Run, sums: Sums) -> Results:
+        labels = list(self.models)
+        side = Side(model="outputs", layers=labels)
+        measures = []
+        for name in self.outputs:
+            values, se = sums.matrix(name)
+            matrix = Matrix(
+                rows=side,
+                columns=side,
+                values=run.write_array(slug(name, "values"), values.numpy()),
+                se=None if se is None else run.write_array(slug(name, "se"), se.numpy()),
+                n=sums.rows,
+            )
+            estimate = {"kind": "full", "rows": sums.rows, "rows_available": sums.rows, "batches": 1}
+            card = CARDS[name].record()
+            measures.append(
+                Measured(name=name, label=name, settings={}, estimate=estimate, card=card, matrices=[matrix])
+            )
+        accuracy = sums.accuracy()
+        if accuracy is None:
+            return Results(study="outputs", measures=measures)
+        rows = [[label, value] for label, value in zip(labels, accuracy.tolist(), strict=True)]
+        return Results(
+            study="outputs", measures=measures, tables={"accuracy": Table(columns=["model", "accuracy"], rows=rows)}
+        )

@@ -1,0 +1,1 @@
+"""What does a language model learn, checkpoint by checkpoint?"""

@@ -1,0 +1,42 @@
+"""The loss of a pre-training: of every step, and on held-out text at the steps that were kept."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from repsim_cli.figures.lines import gaps
+from repsim_cli.figures.steps import step_panel
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import Curve
+
+TRAINING, HELD_OUT = "training loss", "held-out loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretraining:
+    """The figure of the loss over the steps of a pre-training. There are no settings."""
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """loss"""
+    yield "loss", partial(_losses, run.results.curves[TRAINING], run.results.curves[HELD_OUT])
+
+
+def _losses(training: Curve, held_out: Curve) -> Any:
+    figure, panel = step_panel(range(len(training.at) + 1))
+    # the loss of step s is that of the weights after s steps
+    panel.plot(training.at, gaps(training.lines["loss"]), color="0.7", linewidth=0.7, label="training, one batch")
+    style = {"color": "black", "linewidth": 1.4, "marker": "o", "markersize": 3}
+    panel.plot(held_out.at, gaps(held_out.lines["loss"]), label="held-out text", **style)
+    panel.set_ylim(0)
+    panel.set_ylabel(held_out.y.unit)
+    panel.set_title("next-token loss", loc="left")
+    panel.legend(fontsize=7, frameon=False)
+    return figure
+
+
+@analysis(studies=("pretrain",), unasked=lambda planned: True, figures=figures)
+def pretraining(run: Finished, options: Pretraining, claims: Sequence[Claim]) -> Part:
+    return Part()

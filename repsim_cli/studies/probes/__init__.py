@@ -1,0 +1,1 @@
+"""What can be read from a layer by a linear probe?"""

@@ -1,0 +1,251 @@
+"""What probes tell of each layer: from which layer a target is told best, and whether linearly."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.heatmap import TIGHT, by_block, chosen
+from repsim_cli.figures.layout import available, shortened
+from repsim_cli.figures.lines import of_layers
+from repsim_cli.figures.panels import bar_beside, headline
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
+from repsim_cli.findings.evidence import LEVEL, Evidence, all_of
+from repsim_cli.findings.layers import block_of
+from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
+
+Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
+PERFECT = 0.01  # an error up to here counts as none
+MISSED = 0.1  # from this error on a target counts as not told (published: 0.52 and 0.93)
+COLUMNS = [
+    "model", "target", "probe", "perfect", "nearest", "others as near", "lowest error", "control", "selectivity",
+    "error of the largest class",
+]  # fmt: skip
+SOME = 6  # targets times probes up to which the overview has the curves of each
+PAPER = "Gao et al. 2024, table 4"
+CELL = 0.115, 0.17  # inches
+GAP, SMALLEST, MOST = 0.16, 1.5, 24  # inches; letters of a target's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """The layer from which each target is predicted best, by each probe. There are no settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """lowest: of one probe. mlp: of the MLP that tells classes, where it was fitted. number: whether the error is a
+    share of variance, else of rows. held_out: rows that errors are of. trained: the first model of each training."""
+
+    lowest: Errors
+    mlp: Errors
+    number: bool
+    held_out: int
+    trained: Mapping[str, str]
+
+    def of(self, training: str, errors: Errors | None = None) -> list[tuple[str, float]]:
+        """Of the first model that was trained so, the lowest error of each target in order."""
+        errors = self.lowest if errors is None else errors
+        model = self.trained.get(training)
+        return [(target, value) for (other, target), value in errors.items() if other == model]
+
+    def against(self, error: float, threshold: float, number: bool | None = None) -> Evidence:
+        """An error rate by the binomial distribution; 1 - R², a ratio of mean squares, by the F distribution."""
+        rows = self.held_out
+        if self.number if number is None else number:
+            ratio = error / threshold
+            above, below = scipy.stats.f.sf(ratio, rows, rows), scipy.stats.f.cdf(ratio, rows, rows)
+            return Evidence(float(above), float(below), f"F distribution, {rows} rows held out")
+        wrong = round(error * rows)
+        above, below = (scipy.stats.binom.sf(wrong - 1, rows, threshold), scipy.stats.binom.cdf(wrong, rows, threshold))
+        return Evidence(float(above), float(below), f"binomial distribution, {rows} rows held out")
+
+
+HIGHEST = "highest error over targets of the best layer of Model {}"
+
+
+@claim(PAPER, statistic=HIGHEST.format("L"), threshold=PERFECT, published="below", on="linear", of=(BY_BLOCK,))
+def linear_probes_find_all_sums_in_model_l(errors: Probed) -> Weighed | Untestable:
+    """In Model L a linear probe tells c1, c2 and c perfectly."""
+    return _all_found(errors, BY_BLOCK)
+
+
+@claim(
+    PAPER,
+    statistic="lowest error over layers and targets before the last, Model E",
+    threshold=MISSED,
+    on="linear",
+    of=(END_TO_END,),
+)
+def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
+    """In Model E no layer tells c1 (0.522) or c2 (0.93) linearly, and a 2-layer MLP does."""
+    inner = [value for _, value in errors.of(END_TO_END)[:-1]]
+    if not inner:
+        return Untestable("needs a Model E, trained end to end, and two targets")
+    lowest = min(inner)
+    linear = errors.against(lowest, MISSED)
+    if judged(lowest, MISSED, linear).verdict == FAILS:
+        return Weighed(lowest, linear)
+    by_mlp = errors.of(END_TO_END, errors.mlp)[:-1]
+    if not by_mlp:
+        return Untestable("needs an MLP probe beside it: a model may not know the sums at all")
+    target, worst = max(by_mlp, key=lambda pair: pair[1])
+    told = errors.against(worst, MISSED, number=False)
+    if told.below > LEVEL:
+        return Untestable(f"no MLP tells {target} either (error {worst:.2g}): it may not be known")
+    return Weighed(lowest, all_of([linear, Evidence(told.below, told.above, told.how)], told.how))
+
+
+@claim(
+    PAPER,
+    statistic="error of the last target at the best layer of Model E",
+    threshold=PERFECT,
+    published="below",
+    on="linear",
+    of=(END_TO_END,),
+)
+def linear_probes_find_the_last_sum_in_model_e(errors: Probed) -> Weighed | Untestable:
+    """In Model E a linear probe tells c perfectly."""
+    if not (sums := errors.of(END_TO_END)):
+        return Untestable("needs a Model E, trained end to end")
+    return Weighed(sums[-1][1], errors.against(sums[-1][1], PERFECT))
+
+
+@claim(PAPER, statistic=HIGHEST.format("E"), threshold=PERFECT, published="below", on="mlp", of=(END_TO_END,))
+def mlp_probes_find_all_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
+    """In Model E a 2-layer MLP tells c1, c2 and c perfectly."""
+    return _all_found(errors, END_TO_END)
+
+
+def _all_found(errors: Probed, training: str) -> Weighed | Untestable:
+    if not (sums := errors.of(training)):
+        return Untestable(f"needs a model trained {training} on several sums")
+    worst = max(value for _, value in sums)
+    return Weighed(worst, errors.against(worst, PERFECT))
+
+
+def verdicts(
+    claims: Sequence[Claim], lowest: Mapping[str, Errors], held_out: int, trained: Mapping[str, str]
+) -> list[Verdict]:
+    """Each claim on each probe of its kind (linear, MLP). lowest: by probe. held_out, trained: as of Probed."""
+    mlp = lowest.get("mlp_classification", {})
+    return [
+        each.verdict(
+            probe,
+            Probed(lowest=errors, mlp=mlp, number=probe.endswith("_regression"), held_out=held_out, trained=trained),
+        )
+        for each in claims
+        for probe, errors in lowest.items()
+        if probe.startswith(each.on)
+    ]
+
+
+def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> list[Any]:
+    """Whether the target can be told (up to PERFECT), from which layer, from how many others as well, with which error
+    and control. Of layers that are as near the first residual stream stands for all, as in the paper, or the first.
+    """
+    lowest = float(errors.min())
+    near = np.flatnonzero(errors <= (PERFECT if lowest <= PERFECT else lowest)).tolist()
+    place = next((place for place in near if layers[place].startswith("resid_post")), near[0])
+    return [lowest <= PERFECT, layers[place], len(near) - 1, lowest, float(controls[place])]
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """probes-MODEL; by-layer-TARGET-PROBE"""
+    matrices = run.measured("probes")
+    curves = [curve for curve in run.results.curves.values() if curve.analysis == "probes"]
+    if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
+        yield from of_layers(run.results.curves, "probes", run.seeds)
+    for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
+        yield slug("probes", model), partial(_model, run, [x for x in matrices if x.rows.model == model])
+
+
+def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
+    """Representations along, targets down, a panel per probe, with its control beneath."""
+    from matplotlib.figure import Figure
+
+    layers, targets = matrices[0].rows.layers, matrices[0].columns.layers
+    blocks = [block_of(layer) for layer in layers]
+    width, height = max(CELL[0] * len(layers), SMALLEST), CELL[1] * len(targets)
+    if (limit := available()) is not None:
+        width = min(width, max(limit, 1.0))
+    rows = [(matrix, control) for matrix in matrices for control in (False, True)]
+    tops = [number * (height + GAP) for number in range(len(rows))]
+    total = tops[-1] + height
+    figure = Figure(figsize=(width, total))
+    used: list[Any] = []
+    image: Any = None
+    for (matrix, control), top in zip(rows, tops, strict=True):
+        axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
+        values = run.array(matrix.details["control"] if control else matrix.values).T
+        image = axes.imshow(values, cmap=chosen(small_is_bright=True), vmin=0, vmax=1, aspect="auto")
+        axes.set_yticks(range(len(targets)), [shortened(name, MOST) for name in targets], fontsize=7, parse_math=False)
+        axes.set_xticks([])
+        axes.tick_params(length=2)
+        said = "control" if control else f"{matrix.about['label']}: {matrix.about['error']}"
+        axes.set_title(said, loc="left", fontsize=7, pad=2)
+        for place in range(1, len(blocks)):
+            if blocks[place - 1] != blocks[place]:
+                axes.axvline(place - 0.5, color="white", linewidth=1.5)
+        used.append(axes)
+    names, said = by_block(layers)
+    step = max(1, int(np.ceil(TIGHT * len(layers) / width)))
+    at = range(0, len(layers), step)
+    used[-1].set_xticks(at, [names[i] for i in at], fontsize=6, rotation=90 * (not said), parse_math=False)
+    used[-1].set_xlabel(said, fontsize=7)
+    bar_beside(figure, image, matrices[0].label, extend="max")
+    headline(figure, matrices[0].rows.model, 0.22)
+    return figure
+
+
+def by_layer(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
+    """A curve per target: the accuracies of the probe and of its control, over the layers of the model."""
+    errors, control = run.array(matrix.values), run.array(matrix.details["control"])
+    largest = run.results.about.get("error of the largest class", {})
+    for place, target in enumerate(matrix.columns.layers):
+        bands = {}
+        if "lowest" in matrix.details:
+            low, high = (1 - run.array(matrix.details[end])[:, place] for end in ("highest", "lowest"))
+            of = f"range over {run.results.about['splits']} splits"
+            bands = {"labels": Band(low=low.tolist(), high=high.tolist(), of=of)}
+        yield (
+            f"{target}, {matrix.about['probe']}, {matrix.rows.model}",
+            Curve(
+                x=Axis(name="layer"),
+                y=Axis(name=f"accuracy of {matrix.about['label']}: {target}"),
+                at=matrix.rows.layers,
+                lines={"labels": (1 - errors[:, place]).tolist(), "control": (1 - control[:, place]).tolist()},
+                bands=bands,
+                about={
+                    "quantity": f"{target} {matrix.about['probe']}",
+                    "model": matrix.rows.model,
+                    **({"levels": {"largest class": 1 - largest[target]}} if target in largest else {}),
+                },
+            ),
+        )
+
+
+@analysis(studies=("probes",), unasked=lambda planned: True, figures=figures)
+def probes(run: Finished, options: Probes, claims: Sequence[Claim]) -> Part:
+    """How well each layer tells each target, and the layer that tells it best."""
+    rows: list[list[Any]] = []
+    curves: dict[str, Curve] = {}
+    lowest: dict[str, dict[tuple[str, str], float]] = {}
+    largest = run.results.about.get("error of the largest class", {})
+    for matrix in run.measured("probes"):
+        number = matrix.about["error"] != "1 - accuracy"
+        curves |= {} if number else dict(by_layer(run, matrix))
+        probe, errors, control = matrix.about["probe"], run.array(matrix.values), run.array(matrix.details["control"])
+        for target, by_place, of_control in zip(matrix.columns.layers, errors.T, control.T, strict=True):
+            best = nearest(matrix.rows.layers, by_place, of_control)
+            error, given = best[-2:]
+            guess = None if number else largest.get(target)
+            rows.append([matrix.rows.model, target, probe, *best, given - error, guess])
+            lowest.setdefault(probe, {})[matrix.rows.model, target] = error
+    tested = verdicts(claims, lowest, run.results.about["rows held out"], run.trained)
+    return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, curves=curves, claims=tested)

@@ -1,0 +1,1 @@
+"""How similar are the layers of models?"""

@@ -1,0 +1,274 @@
+"""How far each layer of a convolutional network is from the one before, under the feature maps of one image (Gao et al.
+2024, figures 7 and 18)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import combinations, groupby
+from textwrap import fill
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.figures.frame import COLOURS, cycled
+from repsim_cli.figures.heatmap import TIGHT
+from repsim_cli.figures.layout import available, shortened
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_chance, by_depths
+from repsim_cli.findings.layers import block_of, in_order, point_of
+from repsim_cli.findings.partitions import FEWEST, Square, segments, spectral
+from repsim_cli.runs.content import FEATURE_MAPS, Matrix
+
+MEASURE = "gromov_wasserstein"  # the only measure under which the publication divides the network
+FAMILY = "resnet9"
+# where the publication sees changes: 2.ReLU, 4.Conv2d, 4.ReLU, 7.Conv2d
+PUBLISHED = ("relu@2", "conv@4", "relu@4", "conv@7")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureMaps:
+    """A strip of feature maps of one image, over the distance of every layer from the one before.
+
+    label: the class of the image, which is the first of its class; null: the first class.
+    """
+
+    label: str | None = None
+
+    def check(self, planned: Planned) -> None:
+        depths = {model: len(about.layers) for model, about in planned.models.items()}
+        model = min(depths, key=lambda model: depths[model])
+        if depths[model] < FEWEST:
+            raise BadInput(f"{FEWEST} layers of a model are needed, got {depths[model]} of '{model}'; read more")
+
+
+# ---- claims ----
+
+
+@dataclass(frozen=True)
+class Network:
+    """The layers of a ResNet9, in the order of the network, and their distances."""
+
+    names: Sequence[str]
+    values: Square
+
+    @property
+    def steps(self) -> Float[np.ndarray, " steps"]:
+        """From each layer to the next."""
+        return ((self.values + self.values.T) / 2).diagonal(1)
+
+    @cached_property
+    def clusters(self) -> int:
+        return spectral(self.values, False, count=None).count
+
+
+NEEDS = "needs distances under gromov_wasserstein of a"
+GRADIENT = "the clusters cannot be distinguished from a smooth gradient"
+
+
+@claim("Gao et al. 2024, section 5.4, figure 18", statistic="spectral clusters of the trained ResNet9", threshold=3.0)
+def trained_resnet_has_three_or_four_sub_networks(trained: Network | None, random: Network | None) -> Fact | Untestable:
+    """GW distance shows clear division of 3 or 4 subnetworks."""
+    if trained is None:
+        return Untestable(f"{NEEDS} trained ResNet9")
+    if trained.clusters == 1:
+        return Fact(1.0, UNCLEAR, GRADIENT)
+    return Fact(float(trained.clusters), HOLDS if trained.clusters in (3, 4) else FAILS)
+
+
+@claim(
+    "Gao et al. 2024, appendix N, figure 18",
+    statistic="spectral clusters of the random ResNet9",
+    threshold=1.0,
+    published="below",
+)
+def random_resnet_has_no_sub_networks(trained: Network | None, random: Network | None) -> Fact | Untestable:
+    """Models that are not trained generally do not show clear sub-network structures."""
+    if trained is None or random is None:
+        return Untestable(f"{NEEDS} trained and a random ResNet9")
+    if random.clusters > 1:
+        return Fact(float(random.clusters), FAILS, "more than one cluster is found in about 5 % of gradients and noise")
+    why = f"by the same rule the trained model has {'none either' if trained.clusters == 1 else trained.clusters}"
+    return Fact(1.0, UNCLEAR if trained.clusters == 1 else HOLDS, why)
+
+
+@claim(
+    "Gao et al. 2024, appendix N, figure 18",
+    statistic="mean distance of a layer from the one before: trained minus random ResNet9",
+    threshold=0.0,
+)
+def training_separates_the_layers(trained: Network | None, random: Network | None) -> Weighed | Untestable:
+    """The trained models show differences across layers."""
+    if trained is None or random is None or trained.names != random.names:
+        return Untestable(f"{NEEDS} trained and a random ResNet9, read at the same layers")
+    differences = trained.steps - random.steps
+    return Weighed(float(differences.mean()), by_depths(differences, 0.0))
+
+
+@claim(
+    "Gao et al. 2024, section 5.4, figure 7",
+    statistic="mean rank, from 0 to 1, of the distances into 2.ReLU, 4.Conv2d, 4.ReLU and 7.Conv2d among all steps",
+    threshold=0.75,
+)
+def trained_resnet_changes_at_the_published_layers(
+    trained: Network | None, random: Network | None
+) -> Weighed | Untestable:
+    """2.ReLU introduces the first notable differences, shapes blur at 4.Conv2d and are nearly absent at 4.ReLU, and
+    7.Conv2d shows significant changes."""
+    if trained is None or not set(PUBLISHED) <= set(trained.names[1:]):
+        return Untestable(f"{NEEDS} trained ResNet9, read at {', '.join(PUBLISHED)}")
+    ranks = trained.steps.argsort(kind="stable").argsort() / (len(trained.steps) - 1)
+    at = [trained.names.index(name) - 1 for name in PUBLISHED]
+    value = float(ranks[at].mean())
+    chosen = np.array(list(combinations(range(len(ranks)), len(at))))
+    return Weighed(value, by_chance(value, ranks[chosen].mean(1), f"{len(chosen):,} choices of {len(at)} steps"))
+
+
+def network(run: Finished, layers: LayerMap, trained: bool) -> Network | None:
+    """The first ResNet9 with trained, or with random, weights."""
+    for model, place in layers.places.items():
+        if run.models[model].family == FAMILY and run.models[model].trained == trained:
+            names = layers.names[place]
+            order = in_order(names)
+            if len(names) >= FEWEST:
+                return Network([names[i] for i in order], layers.values[place, place][np.ix_(order, order)])
+    return None
+
+
+# ---- figures ----
+
+# inches; a ResNet9 fits on a page
+CELL, ROW = 0.19, 0.12  # side of a feature map, and at least the height of a row of them
+MOST = 20  # characters of a model's name
+PANEL, GAP, LEFT = 0.5, 0.15, 1.2  # height of a panel of distances, space between panels, room for names
+NAMES = 0.6  # room for the names of layers
+BARS = 0.8  # of the step between two layers
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """feature-maps: of all models"""
+    if kept := run.measured(FEATURE_MAPS):
+        yield "feature-maps", partial(_strip, run, kept)
+
+
+def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
+    """A row of maps per model; below, per measure, the distance of every layer from the one before."""
+    from matplotlib.figure import Figure
+
+    order = in_order(kept[0].columns.layers)
+    names = [kept[0].columns.layers[i] for i in order]
+    same = [matrix for matrix in kept if sorted(matrix.columns.layers) == sorted(names)]
+    label = run.results.analyses["feature_maps"]["options"]["label"]
+    image = 0 if label is None else kept[0].rows.layers.index(label)
+    limit, maps = available(), len(run.maps)
+    cell = CELL if limit is None else min(CELL, (limit - LEFT) / (len(names) + 1))
+    wide = (len(names) + 1) * cell
+    width, row_height = LEFT + wide, max(cell, ROW)
+    height = len(same) * row_height + NAMES + maps * (PANEL + GAP)
+    figure = Figure(figsize=(width, height))
+
+    def placed(bottom: float, high: float, left: float = LEFT, across: float = wide) -> Any:
+        return figure.add_axes((left / width, bottom / height, across / width, high / height))
+
+    blocks = [len(list(group)) for _, group in groupby(names, key=block_of)]
+    ends = np.cumsum(blocks)[:-1]
+    several = len(blocks) > 1 and None not in map(block_of, names)
+    shown = ["image", *(f"{block_of(name)}.{point_of(name)}" if several else name for name in names)]
+    colours = dict(zip((matrix.columns.model for matrix in same), cycled(COLOURS, len(same)), strict=True))
+    for row, matrix in enumerate(same):
+        bottom = height - (row + 1) * row_height
+        pixels = run.array(matrix.details["images"])[image]
+        planes = [pixels, *(_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
+        for column, plane in enumerate(planes):
+            axes = placed(bottom + 0.005, row_height - 0.01, LEFT + column * cell + 0.005, cell - 0.01)
+            axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray")
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+            if column == 0:
+                axes.set_ylabel(shortened(matrix.columns.model, MOST), rotation=0, ha="right", va="center", fontsize=7,
+                                color=colours[matrix.columns.model], parse_math=False)  # fmt: skip
+    top = height - len(same) * row_height
+    below = placed(top, row_height)
+    below.set(frame_on=False, yticks=[], xlim=(-1.5, len(names) - 0.5))
+    step = max(1, int(np.ceil(TIGHT / cell)))
+    at = np.arange(-1, len(names))[::step]
+    below.set_xticks(at, shown[::step], rotation=90, fontsize=7, parse_math=False)
+    below.tick_params(length=0, pad=2)
+    panels = [placed(top - NAMES - (i + 1) * (PANEL + GAP) + GAP, PANEL) for i in range(maps)]
+    for panel, layers in zip(panels, run.maps.values(), strict=True):
+        _distances(panel, layers, names, colours)
+        for end in ends if several else ():
+            panel.axvline(end - 0.5, color="0.8", linewidth=0.8, zorder=0)
+    rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
+    what = f"First image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
+    bars = f"Bars: how far a layer is from the one before ({rows:,} images); triangles: where a segment begins"
+    at = {"x": LEFT / width, "y": 1 + 0.06 / height, "ha": "left", "va": "bottom"}
+    figure.suptitle(f"{what}\n{bars}", **at, fontsize=8, parse_math=False)
+    return figure
+
+
+def _planes(values: Float[np.ndarray, " cells"], matrix: Matrix) -> dict[str, Float[np.ndarray, "h w"]]:
+    """The map of every layer of one image."""
+    shapes = matrix.about["shapes"]
+    parts = np.split(values, np.cumsum([height * wide for height, wide in shapes])[:-1])
+    return {name: part.reshape(shape) for name, part, shape in zip(matrix.columns.layers, parts, shapes, strict=True)}
+
+
+def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapping[str, str]) -> None:
+    """Bars between the layers that they are of, a colour per model."""
+    from matplotlib.transforms import ScaledTranslation
+
+    thick, larger_is_closer = BARS / len(colours), layers.measure.larger_is_closer
+    squares = [_ordered(layers, model, names) for model in colours]
+    most = layers.measure.card["bounds"][1]
+    most = float(np.nanmax(layers.values)) if most is None else float(most)
+    steps = [most - square.diagonal(1) if larger_is_closer else square.diagonal(1) for square in squares]
+    highest = max(float(line.max()) for line in steps)
+    power = int(np.floor(np.log10(highest))) if 0 < highest < 0.01 else 0
+    for number, (square, line, colour) in enumerate(zip(squares, steps, colours.values(), strict=True)):
+        left = np.arange(len(line)) + 0.5 + (number - (len(colours) - 1) / 2) * thick
+        panel.bar(left, line / 10.0**power, width=thick, color=colour)
+        begun = np.flatnonzero(np.diff(segments(square, larger_is_closer, count=None).labels))
+        panel.plot(begun + 0.5, np.full(len(begun), 1.0 + 0.1 * number), "v", color=colour, markersize=4,
+                   transform=panel.get_xaxis_transform(), clip_on=False, zorder=3)  # fmt: skip
+    panel.set_xlim(-1.5, len(names) - 0.5)
+    panel.set_ylim(0, None)
+    panel.set_xticks([])
+    panel.locator_params(axis="y", nbins=3)
+    panel.tick_params(axis="y", labelsize=6, length=2)
+    panel.spines[["top", "right"]].set_visible(False)
+    label = layers.measure.card["label"]
+    said = f"{most:.3g} − {label}" if larger_is_closer else label
+    said = fill(f"{said}, 1e{power}" if power else said, 18)
+    panel.set_ylabel(said, fontsize=7, rotation=0, ha="right", va="center", parse_math=False)
+    # the same place whatever the ticks and the width
+    beside = ScaledTranslation(-0.32, 0, panel.figure.dpi_scale_trans)
+    panel.yaxis.set_label_coords(0, 0.5, transform=panel.transAxes + beside)
+
+
+def _ordered(layers: LayerMap, model: str, names: Sequence[str]) -> Square:
+    """The values among these layers of a model, both directions averaged."""
+    place = layers.places[model]
+    at = [layers.names[place].index(name) for name in names]
+    values = layers.values[place, place][np.ix_(at, at)]
+    return (values + values.T) / 2
+
+
+@analysis(studies=("similarity",), figures=figures, within=True, needs="feature_maps")
+def feature_maps(run: Finished, options: FeatureMaps, claims: Sequence[Claim]) -> Part:
+    kept = run.measured(FEATURE_MAPS)
+    if not kept:
+        raise BadInput("the run has no feature maps, got none; run it again with analyses.feature_maps={}")
+    classes = kept[0].rows.layers
+    if options.label is not None and options.label not in classes:
+        raise BadInput(f"label: no image of this class, got '{options.label}'; {did_you_mean(options.label, classes)}")
+    verdicts = []
+    for label, layers in run.maps.items():
+        if layers.measure.name == MEASURE:
+            both = [network(run, layers, trained) for trained in (True, False)]
+            verdicts += [each.verdict(label, *both) for each in claims]
+    absent = f"{NEEDS} ResNet9"
+    return Part(claims=verdicts or [each.untestable(MEASURE, absent) for each in claims])

@@ -1,0 +1,122 @@
+"""Which cells of a map rest on a few features or rows: the map under each remedy, side by side."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.base.settings import From0, Positive
+from repsim_cli.figures.heatmap import TICK, bar_label, by_block, colour_range, colours
+from repsim_cli.figures.panels import bar_beside, edges, headline, name_panels, panels
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import Matrix, Side, Table
+
+NONE = "none"  # the rows as models give them
+COLUMNS = ["measure", "remedy", "cells", "cells that change", "share", "largest change", "row", "column"]
+CELLS = "cells that change most"
+SIDE, SMALLEST = 2.0, 0.8  # inches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robustness:
+    """The map of every measure under each remedy (`extract.skip`, `normalise`, `drop_features`): which cells change.
+
+    change: a cell changes where its value differs by more than this from that of the rows as they are.
+    most: how many cells, those of the largest changes, the table has of each measure.
+    """
+
+    change: From0 = 0.1
+    most: Positive = 50
+
+
+def maps_of(run: Finished) -> dict[str, dict[str, LayerMap]]:
+    """By measure and remedy; only measures that have a map with and without a remedy."""
+    whole = run.results.under_remedies()
+    maps = {label: {name: run.map_of(m) for name, m in by_remedy.items()} for label, by_remedy in whole.items()}
+    return {label: by_remedy for label, by_remedy in maps.items() if NONE in by_remedy and len(by_remedy) > 1}
+
+
+def changes(maps: Mapping[str, LayerMap]) -> dict[str, np.ndarray]:
+    """By remedy, how far every cell is from that without one; cells on the diagonal, and those that mirror others of a
+    symmetric measure, are NaN."""
+    base = maps[NONE]
+    seen = np.triu(np.ones_like(base.values, dtype=bool), 1)
+    if not base.measure.card["symmetric"]:
+        seen |= seen.T
+    return {name: np.where(seen, layers.values - base.values, np.nan) for name, layers in maps.items() if name != NONE}
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """robustness-MEASURE: a panel per remedy; cells that change are marked."""
+    change = run.results.analyses["robustness"]["options"]["change"]
+    for label, maps in maps_of(run).items():
+        yield slug("robustness", label), partial(_figure, label, maps, change)
+
+
+def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
+    base = maps[NONE]
+    card, names = base.measure.card, base.names
+    joined = np.concatenate([layers.values[np.isfinite(layers.values)] for layers in maps.values()])
+    low, high = colour_range(joined, card, "values")
+    figure, axes = panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.15, 0.28), least=SMALLEST)
+    side = axes[0].get_window_extent().width / figure.dpi
+    shown, said = by_block(names)
+    step = max(1, int(np.ceil(TICK * len(names) / side)))
+    at = range(0, len(names), step)
+    image: Any = None
+    for axis, (first, lowest), layers in zip(axes, edges(axes), maps.values(), strict=True):
+        image = axis.imshow(layers.values, cmap=colours(card, "values"), vmin=low, vmax=high)
+        i, j = (np.abs(layers.values - base.values) > change).nonzero()
+        size = (72 * 0.5 * side / len(names)) ** 2
+        axis.scatter(j, i, marker="s", s=size, facecolors="none", edgecolors="red", linewidths=0.5)
+        for end in [place.start for place in base.places.values()][1:]:
+            axis.axhline(end - 0.5, color="white", linewidth=0.8)
+            axis.axvline(end - 0.5, color="white", linewidth=0.8)
+        axis.set_yticks(at, [shown[i] for i in at] if first else [], fontsize=5, parse_math=False)
+        axis.set_xticks(at, [shown[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
+        axis.tick_params(length=1.5)
+    name_panels(axes, list(maps))
+    bar_beside(figure, image, bar_label(card))
+    where = f", {said}" if said else ""
+    headline(figure, f"{label}{where}; marked: more than {change:g} from that of the rows as they are", 0.3)
+    return figure
+
+
+@analysis(studies=("similarity",), figures=figures, within=True, needs="robustness")
+def robustness(run: Finished, options: Robustness, claims: Sequence[Claim]) -> Part:
+    rows, cells, matrices = [], [], {}
+    whole = maps_of(run)
+    if not whole:
+        raise BadInput("the run has no maps under remedies, got none; run it again with analyses.robustness={}")
+    remedies = list(dict.fromkeys(name for maps in whole.values() for name in maps))
+    for label, maps in whole.items():
+        base, changed = maps[NONE], changes(maps)
+        names = [f"{model} {name}" for model, place in base.places.items() for name in base.names[place]]
+        for name, change in changed.items():
+            size = np.abs(change)
+            known, many = int(np.isfinite(size).sum()), int((size > options.change).sum())
+            a, b = np.unravel_index(np.nanargmax(size), size.shape) if known else (0, 0)
+            largest = float(change[a, b]) if known else None
+            rows.append([label, name, known, many, many / known if known else None, largest, names[a], names[b]])
+        largest = np.nanmax([np.nan_to_num(np.abs(change), nan=-1.0) for change in changed.values()], axis=0)
+        for place in np.argsort(-largest, axis=None, kind="stable")[: options.most].tolist():
+            a, b = divmod(place, len(names))
+            if largest[a, b] > options.change:
+                values = [float(maps[name].values[a, b]) if name in maps else None for name in remedies]
+                cells.append([label, names[a], names[b], *values])
+        count = sum((np.nan_to_num(np.abs(maps[name].values - base.values)) > options.change) for name in changed)
+        side = Side(model="layers", layers=names)
+        matrices[f"remedies that change a cell, {label}"] = (
+            np.asarray(count, float),
+            Matrix(rows=side, columns=side, label="remedies that change a cell", bounds=[0.0, float(len(changed))]),
+        )
+    tables = {
+        "robustness": Table(columns=COLUMNS, rows=rows),
+        CELLS: Table(columns=["measure", "row", "column", *remedies], rows=cells),
+    }
+    return Part(tables=tables, matrices=matrices)

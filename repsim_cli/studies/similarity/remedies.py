@@ -1,0 +1,92 @@
+"""The map of a run under each remedy, for the analysis `robustness`: the same models, other rows or scales."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from repsim_cli.activations.remedies import skipping
+from repsim_cli.activations.rows import total_rows
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import free
+from repsim_cli.base.settings import Extract, Significance
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine.checks import check_measure, check_rows
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.matrices import matrices_of
+from repsim_cli.engine.record import measure_record
+from repsim_cli.engine.without_value import NoValue
+from repsim_cli.measures import Measure
+from repsim_cli.runs.content import REMEDY, Matrix
+from repsim_cli.runs.results import Run
+
+NONE = {"skip": 0, "skip_tokens": [], "drop_features": 1.0, "normalise": "none"}
+REMEDIES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "skip 4": {"skip": 4},
+    "features": {"normalise": "features"},
+    "rows": {"normalise": "rows"},
+    "skip 4, features": {"skip": 4, "normalise": "features"},
+    "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
+}
+NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps
+
+
+def under_remedies(run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
+    """The matrices of every measure under each remedy that the rows have. What a remedy cannot be applied to is left
+    out, with a warning; only models of sequences have places to skip.
+
+    The activations come from the cache; without one, the models run again for each remedy.
+    """
+    noted = {key: run.manifest.get(key) for key in NOTED}
+    matrices: dict[str, Matrix] = {}
+    for name, settings in REMEDIES.items():
+        if "skip" in settings and not sequences:
+            continue
+        extract = replace(comparison.extract, **{**NONE, **settings})
+        try:
+            made = _under(run, comparison, name, extract, sequences)
+        except (BadInput, NoValue) as error:
+            run.warn(f"robustness: the remedy '{name}' is left out ({error})")
+            continue
+        matrices |= made
+    run.manifest.update(noted)
+    return matrices
+
+
+def _under(
+    run: Run, comparison: Comparison, name: str, extract: Extract, sequences: Mapping[str, Sequences]
+) -> dict[str, Matrix]:
+    """The matrices of one remedy. Raises BadInput where it does not suit the rows, or no measure of the run."""
+    raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
+    given = skipping(raw, comparison.tokenizers, extract)
+    total = total_rows(comparison.readings, given, extract)
+    treated = replace(comparison, extract=extract, total=total, significance=Significance())
+    treated = replace(treated, measures=_suitable(run, comparison, name, extract, total)).clustered(run, given)
+    made, _ = matrices_of(run, treated, given, identities=run.manifest["models"])
+    matrices = {}
+    for label, matrix in made.items():
+        about = {"kind": REMEDY, "measure": label.removesuffix(f", {name}"), "remedy": name}
+        for part in measure_record(run, treated, label, matrix).matrices:
+            matrices[free(f"{label}, {part.rows.model}, {part.columns.model}", matrices)] = replace(part, about=about)
+    return matrices
+
+
+def _suitable(run: Run, comparison: Comparison, name: str, extract: Extract, total: int) -> dict[str, Measure]:
+    """The measures that the remedy leaves enough to, by the names of their matrices."""
+    at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
+    kept, problems = {}, []
+    for label, bound in comparison.measures.items():
+        try:
+            check_measure(bound, comparison.layers, extract, labelled=True)
+            check_rows(bound, comparison.layers, at_a_time)
+            if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
+                raise BadInput(f"extract.batch_rows: too few rows are left, got {total}; lower it")
+        except BadInput as error:
+            problems.append(error)
+            continue
+        kept[f"{label}, {name}"] = bound
+    if not kept:
+        raise problems[0]
+    for problem in problems:
+        run.warn(f"robustness: under the remedy '{name}' a measure is left out ({problem})")
+    return kept

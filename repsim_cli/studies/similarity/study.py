@@ -1,0 +1,137 @@
+"""Similarity of every layer of every model with every layer of every model."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Unpack
+
+from repsim_cli.base.registry import studies
+from repsim_cli.base.settings import ALL_REMEDIES, Group, Significance
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import shown
+from repsim_cli.engine.checks import check_groups, check_within
+from repsim_cli.engine.comparison import Comparison, comparison_of
+from repsim_cli.engine.cost import needs
+from repsim_cli.engine.grouped import chosen, listed, of_groups
+from repsim_cli.engine.matrices import matrices_of, records
+from repsim_cli.engine.pair_units import PairWorker, permutings, solvings
+from repsim_cli.engine.permutations import blocks_of
+from repsim_cli.engine.recording import recordings
+from repsim_cli.engine.rows import prepare
+from repsim_cli.engine.solved import solved
+from repsim_cli.engine.study import OfMeasures, Study
+from repsim_cli.engine.unit import Kinds, Phase
+from repsim_cli.runs.content import Results
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.similarity.images import check_feature_maps, kept_maps
+from repsim_cli.studies.similarity.remedies import REMEDIES, under_remedies
+
+log = logging.getLogger("repsim")
+
+
+@studies.register("similarity")
+class Similarity(Study):
+    """Compares all layers of all models under one or several measures.
+
+    within: compare only layers of the same model, and all layers with those of `targets`.
+    targets: the label of known functions of the input (kind: modular_targets or precomputed); null: none.
+    robustness: measure the map under each remedy too; the analysis of that name sets it.
+    feature_maps: keep the feature maps of an image of each class; the analysis of that name sets it.
+    Example: repsim run study=similarity model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=local_text data.path=FILE
+    """
+
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_block: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        significance: Significance,
+        groups: Mapping[str, Group] | None = None,
+        base: str | None = None,
+        within: bool = False,
+        targets: str | None = None,
+        robustness: bool = False,
+        feature_maps: bool = False,
+        **given: Unpack[OfMeasures],
+    ):
+        self.groups, self.base = groups or {}, base
+        self.robustness, self.feature_maps = robustness, feature_maps
+        models = given["model"]
+        given["model"] = of_groups(models, listed(self.groups))
+        self.comparison = comparison_of(given, significance, among=models, within=within, targets=targets)
+        self.readings, self.measures = self.comparison.readings, self.comparison.measures
+        self.skipped = self.comparison.skipped
+        check_groups(self.groups, self.comparison.models, self.readings)
+        if feature_maps:
+            check_feature_maps(self.readings)
+        if within:
+            check_within({"groups": self.groups, "significance": significance.method != "none"})
+        footprint.check_fits(self.comparison)
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, pairs, forward passes, memory in GB."""
+        compared = self.comparison
+        costs = footprint.costs(compared, compared.pairs)
+        if self.robustness:
+            costs["similarity"] = len(REMEDIES) * costs["similarity"]
+        by_block = footprint.by_block(compared)
+        return {
+            "models": shown(compared.models, compared.hardware, compared.devices),
+            **({"by block": by_block} if by_block else {}),
+            "layers": len(compared.layers),
+            "pairs of layers": compared.pairs,
+            **({"groups": dict(self.groups)} if self.groups else {}),
+            "measures": list(compared.measures),
+            **({"remedies": list(REMEDIES)} if self.robustness else {}),
+            "estimate": compared.extract.estimate,
+            **footprint.rows_and_passes(compared),
+            **needs(
+                costs,
+                compared.hardware,
+                memory=footprint.memory_of(compared, footprint.rows_at_once(compared)),
+                disk=footprint.disk(compared),
+                activations=footprint.stored(compared),
+                figures=len(compared.measures),
+            ),
+        }
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.comparison.hardware)
+        comparison = self.chosen(run)
+        with run.stage("data"):
+            sequences = comparison.sequences(run)
+            comparison = comparison.paired(run, sequences).counted(run, sequences).clustered(run, sequences)
+        comparison = footprint.in_memory(comparison)
+        matrices, of_layers = matrices_of(run, comparison, sequences, blocks=blocks_of(comparison))
+        further = {}
+        if self.robustness:
+            with run.stage("remedies"):
+                further |= under_remedies(run, comparison, sequences)
+        if self.feature_maps:
+            with run.stage("feature maps"):
+                further |= kept_maps(run, comparison, sequences)
+        with run.stage("results"):
+            measures, tables = records(run, comparison, matrices)
+            tables |= solved(run, comparison.names, comparison.measures, matrices) | of_layers
+            return Results(study="similarity", measures=measures, tables=tables, matrices=further)
+
+    def units(self, run: Run) -> Iterator[Phase]:
+        comparison = self.chosen(run)
+        if not footprint.stays_in_cache(comparison):
+            log.warning("cache: it does not hold the activations of all models, which are left to the run itself")
+            return
+        yield from recordings(comparison)
+        yield "pairs", solvings(comparison)
+        yield "permutations", permutings(comparison)
+
+    def worker(self) -> Kinds:
+        return PairWorker(self.chosen).kinds
+
+    def chosen(self, run: Run) -> Comparison:
+        """With groups: of their models alone, some chosen by the metrics that they were saved with."""
+        if not self.groups:
+            return self.comparison
+        with run.stage("groups"):
+            members = chosen(run, self.groups, self.comparison.models)
+            return self.comparison.of([label for group in members.values() for label in group])

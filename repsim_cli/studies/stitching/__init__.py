@@ -1,0 +1,1 @@
+"""Can the rest of one model go on from the first blocks of another?"""

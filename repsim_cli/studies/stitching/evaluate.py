@@ -1,0 +1,293 @@
+"""The performance that stitched models lose: a head runs once per batch, its tails on the streams of that pass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.data.base import Sequences
+from repsim_cli.data.labels import scoring
+from repsim_cli.runs.cache import Entry
+from repsim_cli.runs.results import Progress, quiet
+from repsim_cli.studies.stitching.models import (
+    Auto,
+    Inputs,
+    Layer,
+    Whole,
+    inputs_of,
+    layer_name,
+    output_names,
+    shuffled,
+)
+
+HeadKind = Literal["model", "random", "shuffled"]
+SCORES = ("loss", "correct", "kl", "differs")
+
+
+class Head(NamedTuple):
+    """A model as a head: as it is, with its weights shuffled, or with the rows of every batch shuffled."""
+
+    model: str
+    kind: HeadKind = "model"
+
+    def __str__(self) -> str:
+        return {
+            "model": self.model,
+            "random": f"{self.model} (random weights)",
+            "shuffled": f"{self.model} (rows shuffled)",
+        }[self.kind]
+
+
+class Stitch(NamedTuple):
+    """Blocks 0..at of the head before blocks into+1..last of the tail."""
+
+    head: Head
+    tail: str
+    at: Layer
+    into: Layer
+
+    def __str__(self) -> str:
+        place = layer_name(self.at) if self.at == self.into else f"{layer_name(self.at)} into {layer_name(self.into)}"
+        return f"{self.head} -> {self.tail}, {place}"
+
+
+class Predicted(NamedTuple):
+    """Of every prediction: log-probabilities, the answer given, the right answer, and its sequence in the batch."""
+
+    log_p: Float[Tensor, "p c"]
+    answer: Int[Tensor, " p"]
+    right: Int[Tensor, " p"]
+    sequence: Int[Tensor, " p"]
+
+
+@dataclass(frozen=True)
+class PredictionTask:
+    """What models predict: the next token, or the class of a sequence.
+
+    outputs, labels: of classifiers, the class that each output and each label of the data stands for. Where several
+    outputs stand for the same class their probabilities are added; the answer is the class of the most probable output.
+    """
+
+    auto: Auto
+    outputs: tuple[int, ...] = ()
+    labels: tuple[int, ...] = ()
+
+    def predicted(self, logits: Tensor, inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Predicted:
+        log_p = logits.float().log_softmax(-1)
+        device = log_p.device
+        if not self.outputs:
+            inside = inputs.mask[:, 1:].to(device)
+            log_p = log_p[:, :-1][inside]
+            right = inputs.ids[:, 1:].to(device)[inside]
+            return Predicted(log_p, log_p.argmax(1), right, inside.nonzero()[:, 0])
+        assert labels is not None
+        stands_for = torch.tensor(self.outputs, device=device)
+        answer = stands_for[log_p.argmax(1)]
+        if list(self.outputs) != list(range(len(self.outputs))):
+            classes = [log_p[:, stands_for == code].logsumexp(1) for code in range(max(self.outputs) + 1)]
+            log_p = torch.stack(classes, dim=1)
+        right = torch.tensor(self.labels, device=device)[labels.to(device)]
+        return Predicted(log_p, answer, right, torch.arange(len(labels), device=device))
+
+
+def next_token() -> PredictionTask:
+    return PredictionTask("AutoModelForCausalLM")
+
+
+def classification(
+    models: Mapping[str, Any], labels: Sequence[str], outputs: Sequence[str] | None = None
+) -> PredictionTask:
+    """Labels of the data, matched by name with the outputs of the models (Source by label), which must agree.
+
+    outputs: their names, where the models' configs give none.
+    """
+    scored = scoring(check_outputs(models, outputs), labels, f"model.{next(iter(models))}")
+    return PredictionTask(
+        "AutoModelForSequenceClassification", tuple(scored.model.tolist()), tuple(scored.data.tolist())
+    )
+
+
+def check_outputs(models: Mapping[str, Any], outputs: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names of the models' outputs. Raises BadInput where they differ in order or number, or have no names."""
+    known = {label: tuple(outputs or ()) or output_names(source) for label, source in models.items()}
+    first = next(iter(models))
+    for label, source in models.items():
+        names, count = known[label], int(getattr(getattr(source.skeleton, "config", None), "num_labels", 0))
+        if len(names) != count:
+            raise BadInput(
+                f"model.{label}: its outputs and their names differ in number, got {list(names)} for {count} "
+                "outputs; name them in its entry (labels: [NAME, ...])"
+            )
+        if names != known[first]:
+            raise BadInput(
+                f"model.{label}: its labels differ in order or number, got {list(names)} and {list(known[first])} of "
+                f"'{first}'; stitch classifiers with the same labels"
+            )
+    return known[first]
+
+
+class Estimate(NamedTuple):
+    """A mean and its standard error over evaluation sequences."""
+
+    value: float
+    se: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Sums over the predictions in every evaluation sequence. weights: their number (1 for a label).
+
+    alone[tail][score]: of the tail model by itself. stitched[stitch][score]: of stitched models. Scores are loss (nats)
+    and correct (a count); of stitched models also kl (of the tail's outputs from theirs, nats) and differs (how many
+    answers differ from the tail's).
+    """
+
+    weights: Float[np.ndarray, " N"]
+    alone: dict[str, dict[str, Float[np.ndarray, " N"]]]
+    stitched: dict[Stitch, dict[str, Float[np.ndarray, " N"]]]
+
+    def of(self, stitch: Stitch, score: str) -> Estimate:
+        return self._mean(self.stitched[stitch][score])
+
+    def of_alone(self, tail: str, score: str) -> Estimate:
+        return self._mean(self.alone[tail][score])
+
+    def penalty(self, stitch: Stitch, score: Literal["loss", "correct"] = "loss") -> Estimate:
+        """How much worse than the tail alone: loss added, or accuracy lost."""
+        sign = 1 if score == "loss" else -1
+        return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
+
+    def _mean(self, sums: Float[np.ndarray, " N"]) -> Estimate:
+        """The mean over predictions, with the standard error of a ratio of sums over sequences."""
+        count, total = len(sums), self.weights.sum()
+        mean = sums.sum() / total
+        spread = np.square(sums - mean * self.weights).sum() * count / (count - 1)
+        return Estimate(float(mean), float(np.sqrt(spread) / total))
+
+
+@torch.no_grad()
+def evaluate_stitches(
+    heads: Mapping[Head, Whole],
+    tails: Mapping[str, Whole],
+    stitches: Sequence[Stitch],
+    sequences: Sequences,
+    task: PredictionTask,
+    *,
+    maps: Mapping[Stitch, nn.Module] = {},
+    batch_size: int,
+    seed: int = 0,
+    progress: Progress = quiet,
+    entry: Entry | None = None,
+) -> Scores:
+    """Scores of stitched models and of their tails on all sequences; at least two sequences.
+
+    Every model runs once per batch, up to its deepest layer that is needed; then the tail of every stitch runs.
+    maps: the stitch layers; the identity where there is none. seed: of the order of shuffled rows. entry: of the cache,
+    where the scores of every batch are kept, from which a killed run resumes.
+    """
+    if len(sequences.ids) < 2:
+        raise BadInput(f"data: no evaluation rows are left, got {len(sequences.ids)} sequences; give more data")
+    order = list(dict.fromkeys(stitch.tail for stitch in stitches))
+    starts = range(0, len(sequences.ids), batch_size)
+    parts: list[dict[str, Tensor]] = []
+    cut: dict[tuple[str, Layer], Any] = {}
+    for start in progress(starts, label="stitched models", unit="batches"):
+        name = f"{start:08d}"
+        if entry is not None and name in entry.files:
+            parts.append(safetensors.torch.load_file(entry.files[name]))
+            continue
+        rows = slice(start, start + batch_size)
+        inputs = inputs_of(sequences, rows)
+        labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
+        read = Streams(heads, tails, stitches, inputs, seed + start)
+        alone: list[Tensor] = []
+        stitched: dict[Stitch, Tensor] = {}
+        weights = torch.empty(0)
+        for label in order:
+            tail = tails[label]
+            last = tail.depth - 1
+            uncut = task.predicted(_cut(cut, tail, last)(read.last(tail), inputs), inputs, labels)
+            weights = _sums(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
+            alone.append(_scores(uncut, uncut, len(inputs.ids)))
+            for stitch in (stitch for stitch in stitches if stitch.tail == label):
+                stream = read.of(stitch).to(tail.device)
+                layer = maps.get(stitch)
+                with tail.autocast():
+                    stream = stream if layer is None else layer(stream)
+                logits = _cut(cut, tail, stitch.into)(stream, inputs)
+                stitched[stitch] = _scores(task.predicted(logits, inputs, labels), uncut, len(inputs.ids))
+                if not torch.isfinite(stitched[stitch]).all():
+                    raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
+        of_stitches = torch.stack([stitched[stitch] for stitch in stitches])
+        parts.append({"weights": weights, "own": torch.stack(alone), "stitched": of_stitches})
+        if entry is not None:
+            tensors = parts[-1]
+            entry.write(name, lambda path, tensors=tensors: safetensors.torch.save_file(tensors, path))
+    if entry is not None and not entry.complete:
+        entry.finish(stitches=len(stitches))
+    whole = {key: torch.cat([part[key] for part in parts], dim=-1).numpy() for key in parts[0]}
+    return Scores(
+        whole["weights"],
+        {label: dict(zip(SCORES[:2], whole["own"][i], strict=False)) for i, label in enumerate(order)},
+        {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
+    )
+
+
+def _cut(cut: dict[tuple[str, Layer], Any], tail: Whole, after: Layer) -> Any:
+    """The tail after a layer, made once."""
+    key = (tail.label, after)
+    if key not in cut:
+        cut[key] = tail.tail(after)
+    return cut[key]
+
+
+class Streams:
+    """The streams of one batch: of every model that is a head or a tail, from one forward pass of each."""
+
+    def __init__(
+        self,
+        heads: Mapping[Head, Whole],
+        tails: Mapping[str, Whole],
+        stitches: Sequence[Stitch],
+        inputs: Inputs,
+        seed: int,
+    ):
+        self.heads, self.inputs, self.seed = heads, inputs, seed
+        wanted: dict[int, set[Layer]] = {}
+        models: dict[int, Whole] = {}
+        for stitch in stitches:
+            for whole, layer in (
+                (heads[stitch.head], stitch.at),
+                (tails[stitch.tail], tails[stitch.tail].depth - 1),
+            ):
+                models[id(whole)] = whole
+                wanted.setdefault(id(whole), set()).add(layer)
+        self.streams = {key: whole.streams(inputs, sorted(wanted[key])) for key, whole in models.items()}
+
+    def last(self, tail: Whole) -> Tensor:
+        return self.streams[id(tail)][tail.depth - 1]
+
+    def of(self, stitch: Stitch) -> Tensor:
+        stream = self.streams[id(self.heads[stitch.head])][stitch.at]
+        if stitch.head.kind == "shuffled":
+            return shuffled({stitch.at: stream}, self.inputs.mask, self.seed)[stitch.at]
+        return stream
+
+
+def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b"]:
+    sequence = predicted.sequence.cpu()
+    return torch.zeros(count, dtype=torch.float64).index_add_(0, sequence, values.double().cpu())
+
+
+def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 b"]:
+    """SCORES summed over each sequence."""
+    loss = -given.log_p.gather(1, given.right[:, None])[:, 0]
+    kl = nn.functional.kl_div(given.log_p, alone.log_p, reduction="none", log_target=True).sum(1)
+    values = (loss, given.answer == given.right, kl, given.answer != alone.answer)
+    return torch.stack([_sums(value, given, count) for value in values])

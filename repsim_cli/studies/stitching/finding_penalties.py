@@ -1,0 +1,190 @@
+"""What stitching costs within and between groups of models, by depth."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, asked
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import arrangements, by_jackknife
+from repsim_cli.findings.groups import (
+    EARLY,
+    LATE,
+    Depths,
+    codes,
+    curves,
+    late_gap,
+    no_groups,
+    of_groups,
+    permuted,
+    without_each,
+)
+from repsim_cli.findings.layers import block_of
+from repsim_cli.runs.content import Curve, Table
+
+LITTLE = 0.02  # a penalty in accuracy that is almost none
+ACCURACY, PENALTY = "accuracy", "accuracy_penalty"  # quantities of stitched models that claims are about
+# columns of the table by direction, by quantity
+COLUMNS = {
+    ACCURACY: "accuracy",
+    PENALTY: "accuracy lost",
+    "loss_penalty": "loss added",
+    "disagreement": "disagreement",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Penalties:
+    """What stitched models lose by depth, for pairs of models of one group and of two. It has no settings."""
+
+    def check(self, planned: Planned) -> None:
+        if not planned.groups:
+            raise BadInput("pairs of models of one group and of two are compared, got no groups; set groups")
+
+
+def within_gap(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(k,): mean over the pairs within group 0 minus mean over those within group 1, for each way to label the models.
+
+    values: (m, m). labels: (k, m), the group of each model.
+    """
+    a, b = np.triu_indices(len(values), k=1)
+    means = []
+    for group in (0, 1):
+        inside = (labels[:, a] == group) & (labels[:, b] == group)
+        means.append(inside @ values[a, b] / inside.sum(1))
+    return means[0] - means[1]
+
+
+@claim(
+    "Brown et al. 2023, figure 2 left",
+    statistic="penalty beyond 75 % of the depth: pairs between groups minus pairs within",
+    threshold=0.0,
+    on=PENALTY,
+)
+def between_groups_cost_late(depths: Depths) -> Weighed | Untestable:
+    """Beyond 75 % of the depth stitching between groups costs more than within."""
+    return late_gap(depths)
+
+
+@claim(
+    "Brown et al. 2023, figure 2 left",
+    statistic="mean penalty within groups beyond 75 % of the depth",
+    threshold=LITTLE,
+    published="below",
+    on=PENALTY,
+)
+def within_groups_cost_little(depths: Depths) -> Weighed | Untestable:
+    """Beyond 75 % of the depth stitching within a group costs almost nothing."""
+    numbers = codes(depths.groups)
+    same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
+    return _mean(depths, same, depths.shares > LATE)
+
+
+@claim(
+    "Brown et al. 2023, figure 2 left",
+    statistic="mean penalty of all pairs in the first half of the depth",
+    threshold=LITTLE,
+    published="below",
+    on=PENALTY,
+)
+def early_layers_cost_little(depths: Depths) -> Weighed | Untestable:
+    """In early layers identity stitching costs almost nothing."""
+    return _mean(depths, ~np.eye(len(depths.values), dtype=bool), depths.shares <= EARLY)
+
+
+@claim(
+    "Brown et al. 2023, figure 7",
+    statistic="accuracy of models stitched after the last block: within the first group minus within the second",
+    threshold=0.0,
+    on=ACCURACY,
+)
+def groups_keep_apart_on_hans(depths: Depths) -> Weighed | Untestable:
+    """Stitched in the last layer, models of one group and of the other differ on HANS."""
+    why = no_groups(depths.groups) or ("" if depths.shares[-1] == 1 else "the last block is not among the layers")
+    if why:
+        return Untestable(why)
+    numbers = codes(depths.groups)
+    labels, exact = arrangements(numbers, seed=0)
+    values = depths.symmetric[..., -1]
+    apart = permuted(within_gap(values, labels), float(within_gap(values, numbers[None])[0]), exact)
+    return Weighed(apart.value, apart.evidence)
+
+
+def _mean(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Weighed | Untestable:
+    """The mean over some pairs at some depths, against the penalty that is almost none."""
+    if not at.any():
+        return Untestable("no layer lies there")
+    values = depths.values[..., at].mean(2)
+
+    def mean(kept: np.ndarray) -> float:
+        part = np.ix_(kept, kept)
+        return float(values[part][pairs[part]].mean()) if pairs[part].any() else float("nan")
+
+    left_out = [mean(kept) for kept in without_each(len(values))]
+    if not np.isfinite(left_out).all():
+        return Untestable("needs pairs of models whichever model is left out")
+    value = mean(np.arange(len(values)))
+    return Weighed(value, by_jackknife(value, LITTLE, left_out, f"standard error over {len(values)} models"))
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """QUANTITY-resid_post-groups"""
+    yield from of_groups(run.results.curves, "penalties")
+
+
+class Stitched(NamedTuple):
+    """One quantity of all stitched models. label: of an axis. layers: after which they are stitched."""
+
+    label: str
+    layers: list[str]
+    depths: Depths
+
+
+def stitched(run: Finished) -> dict[str, Stitched]:
+    """By quantity, what the study measured of all ordered pairs of models at each layer."""
+    blocks = next(iter(run.models.values())).blocks or 1
+    by_quantity = {}
+    for quantity in COLUMNS:
+        matrices = [x for x in run.measured("stitches") if x.about["quantity"] == quantity]
+        if not matrices:
+            continue
+        layers = [matrix.about["layer"] for matrix in matrices]
+        values = np.stack([run.array(matrix.values) for matrix in matrices], axis=2)
+        shares = np.array([((block_of(layer) or 0) + 1) / blocks for layer in layers])
+        depths = Depths(run.groups, values, shares, larger_is_closer=quantity == ACCURACY)
+        by_quantity[quantity] = Stitched(matrices[0].label, layers, depths)
+    return by_quantity
+
+
+@analysis(studies=("stitching",), unasked=lambda planned: bool(planned.groups), figures=figures)
+def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Part:
+    lines: dict[str, Curve] = {}
+    by_quantity = stitched(run)
+    if not by_quantity:
+        return Part(claims=[each.untestable("stitches", "needs groups of models") for each in claims])
+    for quantity, (label, layers, depths) in by_quantity.items():
+        lines |= curves(quantity, label, "resid_post", layers, depths, level=run.level, seed=run.seed)
+    verdicts = [
+        each.verdict(quantity, depths)
+        for quantity, (_, _, depths) in by_quantity.items()
+        for each in asked(claims, quantity)
+    ]
+    return Part(curves=lines, tables={"by direction": _directions(by_quantity)}, claims=verdicts)
+
+
+def _directions(by_quantity: Mapping[str, Stitched]) -> Table:
+    """Means over pairs of different models by the groups of head and tail."""
+    _, layers, first = next(iter(by_quantity.values()))
+    numbers = codes(first.groups)
+    different = ~np.eye(len(numbers), dtype=bool)
+    rows: list[list[Any]] = []
+    for i, head in enumerate(first.groups):
+        for j, tail in enumerate(first.groups):
+            pairs = (numbers[:, None] == i) & (numbers == j) & different
+            for place, layer in enumerate(layers):
+                means = [float(depths.values[pairs, place].mean()) for _, _, depths in by_quantity.values()]
+                rows.append([head, tail, layer, *means])
+    return Table(columns=["head of", "tail of", "layer", *(COLUMNS[quantity] for quantity in by_quantity)], rows=rows)

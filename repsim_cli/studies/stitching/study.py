@@ -1,0 +1,586 @@
+"""Stitching of pairs of models: the performance lost when one model's later blocks run on another's residual stream."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from torch import nn
+
+from repsim_cli.activations.hook_points import points_of
+from repsim_cli.activations.inputs import check_modality, tokenizers
+from repsim_cli.activations.readings import devices
+from repsim_cli.base.closure import code_of
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import did_you_mean, studies
+from repsim_cli.base.settings import Group, Several
+from repsim_cli.data.base import Sequences
+from repsim_cli.data.labelled import Examples
+from repsim_cli.engine.bounds import check_memory, enough, shown, usual_length
+from repsim_cli.engine.cost import Cost, forward_cost, needs
+from repsim_cli.engine.extraction import inputs
+from repsim_cli.engine.grouped import check_metrics, chosen, listed, of_groups
+from repsim_cli.engine.rows import prepare
+from repsim_cli.engine.study import OfRows, Study
+from repsim_cli.engine.unit import Kinds, Phase, Unit
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.runs.cache import Entry, key, trim, using
+from repsim_cli.runs.content import Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.results import Progress, Run, quiet, scratch
+from repsim_cli.studies.stitching.evaluate import (
+    Estimate,
+    Head,
+    HeadKind,
+    PredictionTask,
+    Scores,
+    Stitch,
+    classification,
+    evaluate_stitches,
+    next_token,
+)
+from repsim_cli.studies.stitching.layers import check_layer
+from repsim_cli.studies.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
+from repsim_cli.studies.stitching.train import StitchFit, StitchRecipe, fit_key, fit_stitches
+
+Baseline = Literal["self", "random", "shuffled"]
+AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
+RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
+HELD = 2  # whole models that a worker keeps
+POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
+PENALTIES = [
+    "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
+    "accuracy lost se", "KL", "KL se", "ended",
+]  # fmt: skip
+ALONE = ["loss", "loss se", "accuracy", "accuracy se"]
+
+
+class Quantity(NamedTuple):
+    """A quantity of stitched models, and its axis label."""
+
+    label: str
+    of: Callable[[Scores, Stitch], Estimate]
+
+
+QUANTITIES = {
+    "accuracy": Quantity("accuracy of the stitched model", lambda scores, stitch: scores.of(stitch, "correct")),
+    "accuracy_penalty": Quantity(
+        "accuracy lost against the tail alone", lambda scores, stitch: scores.penalty(stitch, "correct")
+    ),
+    "loss_penalty": Quantity("cross-entropy added, nats", lambda scores, stitch: scores.penalty(stitch, "loss")),
+    "disagreement": Quantity("share of answers not the tail's", lambda scores, stitch: scores.of(stitch, "differs")),
+}
+
+
+@studies.register("stitching")
+class Stitching(Study):
+    """Runs the later blocks of one model on the residual stream of another, through a stitch layer, and measures what
+    is lost.
+
+    The stitched model has blocks 0..l of one model (the head), a stitch layer, and blocks l+1..last of another (the
+    tail), at every layer l of extract.hook_points (`embed`, `resid_post`). Language models on text lose cross-entropy
+    of the next token, classifiers on labelled examples lose accuracy too. With `groups`, every model of the groups is
+    the head of every other.
+
+    pairs: [[HEAD, TAIL], ...], by label; null: every model with every other.
+    grid: the head's blocks up to every layer with the tail's blocks after every layer, not only after the same one.
+    evaluation: the last so many of extract.sequences are kept for evaluation: nothing is fitted on them, nor on their
+        documents; null: all of them, for stitch layers that are not fitted.
+    baselines: heads for every tail beside other models: the tail itself (`self`), with its weights in random order
+        (`random`), or with the rows of every batch in random order (`shuffled`); null: none.
+    recipe: the stitch layers and how they are fitted.
+    labels: the names of classifiers' labels, in the order of their logits, where configs do not name them; null: those
+        of configs.
+    Example: repsim run study=stitching model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
+        transformers, path: DIR}' data=local_text data.path=FILE data.sample_by=paragraph
+        extract.sequences=500 options.recipe.steps=1000
+    """
+
+    def __init__(
+        self,
+        *,
+        groups: Mapping[str, Group] | None = None,
+        pairs: list[list[str]] | None = None,
+        grid: bool = False,
+        evaluation: Several | None = 64,
+        baselines: list[Baseline] | None = None,
+        recipe: StitchRecipe,
+        labels: list[str] | None = None,
+        **given: Unpack[OfRows],
+    ):
+        self.data, self.hardware, self.seed = given["data"], given["hardware"], given["seed"]
+        self.cache = given.get("cache", True)
+        self.groups, self.grid, self.evaluation, self.baselines = groups or {}, grid, evaluation, baselines or []
+        self.extract = replace(given["extract"], unit="token", padding="drop")
+        self.recipe, self.labels = recipe, labels
+        models = of_groups(given["model"], listed(self.groups))
+        check_metrics(self.groups, models)
+        self.every = self.models = self._models(models)
+        check_modality(self.models, self.data)
+        self._check_settings(pairs)
+        self.layers = {label: self._layers(label, source) for label, source in self.models.items()}
+        self._stitch(self._different() if self.groups else self._pairs(pairs))
+        if not self.stitches:
+            raise BadInput(
+                f"extract.layers: no pair of models shares a layer, got {self.extract.layers}; use all, or grid"
+            )
+        for stitch in self.stitches:
+            self._check_widths(stitch)
+        self.devices = devices(self.hardware, list(self.models))
+        self.tokenizers = tokenizers(self.models, self.data, self.extract)
+        if isinstance(self.data, Examples):
+            classification(self.models, self.data.names, labels)
+        need = sum(self.memory().values())
+        advice = f"{enough(need)}, or lower hardware.batch_size or extract.length, or use fewer models"
+        check_memory(need, self.hardware, advice)
+
+    @property
+    def auto(self) -> Any:
+        labelled = isinstance(self.data, Examples)
+        return "AutoModelForSequenceClassification" if labelled else "AutoModelForCausalLM"
+
+    def _models(self, given: Mapping[str, AnySource]) -> dict[str, Source]:
+        if not given:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        models = {}
+        for label, source in given.items():
+            check_stitchable(label, source, self.auto)
+            assert isinstance(source, Source)
+            models[label] = source
+        return models
+
+    def _check_settings(self, pairs: list[list[str]] | None) -> None:
+        recipe, sequences = self.recipe, self.extract.sequences
+        if recipe.fitted and (self.evaluation or sequences) >= sequences:
+            raise BadInput(
+                f"options.evaluation: no sequences are left to train on, got {self.evaluation} of {sequences}; "
+                "raise extract.sequences"
+            )
+        if self.hardware.dtype == "float16" and recipe.trained:
+            raise BadInput("hardware.dtype: gradients underflow, got float16; use bfloat16 or float32")
+        if not self.groups:
+            return
+        for name, value in {"pairs": pairs, "grid": self.grid, "baselines": self.baselines}.items():
+            if value:
+                raise BadInput(
+                    f"options.{name}: all pairs of models of groups are stitched, at equal layers, got {value}; drop "
+                    "it, or set groups=null"
+                )
+        depths = {source.layers: label for label, source in self.models.items()}
+        if len(depths) > 1:
+            (depth, a), (other, b), *_ = depths.items()
+            raise BadInput(
+                f"groups: models of equal depth are needed, got {depth} ('{a}') and {other} ('{b}'); leave one of them "
+                "out"
+            )
+
+    def _different(self) -> list[tuple[str, str]]:
+        return [(head, tail) for tail in self.models for head in self.models if head != tail]
+
+    def _pairs(self, given: list[list[str]] | None) -> list[tuple[str, str]]:
+        if given is None:
+            return [(head, tail) for tail in self.models for head in self.models]
+        for pair in given:
+            if len(pair) != 2:
+                raise BadInput(f"options.pairs: not a head and a tail, got {pair}; write [[HEAD, TAIL], ...]")
+            for label in pair:
+                if label not in self.models:
+                    raise BadInput(f"options.pairs: no such model, got '{label}'; {did_you_mean(label, self.models)}")
+        return [(head, tail) for head, tail in given]
+
+    def _layers(self, label: str, source: Source) -> list[Layer]:
+        points = points_of(label, source, self.extract)
+        for point in points:
+            if point.kind not in ("embed", "resid_post") or point.head is not None:
+                raise BadInput(
+                    f"extract.hook_points: stitches are made between blocks, got '{point}'; use resid_post and embed"
+                )
+        return [EMBED if point.layer is None else point.layer for point in points]
+
+    def _stitch(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Sets the heads by their tails, and all stitches."""
+        self.heads: dict[str, list[Head]] = {}
+        for tail in dict.fromkeys(tail for _, tail in pairs):
+            others = [Head(head) for head, other in pairs if other == tail]
+            # a model may be named both as an other model and as a baseline
+            baselines = [Head(tail, AS_HEAD[word]) for word in self.baselines]
+            self.heads[tail] = list(dict.fromkeys([*others, *baselines]))
+        self.pairs = list(pairs)
+        self.stitches = [s for tail, heads in self.heads.items() for head in heads for s in self._between(head, tail)]
+
+    def _between(self, head: Head, tail: str) -> Iterator[Stitch]:
+        for at in self.layers[head.model]:
+            for into in self.layers[tail]:
+                if self.grid or at == into:
+                    yield Stitch(head, tail, at, into)
+
+    def _check_widths(self, stitch: Stitch) -> None:
+        head, tail = ((label, self.models[label].width) for label in (stitch.head.model, stitch.tail))
+        check_layer(self.recipe.layer, self.recipe.init, head, tail)
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated: weights, streams, outputs and gradients of a batch, stitch layers."""
+        places = min(self.hardware.batch_size, self.extract.sequences) * self.extract.length
+        widest = max(source.width for source in self.models.values())
+        most = max(source.vocabulary for source in self.models.values()) if self.auto.endswith("LM") else 8
+        random = sum(head.kind == "random" for heads in self.heads.values() for head in heads)
+        blocks = max(source.layers for source in self.models.values())
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": sum(4.0 * s.parameters for s in self.models.values()) * (1 + random / len(self.models)),
+            "streams": 4.0 * places * sum(s.width * (s.layers + 1) for s in self.models.values()),
+            "outputs": 4.0 * 4 * places * most,
+            "gradients": 4.0 * places * widest * 24 * blocks * self.recipe.trained,
+            "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2 * self.recipe.fitted,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        recipe, length = self.recipe, self.extract.length
+        steps = recipe.steps if recipe.trained else 0
+        groups = {"groups": dict(self.groups)} if self.groups else {}
+        return {
+            "models": shown(self.models, self.hardware),
+            **groups,
+            "stitches": self._planned()[1],
+            "pairs of models": self._planned()[0],
+            "stitch layer": recipe.layer,
+            "training steps of each": steps,
+            "tokens per step, at most": recipe.batch * length if steps else 0,
+            "training tokens of each, at most": steps * recipe.batch * length,
+            "evaluation tokens, at most": self._evaluated() * length,
+            **needs(self.costs(steps), self.hardware, memory=self.memory()),
+        }
+
+    def _planned(self) -> tuple[int, int]:
+        """Numbers of pairs of models and of stitches; the run may choose the models of groups."""
+        sizes = [len(group) if isinstance(group, list) else group.top or group.bottom for group in self.groups.values()]
+        count = sum(size or 0 for size in sizes)
+        pairs = count * (count - 1) if self.groups else len(self.pairs)
+        return pairs, len(self.stitches) * pairs // len(self.pairs)
+
+    def _evaluated(self) -> int:
+        return min(self.evaluation or self.extract.sequences, self.extract.sequences)
+
+    def costs(self, steps: int) -> dict[str, Cost]:
+        """A step is a forward pass of head and tail and a backward pass of the tail; evaluating,
+        every model runs once, and a tail, on average half a model, for every stitch."""
+        length, count = usual_length(self.models, self.data, self.extract), len(self.models)
+        vocabularies = self.auto.endswith("LM")
+        stitches = self._planned()[1]
+
+        def each(sequences: int) -> Cost:
+            models = self.models.values()
+            return 1 / count * forward_cost(models, sequences, length, self.hardware, vocabularies=vocabularies)
+
+        return {
+            "training of stitches": 2.5 * stitches * each(steps * self.recipe.batch),
+            "evaluation": (count + stitches / 2) * each(self._evaluated()),
+        }
+
+    def run(self, run: Run) -> Results:
+        hardware = self.hardware
+        prepare(run, hardware)
+        members = self.choose(run)
+        with run.stage("data"):
+            train, held = self.parts(run)
+            task = self.task(held)
+        with run.stage("hashes"):
+            identities = {label: source.identity() for label, source in self.models.items()}
+            run.input("models", identities)
+        run.save_manifest()
+        with run.stage("models"):
+            wholes = {label: self.open_whole(label) for label in self.models}
+            heads = {head: self.as_head(head, wholes[head.model]) for each in self.heads.values() for head in each}
+        keys = self.keys(self.stitches, identities, train, task)
+        fits: dict[Stitch, StitchFit] = {}
+        with run.stage("stitch layers"):
+            for tail, each in self.heads.items() if self.recipe.fitted else ():
+                for head in each:
+                    between = {s: keys[s] for s in self.stitches if s.head == head and s.tail == tail}
+                    with self.entries("stitches", [*between.values()]) as entries:
+                        of = {s: entries[name] for s, name in between.items() if entries}
+                        fits |= self.fitted(heads[head], wholes[tail], [*between], train, task, of, run.progress)
+        for stitch, fit in fits.items():
+            if fit.diverged is not None:
+                run.warn(f"{stitch}: its training diverged at step {fit.diverged}; its penalty is missing")
+        whole = [s for s in self.stitches if s not in fits or fits[s].diverged is None]
+        lost = len(self.stitches) - len(whole)
+        if lost and (members or not whole):  # a map of all pairs has no gaps
+            what = f"{lost} of {len(self.stitches)} trainings" if whole else "every training"
+            raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
+        maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
+        parts = {"stitches": [keys[s] for s in whole], "data": _content(held), **self._settings}
+        name = (code := code_of(__name__)) and key({"code": code.key, **parts})
+        with run.stage("stitched models"), self.entries("stitched", [name]) as entries:
+            scores = evaluate_stitches(
+                heads,
+                wholes,
+                whole,
+                held,
+                task,
+                maps=maps,
+                batch_size=hardware.batch_size,
+                seed=self.seed,
+                progress=run.progress,
+                entry=entries.get(name or ""),
+            )
+        with run.stage("results"):
+            classifiers = task.outputs != ()
+            if members:
+                return self._of_groups(run, members, scores)
+            return self._of_pairs(scores, fits, classifiers, len(train.ids))
+
+    def choose(self, run: Run) -> dict[str, list[str]]:
+        """With groups: keeps only their models, some chosen by the metrics that they were saved with; the members."""
+        if not self.groups:
+            return {}
+        with run.stage("groups"):
+            members = chosen(run, self.groups, self.every)
+            self.models = {label: self.every[label] for group in members.values() for label in group}
+            self._stitch(self._different())
+        return members
+
+    def task(self, held: Sequences) -> PredictionTask:
+        return classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
+
+    def open_whole(self, label: str) -> Whole:
+        dtype = getattr(torch, self.hardware.dtype)
+        return open_whole(label, self.models[label], self.auto, self.devices[label], dtype)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What the bits of stitch layers and scores depend on, beside what they are made of."""
+        return {"dtype": self.hardware.dtype, "batch_size": self.hardware.batch_size, "seed": self.seed}
+
+    def keys(
+        self, stitches: Iterable[Stitch], identities: Mapping[str, Any], train: Sequences, task: PredictionTask
+    ) -> dict[Stitch, Any]:
+        """Of the stitch layers in the cache."""
+        return {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in stitches}
+
+    def fitted(
+        self,
+        head: Whole,
+        tail: Whole,
+        stitches: Sequence[Stitch],
+        train: Sequences,
+        task: PredictionTask,
+        entries: Mapping[Stitch, Entry],
+        progress: Progress,
+    ) -> dict[Stitch, StitchFit]:
+        """The stitch layers between a head and a tail."""
+        batch_size, seed = self.hardware.batch_size, self.seed
+        given = {"batch_size": batch_size, "seed": seed, "progress": progress, "entries": entries}
+        return fit_stitches(head, tail, stitches, train, task, self.recipe, **given)
+
+    def units(self, run: Run) -> Iterator[Phase]:
+        """A unit per head and tail: their stitch layers, which are fitted side by side."""
+        self.choose(run)
+        if not self.recipe.fitted:
+            return
+        units = [
+            Unit(kind="stitches", name=f"stitches of {head} and {tail}", args={"tail": tail, "head": i}, group=tail)
+            for tail, heads in self.heads.items()
+            for i, head in enumerate(heads)
+        ]
+        yield "stitch layers", units
+
+    def worker(self) -> Kinds:
+        return {"stitches": StitchWorker(self).fit}
+
+    def parts(self, run: Run) -> tuple[Sequences, Sequences]:
+        """The training and the evaluation sequences, their numbers noted in the manifest."""
+        used = {label: self.tokenizers[label] for label in self.models}
+        sequences = next(iter(inputs(run, self.models, used, self.data, self.extract, self.seed).values()))
+        if isinstance(self.data, Examples) and sequences.labels is None:
+            raise BadInput(
+                f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
+            )
+        train, held = split(sequences, self.evaluation, self.recipe.fitted)
+        run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
+        return train, held
+
+    def as_head(self, head: Head, whole: Whole) -> Whole:
+        return scrambled(whole, self.auto, self.seed) if head.kind == "random" else whole
+
+    @contextmanager
+    def entries(self, kind: str, keys: Sequence[str | None]) -> Iterator[Mapping[str, Entry]]:
+        known = [name for name in keys if name is not None]
+        if not self.cache or not known:
+            yield {}
+            return
+        with using(kind, known) as entries:
+            yield entries
+        trim()
+
+    def _of_pairs(self, scores: Scores, fits: Mapping[Stitch, StitchFit], classifiers: bool, sequences: int) -> Results:
+        """A table with a row per stitch."""
+        trained = self.recipe.trained
+        return Results(
+            study="stitching",
+            tables={
+                "stitching": Table(columns=PENALTIES, rows=[_row(s, scores, fits.get(s)) for s in self.stitches]),
+                "models": Table(
+                    columns=["model", *ALONE], rows=[[tail, *_alone(scores, tail)] for tail in scores.alone]
+                ),
+            },
+            curves={str(s): _curve(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
+            about={
+                "layer": self.recipe.layer,
+                "init": self.recipe.init,
+                "grid": self.grid,
+                "predicts": "label" if classifiers else "next token",
+                "steps": self.recipe.steps if trained else 0,
+                "tokens_per_step": self.recipe.batch * self.extract.length,
+                "training_sequences": sequences if trained else min(sequences, self.recipe.init_sequences),
+                "evaluation_sequences": len(scores.weights),
+                "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
+            },
+        )
+
+    def _of_groups(self, run: Run, members: Mapping[str, Sequence[str]], scores: Scores) -> Results:
+        """A matrix of all ordered pairs of models per quantity and layer: the head is the row, the tail the column."""
+        labels = list(self.models)
+        rows, columns = (Side(model=f"{part} of the stitched model", layers=labels) for part in ("head", "tail"))
+        matrices = {}
+        for name, quantity in QUANTITIES.items():
+            for layer in self.layers[labels[0]]:
+                values = np.zeros((2, len(labels), len(labels)))
+                for head, tail in self.pairs:
+                    stitch = Stitch(Head(head), tail, layer, layer)
+                    values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
+                place = layer_name(layer)
+                stem = slug(name, place)
+                matrices[f"{name}, {place}"] = Matrix(
+                    rows=rows,
+                    columns=columns,
+                    values=run.write_array(slug(stem, "values"), values[0]),
+                    se=run.write_array(slug(stem, "se"), values[1]),
+                    n=len(scores.weights),
+                    label=quantity.label,
+                    about={"kind": "stitches", "quantity": name, "layer": place},
+                )
+        alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
+        tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
+        return Results(study="stitching", matrices=matrices, tables=tables)
+
+
+class StitchWorker:
+    """What a worker holds of a run of stitching: what stitch layers are fitted on, hashes, and the last few models."""
+
+    def __init__(self, study: Stitching):
+        self.study = study
+        self._identities: dict[str, Any] = {}
+        self._wholes: dict[str, Whole] = {}
+
+    @cached_property
+    def training(self) -> tuple[Sequences, PredictionTask]:
+        with scratch() as run:
+            self.study.choose(run)
+            train, held = self.study.parts(run)
+        return train, self.study.task(held)
+
+    def identity(self, label: str) -> dict[str, Any]:
+        if label not in self._identities:
+            self._identities[label] = self.study.models[label].identity()
+        return self._identities[label]
+
+    def whole(self, label: str) -> Whole:
+        whole = self._wholes.pop(label, None) or self.study.open_whole(label)
+        self._wholes[label] = whole  # the last to be dropped
+        while len(self._wholes) > HELD:
+            self._wholes.pop(next(iter(self._wholes)))
+        return whole
+
+    def fit(self, run: Run, tail: str, head: int) -> bool:
+        """The stitch layers between a head and a tail; whether any was missing."""
+        (train, task), study = self.training, self.study
+        of = study.heads[tail][head]
+        identities = {label: self.identity(label) for label in (of.model, tail)}
+        stitches = [s for s in study.stitches if s.head == of and s.tail == tail]
+        keys = study.keys(stitches, identities, train, task)
+        with study.entries("stitches", [*keys.values()]) as entries:
+            if missing := any(not entry.complete for entry in entries.values()):
+                known = {s: entries[name] for s, name in keys.items()}
+                whole = study.as_head(of, self.whole(of.model))
+                study.fitted(whole, self.whole(tail), stitches, train, task, known, quiet)
+        return missing
+
+
+def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
+    both.
+
+    fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
+    empty.
+    """
+    count = len(sequences.ids)
+    evaluation = count if evaluation is None else evaluation
+    if fitted and count <= evaluation:
+        raise BadInput(
+            f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "
+            f"{evaluation}; lower options.evaluation, or give more data"
+        )
+    held = np.arange(max(count - evaluation, 0), count)
+    if not fitted:
+        return sequences.take(held[:0]), sequences.take(held)
+    documents = np.unique(sequences.document[held][sequences.text[held]])
+    shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
+    train = np.flatnonzero(~shared[: held[0]])
+    if not len(train):
+        raise BadInput(
+            f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
+            "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
+        )
+    return sequences.take(train), sequences.take(held)
+
+
+def _content(sequences: Sequences) -> list[Any]:
+    labels = sequences.labels
+    return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]
+
+
+def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
+    """A row of the table; without numbers where the training diverged."""
+    place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
+    if stitch not in scores.stitched:
+        assert fit is not None
+        return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
+    loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
+    spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
+    return [*place, loss, alone, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
+
+
+def _alone(scores: Scores, label: str) -> list[float]:
+    """Loss and accuracy of the model alone, each with its standard error."""
+    return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
+
+
+def _curve(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: Scores) -> Curve:
+    """The training loss, averaged over stretches of steps, each placed at its last."""
+    fit, random = fits[stitch], fits.get(Stitch(Head(stitch.tail, "random"), stitch.tail, stitch.at, stitch.into))
+    parts = _stretches(fit)
+    levels = {RANDOM_HEADS: float(_stretches(random)[-1].mean())} if random and random.diverged is None else {}
+    return Curve(
+        x=Axis(name="step"),
+        y=Axis(name="training loss", unit="nats"),
+        at=np.cumsum([len(part) for part in parts]).tolist(),
+        lines={"loss": [float(part.mean()) for part in parts]},
+        about={
+            "quantity": "training loss of stitch layers",
+            "head": str(stitch.head),
+            "tail": stitch.tail,
+            "head layer": layer_name(stitch.at),
+            "tail layer": layer_name(stitch.into),
+            "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
+            "diverged": fit.diverged,
+            **({"levels": levels} if stitch.head.kind == "model" else {}),
+        },
+    )
+
+
+def _stretches(fit: StitchFit) -> list[np.ndarray]:
+    return np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))

@@ -1,0 +1,1 @@
+"""How does a model change along its training?"""

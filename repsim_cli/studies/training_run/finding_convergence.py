@@ -1,0 +1,154 @@
+"""Curves of training by layer: which layers and models are early near their final state."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import legend_beside, shades
+from repsim_cli.figures.lines import draw_levels, gaps, name_bands, shared_levels
+from repsim_cli.figures.steps import step_panel
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_chance, correlated, orders, ranks
+from repsim_cli.runs.content import Curve
+
+AT_20 = 0.2  # the share of training at which the paper looks
+NAMED = 16  # layers up to which the legend has each, of more every second or third
+FEW = 2  # models up to which the layers of each are drawn in the overview
+STUDIES = ("convergence", "effective_rank", "training_view")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """How layers converge during training. It has no settings."""
+
+
+def inside(curve: Curve, share: float) -> list[int]:
+    """The places of the checkpoints within the first `share` of training, without gaps."""
+    return [i for i, mean in enumerate(curve.mean or ()) if mean is not None and curve.at[i] <= share * curve.at[-1]]
+
+
+def at_share(curve: Curve, share: float) -> list[float] | None:
+    """The values of all layers at the last checkpoint within the first `share` of training; None without one."""
+    places = inside(curve, share)
+    return [float(line[places[-1]] or 0.0) for line in curve.lines.values()] if places else None
+
+
+def to_last(curves: Sequence[Curve]) -> list[Curve]:
+    return [curve for curve in curves if curve.about["quantity"].endswith(" to last")]
+
+
+def with_size(curves: Sequence[Curve], values: Callable[[Curve], list[float] | None]) -> Weighed | Untestable:
+    """Rank correlation over models of three sizes or more with the mean of `values` over the model's curves."""
+    by_size: dict[int, list[float]] = {}
+    for curve in curves:
+        numbers = values(curve)
+        if numbers is not None:
+            by_size.setdefault(curve.about["parameters"], []).append(float(np.mean(numbers)))
+    means = [float(np.mean(numbers)) for numbers in by_size.values()]
+    if len(by_size) < 3 or len(set(means)) < 2:
+        return Untestable(f"needs three sizes that differ, with a checkpoint early enough, got {len(by_size)}")
+    return Weighed(*correlated([(np.array(list(by_size)), np.array(means))], "the sizes"))
+
+
+@claim(
+    "Diehl Martinez et al. 2024, figure 2",
+    statistic="Spearman's rho over models between parameters and mean similarity to the last checkpoint at 20 %",
+    threshold=0.5,
+)
+def larger_models_converge_earlier(curves: Sequence[Curve]) -> Weighed | Untestable:
+    """After 20 % of training larger models are nearer to their final state."""
+    return with_size(to_last(curves), lambda curve: at_share(curve, AT_20))
+
+
+@claim(
+    "Diehl Martinez et al. 2024",
+    statistic="mean over models of Spearman's rho between layer and its mean similarity before the last checkpoint",
+    threshold=0.0,
+    published="below",
+)
+def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untestable:
+    """Earlier layers converge faster to their final state than later ones."""
+    # curves of one model share its layers, and are no cases of their own
+    by_model: dict[tuple[str, int], list[np.ndarray]] = {}
+    for curve in to_last(curves):
+        means = [float(np.mean([v for v in line[:-1] if v is not None])) for line in curve.lines.values()]
+        if len(means) >= 4 and len(set(means)) > 1:
+            by_model.setdefault((curve.about["model"], len(means)), []).append(ranks(means))
+    if not by_model:
+        return Untestable("no model has four layers that differ in similarity")
+    sides = [(ranks(range(len(ranked[0]))), np.mean(ranked, axis=0)) for ranked in by_model.values()]
+    permuted, count = orders([len(layers) for layers, _ in sides])
+    rhos = np.mean([means[order] @ layers for (layers, means), order in zip(sides, permuted, strict=True)], axis=0)
+    value = float(np.mean([means @ layers for layers, means in sides]))
+    return Weighed(value, by_chance(value, rhos, f"{count} orders of each model's layers"))
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """QUANTITY-POINT-all with the means of all models, and QUANTITY-POINT-NUMBER-MODEL with the layers of each, on
+    demand or of few models."""
+    curves = [curve for curve in run.results.curves.values() if "point" in curve.about and curve.x.name == "step"]
+    for quantity, point in dict.fromkeys((curve.about["quantity"], curve.about["point"]) for curve in curves):
+        kept = [curve for curve in curves if (curve.about["quantity"], curve.about["point"]) == (quantity, point)]
+        stem = slug(quantity, point)
+        yield slug(stem, "all"), partial(_means, kept)
+        for number, curve in enumerate(kept) if whole or len(kept) <= FEW else ():
+            yield slug(stem, f"{number:02d}", curve.about["model"]), partial(_layers, curve)
+
+
+def _means(curves: Sequence[Curve]) -> Any:
+    """Mean over layers and the band between the quartiles, a colour per model, smallest first."""
+    figure, panel = _panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"])
+    order = sorted(curves, key=lambda curve: curve.about["parameters"])
+    for curve, colour in zip(order, shades(len(order)), strict=True):
+        _mean(panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
+    name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
+    legend_beside(panel)
+    return figure
+
+
+def _layers(curve: Curve) -> Any:
+    """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
+    figure, panel = _panel([curve], curve.about["model"])
+    step = -(-len(curve.lines) // NAMED)
+    for number, ((name, values), colour) in enumerate(zip(curve.lines.items(), shades(len(curve.lines)), strict=True)):
+        label = "_" if number % step else name
+        panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
+    _mean(panel, curve, "black", "deciles", "mean")
+    name_bands(panel, [curve.bands["deciles"].of])
+    legend_beside(panel, fontsize=6)
+    return figure
+
+
+def _mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
+    about = curve.bands[band]
+    panel.fill_between(curve.at, gaps(about.low), gaps(about.high), color=colour, alpha=0.15, linewidth=0)
+    panel.plot(curve.at, gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
+
+
+def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
+    first = curves[0]
+    figure, panel = step_panel([step for curve in curves for step in curve.at])
+    draw_levels(panel, shared_levels(curves))
+    low, high = first.bounds
+    panel.set_ylim(low, high if high is None else 1.02 * high)
+    panel.set_ylabel(str(first.y), fontsize=8)
+    title = f"{first.about['quantity']}, {first.about['point']}: {models}"
+    panel.set_title(title, loc="left", fontsize=9, parse_math=False)
+    return figure, panel
+
+
+@analysis(studies=STUDIES, unasked=lambda planned: True, figures=figures)
+def convergence(run: Finished, options: Convergence, claims: Sequence[Claim]) -> Part:
+    by_measure: dict[str, list[Curve]] = {}
+    for curve in run.results.curves.values():
+        if curve.about.get("larger_is_closer"):
+            by_measure.setdefault(curve.about["measure"], []).append(curve)
+    return Part(claims=[claim.verdict(label, curves) for label, curves in by_measure.items() for claim in claims])

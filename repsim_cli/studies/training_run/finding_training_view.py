@@ -1,0 +1,135 @@
+"""The mean distance between layers during training, against the step and against what each checkpoint scores (Gao et
+al. 2024, section 5.3)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import legend_beside, shades
+from repsim_cli.figures.lines import gaps
+from repsim_cli.figures.panels import headline
+from repsim_cli.figures.steps import PANEL
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import correlated
+from repsim_cli.runs.content import Table
+
+TABLE = "distance and metrics"
+BESIDE = 4  # columns of the table before those of the metrics
+FEWEST = 4  # checkpoints of a model; three have six orders
+# by model and quantity (`distance`, `step`, metrics), the value at each checkpoint
+Courses = Mapping[str, Mapping[str, Sequence[float | None]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingView:
+    """The figure of the mean distance between layers against training steps and metrics. There are no settings."""
+
+
+# ---- claims ----
+
+
+def _with(courses: Courses, quantity: str) -> Weighed | Untestable:
+    """Spearman's rho between a quantity and the mean distance, over the checkpoints that have both."""
+    sides = []
+    for course in courses.values():
+        pairs = zip(course.get(quantity, []), course["distance"], strict=False)
+        known = np.array([pair for pair in pairs if None not in pair], float)
+        if len(known) >= FEWEST and (np.ptp(known, axis=0) > 0).all():
+            sides.append((known[:, 0], known[:, 1]))
+    if not sides:
+        return Untestable(f"needs {FEWEST} checkpoints of a model with different values of {quantity}")
+    return Weighed(*correlated(sides, "the checkpoints, as if they were independent"))
+
+
+OVER = "mean over models of Spearman's rho over checkpoints between the mean distance of layers and"
+
+
+@claim("Gao et al. 2024, section 5.3, figure 6a", statistic=f"{OVER} the step", threshold=0.5)
+def distances_grow_in_training(courses: Courses) -> Weighed | Untestable:
+    """The mean distance between blocks grows over training iterations."""
+    return _with(courses, "step")
+
+
+@claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} accuracy", threshold=0.5)
+def distances_grow_with_accuracy(courses: Courses) -> Weighed | Untestable:
+    """The mean distance between blocks grows as the model achieves better accuracy."""
+    return _with(courses, "accuracy")
+
+
+@claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} F1", threshold=0.5)
+def distances_grow_with_f1(courses: Courses) -> Weighed | Untestable:
+    """The mean distance between blocks grows as the model achieves better F1 scores."""
+    return _with(courses, "f1")
+
+
+@claim("Gao et al. 2024, section 5.3, figure 6c", statistic=f"{OVER} the loss", threshold=-0.5, published="below")
+def distances_grow_as_loss_falls(courses: Courses) -> Weighed | Untestable:
+    """The mean distance between blocks increases in order to achieve a lower training loss."""
+    known = all("training_loss" in course for course in courses.values())
+    return _with(courses, "training_loss" if known else "loss")
+
+
+def courses_of(table: Table, measure: str, larger_is_closer: bool) -> Courses:
+    """Of every model under one measure. Of a similarity, minus its mean stands for the distance."""
+    sign = -1 if larger_is_closer else 1
+    names = ["model", "measure", "step", "distance", *table.columns[BESIDE:]]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows if row[1] == measure]
+    courses: dict[str, dict[str, list[float | None]]] = {}
+    for row in rows:
+        row["distance"] *= sign
+        course = courses.setdefault(row["model"], {name: [] for name in names[2:]})
+        for name, values in course.items():
+            values.append(row[name])
+    return courses
+
+
+# ---- figures ----
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """MEASURE-view"""
+    table = run.results.tables[TABLE]
+    for measure in dict.fromkeys(table.column("measure")):
+        yield slug(measure, "view"), partial(_view, table, measure)
+
+
+def _view(table: Table, measure: str) -> Any:
+    """A panel per quantity; a colour per model, points in the order of steps."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in table.rows if row[1] == measure]
+    against = ["step", *table.columns[BESIDE:]]
+    figure = Figure(figsize=(len(against) * 0.75 * PANEL[0], PANEL[1]))
+    panels = figure.subplots(1, len(against), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
+    models = list(dict.fromkeys(row[0] for row in rows))
+    for name, panel in zip(against, panels, strict=True):
+        for model, colour in zip(models, shades(len(models)), strict=True):
+            points = [(row[table.columns.index(name)], row[3]) for row in rows if row[0] == model]
+            x, y = (gaps(side) for side in zip(*points, strict=True))
+            panel.plot(x, y, color=colour, linewidth=1, marker="o", markersize=3.5, label=model)
+        panel.set_xlabel(name)
+        panel.grid(alpha=0.25, linewidth=0.5)
+    panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
+    panels[0].set_xlim(0)
+    panels[0].set_ylabel(table.columns[3], fontsize=8)
+    headline(figure, measure, 0.08)
+    legend_beside(panels[-1])
+    return figure
+
+
+@analysis(studies=("training_view",), unasked=lambda planned: True, figures=figures)
+def training_view(run: Finished, options: TrainingView, claims: Sequence[Claim]) -> Part:
+    table, closer = run.results.tables[TABLE], {x.label: x.larger_is_closer for x in run.results.measures}
+    by_measure = {row[1]: closer[f"{row[1]} between layers of {row[0]}"] for row in table.rows}
+    return Part(
+        claims=[
+            each.verdict(measure, courses_of(table, measure, larger))
+            for measure, larger in by_measure.items()
+            for each in claims
+        ]
+    )

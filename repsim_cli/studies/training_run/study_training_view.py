@@ -1,0 +1,186 @@
+"""Distances between the layers of each checkpoint of a training run, and their mean beside what the run is good at."""
+
+from collections.abc import Iterable
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.base.registry import studies
+from repsim_cli.engine.cost import Cost
+from repsim_cli.engine.curves import curve, known, named
+from repsim_cli.engine.estimates import estimate_all_pairs
+from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.processes import Work
+from repsim_cli.engine.record import blocks_record
+from repsim_cli.engine.rows import prepare
+from repsim_cli.engine.study import OfSeries, Study
+from repsim_cli.engine.unit import Kinds, Phase
+from repsim_cli.engine.without_value import lacking, measures_with_values
+from repsim_cli.runs.content import Curve, Measured, Results, Table
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.training_run.study_convergence import (
+    Gap,
+    Missing,
+    Training,
+    TrainingWorker,
+    checkpoints,
+    costs_of_trainings,
+    gap_table,
+    needs_of_trainings,
+    of_trainings,
+    shown_last,
+    trainings_of,
+)
+
+COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
+Matrices = dict[int, SimilarityMatrix]  # by step
+
+
+@studies.register("training_view")
+class TrainingView(Study):
+    """Compares the layers of each checkpoint with each other, and the mean over pairs with the checkpoint's metrics.
+
+    The metrics (loss, accuracy, ...) are those of the metrics.json that a checkpoint was saved with.
+
+    missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
+    Example: repsim run study=training_view model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
+    """
+
+    takes_series: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        missing: Missing = "stop",
+        **given: Unpack[OfSeries],
+    ):
+        self.extract, self.hardware = given["extract"], given["hardware"]
+        self.trainings = trainings_of(given, missing)
+        self.readings, self.measures, self.skipped = of_trainings(self.trainings.values())
+        for label, training in self.trainings.items():
+            if len(training.compared.layers) < 2:
+                raise BadInput(f"extract: two layers are needed, got one of {label}; read more hook points")
+
+    def plan(self) -> dict[str, Any]:
+        trainings = self.trainings.values()
+        return {
+            "models": shown_last(trainings),
+            "checkpoints": {training.label: training.steps for training in trainings},
+            "layers": sum(len(training.compared.layers) for training in trainings),
+            "measures": list(self.measures),
+            "forward passes": sum(training.forward_passes for training in trainings),
+            **({"processes": self.hardware.workers} if any(measure.slow for measure in self.measures.values()) else {}),
+            **needs_of_trainings(trainings, self.costs(), self.hardware),
+        }
+
+    def costs(self) -> dict[str, Cost]:
+        """All pairs of layers of every checkpoint."""
+        pairs = {label: training.compared.pairs for label, training in self.trainings.items()}
+        return costs_of_trainings(self.trainings.values(), pairs)
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.hardware)
+        records, curves, rows = [], [], []
+        # nothing is said of how pairs were solved, so none is audited
+        with Work(folder=run.folder, processes=self.hardware.workers, progress=run.progress, seed=None) as work:
+            for place, (label, training) in enumerate(self.trainings.items()):
+                training.make(run)
+                matrices, metrics = self._visited(run, training, work, place)
+                for measure in measures_with_values(run, {k: lacking(x.values()) for k, x in matrices.items()}):
+                    by_step = matrices[measure]
+                    records.append(self._record(run, training, measure, by_step))
+                    curves.append(self._curve(measure, training, by_step))
+                    for step, matrix in by_step.items():
+                        distance = known(_mean(_to_others(matrix.values.cpu().numpy())))
+                        rows.append(([label, measure, step, distance], metrics[step]))
+        gaps = [gap for training in self.trainings.values() for gap in training.gaps]
+        names = list(dict.fromkeys(name for _, scores in rows for name in scores))
+        view = Table(columns=[*COLUMNS, *names], rows=[[*row, *map(scores.get, names)] for row, scores in rows])
+        return Results(
+            study="training_view",
+            measures=records,
+            tables={"distance and metrics": view, **gap_table(gaps)},
+            curves=named(curves),
+        )
+
+    def units(self, run: Run) -> Iterable[Phase]:
+        return [checkpoints(self.trainings.values())]
+
+    def worker(self) -> Kinds:
+        return {"checkpoint": TrainingWorker(self.trainings).record}
+
+    def _visited(
+        self, run: Run, training: Training, work: Work, place: int
+    ) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
+        """The matrices of every checkpoint by measure and step, and its metrics."""
+        sequences = training.start(run)
+        compared, labels = training.compared, training.compared.labels(sequences)
+        matrices: dict[str, Matrices] = {label: {} for label in compared.measures}
+        metrics: dict[int, dict[str, float]] = {}
+        for step in training.visited(run, sequences, keep=False):
+            if isinstance(step, Gap):
+                continue
+            number, source = step.checkpoint.step, step.checkpoint.open()
+            with run.stage("similarity"):
+                try:
+                    estimates, notices = estimate_all_pairs(
+                        compared.measures,
+                        lambda seen, step=step: step.rows(),
+                        names=[f"{layer} at step {number}" for layer in compared.layers],
+                        estimate=self.extract.estimate,
+                        tile=self.hardware.tile,
+                        labels=labels,
+                        work=work.of(f"{place}-{number}"),
+                    )
+                except Degenerate as error:
+                    raise RunFailed(str(error)) from error
+            for notice in notices:
+                run.warn(notice)
+            for label, matrix in estimates.items():
+                matrices[label][number] = matrix
+                self.counts = {"rows": matrix.rows, "batches": matrix.batches}
+            metrics[number] = source.metrics() if source.metrics is not None else {}
+        ordered = {label: dict(sorted(by_step.items())) for label, by_step in matrices.items()}
+        return ordered, metrics
+
+    def _record(self, run: Run, training: Training, measure: str, by_step: Matrices) -> Measured:
+        layers = [layer.name for layer in training.compared.layers]
+        blocks = {f"step {step}": (layers, matrix.values.cpu().numpy()) for step, matrix in by_step.items()}
+        undefined = {f"step {step}": matrix.undefined for step, matrix in by_step.items()}
+        return blocks_record(
+            run,
+            f"{measure} between layers of {training.label}",
+            self.measures[measure],
+            blocks,
+            undefined,
+            estimate=self.extract.estimate,
+            **self.counts,
+        )
+
+    def _curve(self, measure: str, training: Training, by_step: Matrices) -> Curve:
+        """A layer's value is its mean to the other layers, so that the mean over layers is that over pairs."""
+        card = self.measures[measure].card
+        return curve(
+            quantity=f"{measure} between layers",
+            label=card.label,
+            point=", ".join(self.extract.hook_points),
+            model=training.label,
+            parameters=training.last.parameters,
+            steps=[checkpoint.step for checkpoint in training.series.checkpoints],
+            layers=[layer.name for layer in training.compared.layers],
+            values={step: _to_others(matrix.values.cpu().numpy()).tolist() for step, matrix in by_step.items()},
+            bounds=card.bounds,
+        )
+
+
+def _to_others(matrix: np.ndarray) -> np.ndarray:
+    """The mean of every row and column without the diagonal, of the cells with a value; NaN where none has one."""
+    both = (matrix + matrix.T) / 2
+    return np.array([_mean(np.delete(row, i)) for i, row in enumerate(both)])
+
+
+def _mean(values: np.ndarray) -> float:
+    """Of the numbers that are not NaN; NaN where there is none."""
+    there = values[~np.isnan(values)]
+    return float(there.mean()) if len(there) else np.nan

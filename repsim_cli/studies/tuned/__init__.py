@@ -1,0 +1,1 @@
+"""What does further training change in a model?"""

@@ -1,0 +1,142 @@
+"""What differs between a model and its base, token by token: the rows of every layer, and what is predicted next."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.activations.places import places_read, rows_left
+from repsim_cli.activations.readings import Layer
+from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.settings import Extract
+from repsim_cli.data.base import Sequences
+from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
+
+CELLS = 2**22  # logits that are worked on at a time, in float64
+TOKENS = ["model", "by", "value", "text before", "token", "text after", "next in the base", "next"]
+TEXTS = ["model", "by", "mean over tokens", "tokens", "text"]
+BEFORE, AFTER, EXCERPT = 10, 5, 30  # tokens of text that are shown
+
+
+def differences(
+    base: Float[Tensor, "n d"], tuned: Float[Tensor, "n d"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    """|tuned - base| / |base| of every row, from 0 on, and the cosine of the two rows, in float64.
+
+    Raises Degenerate where a row is zero.
+    """
+    base, tuned = base.double(), tuned.double()
+    norms, others = base.norm(dim=1), tuned.norm(dim=1)
+    if not bool((norms > 0).all() and (others > 0).all()):
+        raise Degenerate("a row of zeros has no direction and no relative change, got one; leave this layer out")
+    # rounding leaves 1 + 1e-16
+    cosine = ((base / norms[:, None]) * (tuned / others[:, None])).sum(1).clamp(-1, 1)
+    return (tuned - base).norm(dim=1) / norms, cosine
+
+
+def divergences(base: Float[Tensor, "n c"], tuned: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
+    """KL(base || tuned) of the distributions that two models' logits give, in nats, from 0 on, in float64."""
+    step = max(1, CELLS // base.shape[1])
+    parts = []
+    for p, q in zip(base.split(step), tuned.split(step), strict=True):
+        p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)
+        parts.append((p.exp() * (p - q)).sum(-1))
+    return torch.cat(parts).clamp(min=0)  # rounding leaves -1e-17
+
+
+class Change:
+    """What changes in one model, token by token, gathered batch by batch: numbers alone, no rows."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[Tensor]] = {}
+
+    def add(self, layers: Sequence[Layer], base: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
+        """Rows of every layer of the base and of the model, and their logits after these where both have any."""
+        pairs = []
+        for layer, x, y in zip(layers, base, tuned, strict=False):
+            try:
+                pairs.append(differences(x, y))
+            except Degenerate as error:
+                raise RunFailed(f"{layer}: {error}") from error
+        for kind, values in zip((RELATIVE, COSINE), zip(*pairs, strict=True), strict=True):
+            self._note(kind, torch.stack(values).float())
+        if len(base) > len(layers) and len(tuned) > len(layers):
+            common = min(base[-1].shape[1], tuned[-1].shape[1])  # vocabularies may be padded
+            p, q = base[-1][:, :common], tuned[-1][:, :common]
+            self._note(KL, divergences(p, q)[None])
+            self._note(NEXT, torch.stack([p.argmax(1), q.argmax(1)]))
+
+    def _note(self, kind: str, values: Tensor) -> None:
+        self.parts.setdefault(kind, []).append(values.cpu())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By kind, (layers, n); of KL (1, n), of the next tokens (2, n)."""
+        return {kind: torch.cat(parts, 1) for kind, parts in self.parts.items()}
+
+
+class Texts:
+    """The text around the rows of a run, one token each."""
+
+    def __init__(self, tokenizer: Any, sequences: Sequences, extract: Extract):
+        self.tokenizer, self.sequences = tokenizer, sequences
+        left = rows_left(sequences, extract)
+        self.sequence, self.place = (x if left is None else x[left] for x in places_read(sequences, extract).nonzero())
+
+    def tokens(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
+        """A line for each of the tokens that change most, of every model, by each quantity."""
+        for label, change in changes.items():
+            following = change.get(NEXT)
+            for by, values in amounts(change):
+                for row in _largest(values, lambda row: self._begin(row).tobytes(), most):
+                    ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
+                    around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
+                    predicted = [None] * 2 if following is None else [self.shown([i]) for i in following[:, row]]
+                    yield [label, by, float(values[row]), *map(self.shown, around), *predicted]
+
+    def texts(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
+        """A line for each of the sequences that change most on average over their tokens."""
+        counts = np.bincount(self.sequence, minlength=len(self.sequences.ids))
+        for label, change in changes.items():
+            for by, values in amounts(change):
+                means = np.full(len(counts), -np.inf)
+                means[counts > 0] = (np.bincount(self.sequence, values, len(counts)) / np.maximum(counts, 1))[
+                    counts > 0
+                ]
+                for number in _largest(means, lambda number: self._ids(number).tobytes(), most):
+                    ids = self._ids(number)
+                    cut = " ..." if len(ids) > EXCERPT else ""
+                    yield [label, by, float(means[number]), int(counts[number]), self.shown(ids[:EXCERPT]) + cut]
+
+    def _ids(self, number: int) -> np.ndarray:
+        """The tokens of a sequence."""
+        return self.sequences.ids[number][self.sequences.mask[number]]
+
+    def _begin(self, row: int) -> np.ndarray:
+        """The tokens of a row's sequence up to it."""
+        return self._ids(int(self.sequence[row]))[: int(self.place[row]) + 1]
+
+    def shown(self, ids: Any) -> str:
+        """Text in one line: what cannot be printed is escaped."""
+        text = self.tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
+        return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+
+
+def amounts(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
+    """By how much every token changes: in its outputs, and in its layers."""
+    if KL in change:
+        yield f"{KL}, nats", change[KL][0].numpy()
+    yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().mean(0).numpy()
+
+
+def _largest(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:
+    """Where the largest finite values are; equal values (to three digits) of the same text once."""
+    order = (i for i in np.argsort(-values, kind="stable").tolist() if np.isfinite(values[i]))
+    first: dict[Any, int] = {}
+    for i in order:
+        first.setdefault((f"{values[i]:.3g}", text(i)), i)
+        if len(first) == most:
+            break
+    return list(first.values())

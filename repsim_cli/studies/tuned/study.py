@@ -1,0 +1,403 @@
+"""What further training, an adapter or rounding changed: models against their base, layer by layer, token by token."""
+
+import gc
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.activations.batching import Tally, most_places, passes
+from repsim_cli.activations.hook_points import LOGITS
+from repsim_cli.activations.inputs import named
+from repsim_cli.activations.places import rows_left
+from repsim_cli.activations.readings import Layer, Reading, loading
+from repsim_cli.activations.remedies import Remedies
+from repsim_cli.activations.rows import Block, batches, blocks
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import studies
+from repsim_cli.base.settings import Medium
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import most_rows, passing, places, shown, usual_length
+from repsim_cli.engine.cached import Content, Tensors, finished_units
+from repsim_cli.engine.comparison import Comparison, comparison_of
+from repsim_cli.engine.cost import Cost, forward_cost, needs, pairs_cost
+from repsim_cli.engine.counterparts import estimate_counterparts
+from repsim_cli.engine.curves import known
+from repsim_cli.engine.rows import identified, prepare, tally
+from repsim_cli.engine.study import OfMeasures, Study
+from repsim_cli.engine.without_value import Lacking, measures_with_values
+from repsim_cli.measures import Measure
+from repsim_cli.models.loading import WHOLE, Loading
+from repsim_cli.models.shapes import Vocabulary
+from repsim_cli.models.sizes import all_at_once, resident_bytes
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.transformers import predicts_next
+from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.results import Run, quiet
+from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, Change, Texts
+
+HEAD = "AutoModelForCausalLM"
+UNITS = {
+    RELATIVE: "norm of the difference / norm in the base",
+    COSINE: "cosine",
+    KL: "nats",
+    NEXT: "id of the most likely next token",
+}
+
+
+@studies.register("tuned")
+class Tuned(Study):
+    """Compares models with the model that they were made from (`base`), layer by layer and token by token.
+
+    All models run over the same text, with their output heads; where they do not fit into memory together, the base
+    runs with each of the others in turn. Every layer is compared with the same layer of the base, by the measures of
+    the run, and for every token by the norm of the difference over the norm in the base and by the cosine. The
+    distribution over the next token is compared with that of the base, KL(base || model) in nats.
+
+    examples: how many tokens, and how many texts, are listed of each model: those that change most.
+    Example: repsim run study=tuned model=[] +model.before='{kind: transformers, path: DIR}' +model.after='{kind:
+        transformers, path: DIR}' base=before data=local_text data.path=FILE
+    """
+
+    # differences are those of the vectors as they are
+    takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+    by_block: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        base: str | None = None,
+        examples: Medium = 20,
+        **given: Unpack[OfMeasures],
+    ):
+        model, extract = given["model"], given["extract"]
+        if base is None:
+            raise BadInput("base: the model that the others were made from is needed, got base=null; set base=LABEL")
+        if len(model) < 2:
+            raise BadInput(f"model: a model to compare with the base is needed, got {list(model)}; select two or more")
+        if extract.unit not in ("token", "word") or extract.piece == "mean":
+            got = extract.unit if extract.unit not in ("token", "word") else "piece=mean"
+            raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
+        if extract.estimate == "moments":
+            raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
+        given["model"] = _with_tokenizer_of(base, model)
+        self.comparison = comparison_of(given, side_by_side=True)
+        self.base, self.examples = base, examples
+        self.readings, self.measures = self.comparison.readings, self.comparison.measures
+        self.skipped = self.comparison.skipped
+        self.reference = next(reading for reading in self.readings if reading.label == base)
+        self.tuned = [reading for reading in self.readings if reading.label != base]
+        footprint.check_fits(self.comparison, self.memory)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        wanted = [(layer.name, layer.width) for layer in self.reference.layers]
+        for reading in self.tuned:
+            layers = [(layer.name, layer.width) for layer in reading.layers]
+            if layers != wanted:
+                raise BadInput(
+                    f"model.{reading.label}: its layers are not those of the base '{self.base}', got {len(layers)} of "
+                    f"width {layers[0][1]} for {len(wanted)} of width {wanted[0][1]}; compare models of one base"
+                )
+
+    def memory(self, rows: int) -> dict[str, float]:
+        """Bytes, estimated: weights, a forward batch, rows of all layers, a pair of layers, and the logits of the base
+        and of one other model at a time."""
+        compared = self.comparison
+        hardware, live = compared.hardware, compared.live
+        turns = [[live[x.label] for x in [self.reference, *turn]] for turn in self._turns(self.tuned)]
+        features = sum(layer.width for layer in compared.layers)
+        vocabulary = max(source.vocabulary for source in live.values())
+        squares = max(measure.slow.squares if measure.slow else measure.squares for measure in self.measures.values())
+        cells = most_places(places(live, compared.extract), hardware) * vocabulary
+        return {
+            "Python and its libraries": 0.5e9,
+            **passing(live, compared.extract, hardware, features, together=True),
+            "weights": max(resident_bytes(turn, hardware, together=True) for turn in turns),
+            "output heads": 4.0 * max(sum(source.vocabulary * source.width for source in turn) for turn in turns),
+            "logits": 4.0 * 4 * cells + 8.0 * 6 * CELLS,
+            "rows": 4.0 * 3 * rows * features,
+            "pairs of layers": 8.0 * 4 * rows**2 * squares,
+            "changes": self._changes_bytes(),
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """What a run would do: models, layers, measures, forward passes, memory in GB."""
+        compared, turns = self.comparison, self._turns(self.tuned)
+        length = usual_length(compared.live, compared.data, compared.extract)
+        return {
+            "models": shown(compared.models, compared.hardware),
+            "base": self.base,
+            "layers of each": len(self.reference.layers),
+            "measures": list(self.measures),
+            "estimate": compared.extract.estimate,
+            "outputs of": [label for label, source in compared.live.items() if predicts_next(source)],
+            "in memory together": [" and ".join([self.base, *(x.label for x in turn)]) for turn in turns],
+            "forward passes, unless stored": (len(self.tuned) + len(turns))
+            * passes(compared.extract.sequences, length, compared.hardware),
+            **needs(
+                self._costs(),
+                compared.hardware,
+                memory=self.memory(footprint.rows_at_once(compared)),
+                disk={"changes of every token": self._changes_bytes()},
+                figures=len(self.measures) + 3,
+            ),
+        }
+
+    def _changes_bytes(self) -> float:
+        """Bytes of what is noted of every token, in float64."""
+        extract, models, live = self.comparison.extract, self.comparison.models, self.comparison.live
+        tokens = min(most_rows(models, extract), extract.sequences * places(live, extract))
+        return 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned)
+
+    def _costs(self) -> dict[str, Cost]:
+        compared, rows = self.comparison, footprint.rows_at_once(self.comparison)
+        extract, hardware, live = compared.extract, compared.hardware, compared.live
+        length = usual_length(live, compared.data, extract)
+        total = min(most_rows(compared.models, extract), extract.sequences * length)
+        pairs = len(compared.layers) - len(self.reference.layers)
+        widths = [layer.width for layer in compared.layers]
+        count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
+        return {
+            "forward passes": forward_cost(live.values(), extract.sequences, length, hardware, vocabularies=True),
+            "similarity": pairs_cost(self.measures.values(), widths, pairs, rows, hardware, batches=count),
+        }
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.comparison.hardware)
+        with run.stage("data"):
+            sequences = self.comparison.sequences(run)
+            comparison = self.comparison.counted(run, sequences)
+        changes = self._changes(run, comparison, sequences)
+        with run.stage("results"):
+            return self._results(run, comparison, changes, sequences[self.base])
+
+    def _changes(self, run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Tensors]:
+        """What changed in each model, from the cache where it has it: only the others run, with the base."""
+        identities = identified(run, comparison)
+        keys: dict[str, str | None] = {}
+        if comparison.cache:
+            content = Content.of(comparison, sequences, identities, by=__name__)
+            keys = {x.label: content.of_change((self.base, x.label), comparison.measures) for x in self.tuned}
+        with finished_units(run, "changes", keys) as (known, keep):
+            missing = [reading for reading in self.tuned if reading.label not in known]
+            counts = tally(run, {x.label: x.source for x in [self.reference, *missing]} if missing else {})
+            for turn in self._turns(missing):
+                for label, change in self._measured(run, comparison, turn, sequences, counts).items():
+                    keep(label, change)
+                    known[label] = change
+                gc.collect()
+        return {reading.label: known[reading.label] for reading in self.tuned}
+
+    def _turns(self, tuned: Sequence[Reading]) -> list[list[Reading]]:
+        """Which of these models are in memory together, with the base: all, or one after the other."""
+        sources = [x.source for x in [self.reference, *tuned] if isinstance(x.source, Source)]
+        return (
+            [[*tuned]] if tuned and all_at_once(sources, self.comparison.hardware) else [[reading] for reading in tuned]
+        )
+
+    def _measured(
+        self,
+        run: Run,
+        comparison: Comparison,
+        tuned: Sequence[Reading],
+        sequences: Mapping[str, Sequences],
+        counts: Tally,
+    ) -> dict[str, Tensors]:
+        """What changed in these models, from a single pass over the text, in which each of them and the base run
+        once."""
+        with run.stage("models"):
+            readings, modules = self._opened(run, [self.reference, *tuned])
+        run.manifest["models_run"] = list(dict.fromkeys([*run.manifest["models_run"], *modules]))
+        changes = {reading.label: Change() for reading in tuned}
+        count, extract = len(self.reference.layers), comparison.extract
+        with run.stage("activations, outputs and similarity"):
+            rows = self._paired(readings, modules, sequences, changes, run, counts)
+            taken = batches(rows, extract, comparison.total, comparison.seed)
+            both = ((batch[:count] * len(tuned), batch[count:]) for batch in taken)
+            try:
+                compared, notices = estimate_counterparts(
+                    comparison.measures,
+                    both,
+                    names=[
+                        (str(of_base), str(layer))
+                        for reading in tuned
+                        for of_base, layer in zip(self.reference.layers, reading.layers, strict=True)
+                    ],
+                    estimate=extract.estimate,
+                    tile=comparison.hardware.tile,
+                    labels=comparison.labels(sequences),
+                )
+            except Degenerate as error:
+                raise RunFailed(str(error)) from error
+        for notice in notices:
+            run.warn(notice)
+        return {
+            label: {
+                **change.tensors(),
+                **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
+                **{
+                    f"why of {name}": _encoded({r % count: why for r, why in x.undefined.items() if r // count == i})
+                    for name, x in compared.items()
+                },
+                **{
+                    f"se of {name}": x.se[i * count : (i + 1) * count]
+                    for name, x in compared.items()
+                    if x.se is not None
+                },
+                "counted": torch.tensor([next(iter(compared.values())).rows, next(iter(compared.values())).batches]),
+            }
+            for i, (label, change) in enumerate(changes.items())
+        }
+
+    def _opened(self, run: Run, readings: Sequence[Reading]) -> tuple[list[Reading], dict[str, nn.Module]]:
+        """The models, with their output heads where they and the base predict the next token; their logits are read
+        as one layer more."""
+        modules: dict[str, nn.Module] = {}
+        opened: list[Reading] = []
+        for reading in readings:
+            assert isinstance(reading.source, Source)
+            module, how = None, loading(self.comparison.hardware, self.comparison.devices[reading.label])
+            if not opened or opened[0].points[-1] == LOGITS:
+                try:
+                    module = whole(reading.source, how)
+                except BadInput as error:
+                    run.warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
+            if module is None:
+                module = named(reading.label, partial(reading.source.load, how=how), reading.eager)
+                opened.append(reading)
+            else:
+                logits = Layer(reading.label, "logits", reading.source.vocabulary)
+                opened.append(replace(reading, points=[*reading.points, LOGITS], layers=[*reading.layers, logits]))
+            modules[reading.label] = module
+        return opened, modules
+
+    def _paired(
+        self,
+        readings: Sequence[Reading],
+        modules: Mapping[str, nn.Module],
+        sequences: Mapping[str, Sequences],
+        changes: Mapping[str, "Change"],
+        run: Run,
+        counts: Tally,
+    ) -> Iterator[Block]:
+        """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
+        count, extract, hardware = len(self.reference.layers), self.comparison.extract, self.comparison.hardware
+        remedies = Remedies(extract, rows_left(sequences[self.base], extract))
+        progress = partial(run.progress, label="activations and outputs", unit="batches")
+
+        def stream(reading: Reading, progress: Any) -> Iterator[Block]:
+            # with the sequences of all models, whose windows are then the same
+            rows = blocks([reading], modules, {}, sequences, extract, hardware, progress, tally=counts)
+            return remedies.rows(rows)
+
+        base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))
+        for first, of_base in base:
+            rows = of_base[:count]
+            for reading, other in zip(readings[1:], others, strict=True):
+                _, of_other = next(other)
+                changes[reading.label].add(reading.layers[:count], of_base, of_other)
+                rows += of_other[:count]
+            yield Block(first, rows)
+
+    def _listed(self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
+        """The measures with a value at all; what has none is listed."""
+        layers, found = [layer.name for layer in self.reference.layers], {}
+        for name in comparison.measures:
+            missing = [(label, *each) for label, x in changes.items() for each in _decoded(x[f"why of {name}"])]
+            cells = len(layers) * len(changes)
+            found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
+            for label, r, why in missing:
+                run.without_value.append([name, str(self.base), label, layers[r], layers[r], why])
+        return {name: comparison.measures[name] for name in measures_with_values(run, found)}
+
+    def _results(
+        self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors], sequences: Sequences
+    ) -> Results:
+        matrices, curves = {}, {}
+        layers = [layer.name for layer in self.reference.layers]
+        measures = self._listed(run, comparison, changes)
+        rows = {KL: ["logits"], NEXT: ["base", "model"]}
+        for number, (label, change) in enumerate(changes.items()):
+            for kind in (kind for kind in UNITS if kind in change):
+                values = change[kind].double().numpy()
+                matrices[f"{kind}, {label}"] = Matrix(
+                    rows=Side(model=label, layers=rows.get(kind, layers)),
+                    columns=Side(model="tokens", layers=[]),
+                    values=run.write_array(slug(kind, f"{number:02d}", label), values),
+                    n=values.shape[1],
+                    label=UNITS[kind],
+                    about={"kind": kind},
+                )
+            for name, measure in measures.items():
+                quantity, se = f"{name} with {self.base}", change.get(f"se of {name}")
+                curves[f"{quantity}, {label}"] = Curve(
+                    x=Axis(name="layer"),
+                    y=Axis(name=f"{measure.card.label} with {self.base}"),
+                    at=layers,
+                    lines={"same layer": [*map(known, change[f"of {name}"].tolist())]},
+                    errors={} if se is None else {"same layer": [*map(known, se.tolist())]},
+                    bounds=list(measure.card.bounds),
+                    about={
+                        "quantity": quantity,
+                        "model": label,
+                        "levels": {},
+                        "estimate": comparison.extract.estimate,
+                        "rows": int(change["counted"][0]),
+                        "batches": int(change["counted"][1]),
+                    },
+                )
+        texts = Texts(comparison.tokenizers[self.base], sequences, comparison.extract)
+        tables = {
+            "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
+            "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
+        }
+        return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)
+
+
+def _encoded(why: Mapping[int, str]) -> Tensor:
+    """Why layers have no value, as a tensor, which the cache holds."""
+    return torch.tensor(list(json.dumps([*why.items()]).encode()), dtype=torch.uint8)
+
+
+def _decoded(why: Tensor) -> list[tuple[int, str]]:
+    return json.loads(bytes(why.tolist()))
+
+
+def _with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:
+    """The models, all of which read the base's tokens. Raises BadInput for one that does not know them."""
+    live: dict[str, Source] = {}
+    for label, source in models.items():
+        if not isinstance(source, Source) or source.modality != "text":
+            what = f"a model of {source.modality}" if isinstance(source, Source) else "stored activations"
+            raise BadInput(f"model.{label}: it reads no text, got {what}; compare language models")
+        live[label] = source
+    tokenizer = live[base].tokenizer
+    wanted = named(base, tokenizer)
+    for label, source in live.items():
+        if not _knows(named(label, source.tokenizer), wanted):
+            raise BadInput(
+                f"model.{label}: its tokenizer lacks tokens of the base '{base}', or numbers them differently, got "
+                "another vocabulary; compare models of one base"
+            )
+    return {label: replace(source, tokenizer=tokenizer) for label, source in live.items()}
+
+
+def _knows(tokenizer: Any, wanted: Any) -> bool:
+    """Whether a tokenizer has all tokens of another, under the same ids. In a dry run, a name and a file may agree."""
+    if isinstance(tokenizer, Vocabulary) or isinstance(wanted, Vocabulary):
+        return type(tokenizer) is not type(wanted) or tokenizer == wanted
+    return wanted.get_vocab().items() <= tokenizer.get_vocab().items()
+
+
+def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
+    """The model with its next-token head. Raises BadInput where it has none."""
+    if not predicts_next(source):
+        raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
+    return source.with_head(HEAD, how)

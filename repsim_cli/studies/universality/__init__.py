@@ -1,0 +1,1 @@
+"""Do independently trained models of a kind become alike?"""

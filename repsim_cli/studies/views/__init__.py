@@ -1,0 +1,1 @@
+"""What do the rows of a layer look like: distances, neighbours, couplings?"""

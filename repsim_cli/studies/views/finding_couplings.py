@@ -1,0 +1,143 @@
+"""Whether Gromov-Wasserstein matches each row with itself between two layers (Gao et al. 2024, figure 10)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.panels import bar_beside, headline, pages, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Weighed, claim
+from repsim_cli.findings.evidence import by_sign
+from repsim_cli.runs.content import Matrix, Table
+
+COLUMNS = [
+    "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
+    "on the diagonal", "within classes",
+]  # fmt: skip
+Square = Float[np.ndarray, "n n"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Couplings:
+    """How much of each coupling stays with its row and within its class, and whether the identity would have a smaller
+    objective. It has no settings."""
+
+
+def is_permutation(coupling: Square) -> bool:
+    """Whether each row goes to one row.
+
+    >>> is_permutation(np.eye(2) / 2), is_permutation(np.full((2, 2), 0.25))
+    (True, False)
+    """
+    cells = coupling != 0
+    return bool((cells.sum(0) == 1).all() and (cells.sum(1) == 1).all())
+
+
+def on_diagonal(coupling: Square) -> float:
+    """The mass that stays with its row: 1 for the identity, 1 / n on average for a random permutation."""
+    return float(np.trace(coupling))
+
+
+def within(coupling: Square, classes: Sequence[str]) -> float:
+    """The mass that goes to a row of the same class.
+
+    >>> within(np.array([[0.0, 0.5], [0.5, 0.0]]), ["a", "a"]), within(np.eye(2)[::-1] / 2, ["a", "b"])
+    (1.0, 0.0)
+    """
+    of = np.array(classes)
+    return float(coupling[of[:, None] == of].sum())
+
+
+# ---- claims ----
+
+NEEDS = "needs a run that computed couplings (options.couplings={})"
+SAME = 1e-9  # by which two objectives may differ and be of one plan
+
+
+@claim(
+    "Gao et al. 2024, figure 10",
+    statistic="share of the pairs of layers whose plan has a smaller objective than the identity",
+    threshold=0.5,
+)
+def couplings_are_not_the_identity(objectives: Sequence[tuple[float, float]]) -> Weighed:
+    """The transport plan does not conform to the identity."""
+    # whether the solver ends there depends on its start, so the objectives of the plan and the identity are compared
+    better = [plan < identity * (1 - SAME) for plan, identity in objectives]
+    evidence = by_sign(sum(better), len(better), "pairs of layers, each as likely better as not")
+    return Weighed(float(np.mean(better)), evidence)
+
+
+# ---- figures ----
+
+SIDE, SMALLEST = 1.25, 0.95  # of a panel, inches
+ACROSS, MOST = 5, 12  # panels side by side, as published, and in a figure
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """couplings-NUMBER-MODEL, with all pairs of layers of a model, on demand or where there are few models"""
+    measured = run.measured("couplings")
+    models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
+    for number, model in enumerate(models if whole or len(models) <= FEW else ()):
+        plans = [matrix for matrix in measured if matrix.about["model"] == model]
+        for name, some in pages(slug("couplings", f"{number:02d}", model), plans, MOST):
+            yield name, partial(_panels, run, model, some)
+
+
+def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
+    """The mass of every cell over that of a row, 1 / n; lines separate classes."""
+    classes, n = run.results.about["batch"]["classes"], len(plans[0].rows.layers)
+    starts = list(dict.fromkeys(matrix.about["starts"] for matrix in plans))
+    across = ACROSS - ACROSS % len(starts)  # those of one pair of layers beside each other
+    figure, axes = panels(len(plans), min(across, len(plans)), SIDE, SIDE, gaps=(0.3, 0.72), least=SMALLEST)
+    ends = [i + 0.5 for i, (a, b) in enumerate(pairwise(classes)) if a != b] if classes else []
+    image: Any = None
+    for panel, matrix in zip(axes, plans, strict=True):
+        coupling = run.array(matrix.values)
+        image = panel.imshow(n * coupling, cmap="Greys", vmin=0, vmax=1)
+        panel.plot([-0.5, n - 0.5], [-0.5, n - 0.5], color="#c44e52", linewidth=0.6, alpha=0.8)
+        for end in ends:
+            panel.axhline(end, color="#3b75af", linewidth=0.7)
+            panel.axvline(end, color="#3b75af", linewidth=0.7)
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.set_ylabel(matrix.rows.model, fontsize=7, labelpad=2, parse_math=False)
+        panel.set_xlabel(matrix.columns.model, fontsize=7, labelpad=2, parse_math=False)
+        numbers = f"on the diagonal {on_diagonal(coupling):.2f}\nobjective {matrix.about['objective']:.2g}"
+        panel.set_title(f"{matrix.about['starts']}\n{numbers}", fontsize=6.5, pad=3, loc="left")
+    bar_beside(figure, image, "share of the row's mass")
+    order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
+    said = f"objective in squared mean distances; by chance {1 / n:.2f} is on the diagonal"
+    headline(figure, f"{model}: couplings of {n} rows{order}\n{said}", 0.5)
+    return figure
+
+
+@analysis(studies=("views",), unasked=lambda planned: planned.options.get("couplings", {}) is not None, figures=figures)
+def couplings(run: Finished, options: Couplings, claims: Sequence[Claim]) -> Part:
+    measured = run.measured("couplings")
+    if not measured:
+        return Part(claims=[each.untestable("gromov_wasserstein", NEEDS) for each in claims])
+    classes = run.results.about["batch"]["classes"]
+    rows: list[list[Any]] = []
+    objectives: dict[str, list[tuple[float, float]]] = {}
+    for matrix in measured:
+        about, coupling = matrix.about, run.array(matrix.values)
+        kind = "permutation" if is_permutation(coupling) else "spread"
+        inside = None if classes is None else within(coupling, classes)
+        solved = [about[key] for key in ("starts", "objective", "from", "objective of the identity")]
+        head = [about["model"], matrix.rows.model, matrix.columns.model]
+        rows.append([*head, *solved, kind, on_diagonal(coupling), inside])
+        objectives.setdefault(about["starts"], []).append((about["objective"], about["objective of the identity"]))
+    return Part(
+        tables={"couplings": Table(columns=COLUMNS, rows=rows)},
+        claims=[
+            each.verdict(f"gromov_wasserstein, {starts}", pairs)
+            for each in claims
+            for starts, pairs in objectives.items()
+        ],
+    )

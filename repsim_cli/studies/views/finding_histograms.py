@@ -1,0 +1,200 @@
+"""How far the distances among rows shift from one layer to the next (Gao et al. 2024, figures 2 and 11)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Num
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.lines import of_layers
+from repsim_cli.figures.panels import columns, edges, headline, name_panels, pages, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_jackknife, over_places
+from repsim_cli.findings.layers import point_of
+from repsim_cli.runs.content import Axis, Curve, Matrix, Table
+
+Shifts = Mapping[str, Sequence[float]]  # by model, KL(block || the block before), from the second block on
+
+MEASURE = "histograms of distances"
+COLUMNS = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
+QUANTITY = "KL from previous layer"
+PSEUDO = 0.5  # distances added to every bin before two histograms are compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histograms:
+    """KL divergence between the distances within layers that follow each other in the network. It has no settings."""
+
+
+def divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray, " bins"]) -> float:
+    """KL(a || b) = sum p log(p / q) in nats, of two histograms in the same bins, where p and q are the shares of the
+    bins after half a distance is added to each: no bin is empty, and equal histograms are at 0.
+
+    Shares 0.7, 0.3 and 0.3, 0.7 are 0.4 log(7 / 3) apart:
+
+    >>> round(divergence(np.array([3, 1]), np.array([1, 3])), 6)
+    0.338919
+    """
+    p, q = ((counts + PSEUDO) / (counts + PSEUDO).sum() for counts in (a, b))
+    return max(0.0, float(np.sum(p * np.log(p / q))))
+
+
+def shifts(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
+    """KL(layer || the layer before) from the second layer on."""
+    return [divergence(after, before) for before, after in pairwise(counts)]
+
+
+def between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
+    """Of KL from each layer to the next those between the same hook point of two blocks: claims compare blocks."""
+    points = [point_of(name).rstrip("0123456789") for name in names]
+    return [value for value, (before, after) in zip(kl, pairwise(points), strict=True) if before == after]
+
+
+# ---- claims ----
+
+OVER_ROWS = "standard error over the rows, a tenth left out at a time"
+NEEDS = "needs a run that made histograms of distances (options.histograms={})"
+NO_BASE = "needs a base of two blocks"
+PUBLISHED = 0.11  # the largest KL between consecutive blocks of the pre-trained BERT
+
+
+@claim(
+    "Gao et al. 2024, appendix F",
+    statistic="largest KL divergence between consecutive blocks of the base, nats",
+    threshold=PUBLISHED,
+    published="below",
+)
+def base_distances_stay(by_model: Shifts, left_out: Sequence[Shifts], base: str | None) -> Weighed | Untestable:
+    """Before fine-tuning, KL between consecutive blocks is at most 0.11."""
+    if base is None or not by_model[base]:
+        return Untestable(NO_BASE)
+    value, without = max(by_model[base]), [max(rest[base]) for rest in left_out]
+    return Weighed(value, by_jackknife(value, PUBLISHED, without, OVER_ROWS))
+
+
+@claim(
+    "Gao et al. 2024, appendix F",
+    statistic="largest KL divergence between consecutive blocks: mean of fine-tuned models minus base",
+    threshold=0.0,
+)
+def fine_tuning_shifts_distances(
+    by_model: Shifts, left_out: Sequence[Shifts], base: str | None
+) -> Weighed | Untestable:
+    """Fine-tuned models show larger KL between consecutive blocks (1.58 against 0.11)."""
+    others = [label for label, kl in by_model.items() if label != base and kl]
+    if base is None or not by_model[base] or not others:
+        return Untestable(f"{NO_BASE}, and another model")
+
+    def larger(of: Shifts) -> float:
+        return float(np.mean([max(of[label]) for label in others])) - max(of[base])
+
+    value = larger(by_model)
+    return Weighed(value, by_jackknife(value, 0.0, [larger(rest) for rest in left_out], OVER_ROWS))
+
+
+@claim(
+    "Gao et al. 2024, appendix F",
+    statistic="mean over models (but the base) of the relative depth of the block with the largest KL divergence",
+    threshold=0.66,
+)
+def distances_shift_late(by_model: Shifts, left_out: Sequence[Shifts], base: str | None) -> Weighed | Untestable:
+    """In fine-tuned models KL is large in later layers (the ninth block of 12)."""
+    others = [kl for label, kl in by_model.items() if label != base and len(kl) >= 3]
+    if not others:
+        return Untestable("needs a model of four blocks that is not the base")
+    counts = [len(kl) for kl in others]
+
+    def mean(places: np.ndarray) -> np.ndarray:
+        return ((places + 1) / counts).mean(1)
+
+    return Weighed(*over_places([int(np.argmax(kl)) for kl in others], counts, mean, "of the largest KL"))
+
+
+# ---- figures ----
+
+WIDTH, HEIGHT, NARROWEST = 1.3, 0.75, 0.85  # of a panel, inches
+MOST = 30  # panels of a figure
+SCALES = {"none": "Euclidean distance of two rows", "mean": "distance of two rows over their layer's mean"}
+FILL, BEFORE = "#3b75af", "0.45"
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """by-layer-KL_from_previous_layer; histograms-NUMBER-MODEL on demand, or where there are few models"""
+    measured = run.measured("histograms")
+    for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
+        for name, places in pages(
+            slug("histograms", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
+        ):
+            yield name, partial(_panels, run, matrix, places)
+    yield from of_layers(run.results.curves, "histograms", run.seeds)
+
+
+def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
+    """The share of all pairs of rows in each bin; the layer before is outlined, with KL(layer || layer before)."""
+    ends, counts = run.array(matrix.details["edges"]), run.array(matrix.values)
+    kl, shares = shifts(counts), counts / counts.sum(1, keepdims=True)
+    figure, axes = panels(len(places), columns(len(places)), WIDTH, HEIGHT, gaps=(0.1, 0.24), least=NARROWEST)
+    names, said = by_block(matrix.rows.layers)
+    name_panels(axes, [names[place] for place in places])
+    for number, panel, (_, lowest) in zip(places, axes, edges(axes), strict=True):
+        panel.stairs(shares[number], ends, fill=True, color=FILL, alpha=0.85)
+        if number:
+            panel.stairs(shares[number - 1], ends, color=BEFORE, linewidth=0.8)
+            place = {"transform": panel.transAxes, "ha": "right", "va": "top", "fontsize": 7}
+            panel.text(0.97, 0.95, f"KL {kl[number - 1]:.2g}", **place)
+        panel.set_xlim(0, ends[-1])
+        panel.set_ylim(0, 1.3 * shares[max(number - 1, 0) : number + 1].max())
+        panel.locator_params(axis="x", nbins=3, prune="upper")
+        panel.set_yticks([])
+        panel.spines[["top", "right", "left"]].set_visible(False)
+        panel.tick_params(labelsize=6, length=2)
+        if not lowest:
+            panel.set_xticklabels([])
+    width, height = figure.get_size_inches()
+    figure.supylabel("share of pairs", fontsize=8, x=-0.2 / width)
+    below = f"{SCALES[matrix.about['scale']]} (outlined: the layer before; KL from it in nats)"
+    figure.supxlabel(below, fontsize=8, y=-0.22 / height, va="top")
+    title = f"{matrix.rows.model}: distances within layers, {int(counts[0].sum()):,} pairs of rows"
+    headline(figure, f"{title}\n{said + '; ' if said else ''}each panel to its own height", 0.22)
+    return figure
+
+
+@analysis(
+    studies=("views",), unasked=lambda planned: planned.options.get("histograms", {}) is not None, figures=figures
+)
+def histograms(run: Finished, options: Histograms, claims: Sequence[Claim]) -> Part:
+    measured = run.measured("histograms")
+    if not measured:
+        return Part(claims=[each.untestable(MEASURE, NEEDS) for each in claims])
+    rows, lines, by_model = [], {}, {}
+    left_out: list[dict[str, list[float]]] = []
+    for matrix in measured:
+        label, names, counts = matrix.rows.model, matrix.rows.layers, run.array(matrix.values)
+        forward = shifts(counts)
+        backward = [divergence(before, after) for before, after in pairwise(counts)]
+        spread = run.array(matrix.details["spread"]).tolist()
+        for name, (mean, deviation, _), *kl in zip(names, spread, [None, *forward], [None, *backward], strict=True):
+            rows.append([label, name, mean, deviation, *kl])
+        lines[f"{QUANTITY}, {label}"] = Curve(
+            x=Axis(name="layer"),
+            y=Axis(name="KL(layer || previous layer)", unit="nats"),
+            at=names[1:],
+            lines={"KL": [*forward]},
+            about={"quantity": QUANTITY, "model": label},
+        )
+        by_model[label] = between_blocks(names, forward)
+        without = run.array(matrix.details["left out"])
+        left_out = left_out or [{} for _ in without]
+        for rest, part in zip(left_out, without, strict=True):
+            rest[label] = between_blocks(names, shifts(part))
+    return Part(
+        tables={"distances": Table(columns=COLUMNS, rows=rows)},
+        curves=lines,
+        claims=[each.verdict(MEASURE, by_model, left_out, run.base) for each in claims],
+    )

@@ -1,0 +1,189 @@
+"""How many of the nearest rows of a row stay the nearest in later layers (Gao et al. 2024, figure 9, table 5)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import scipy
+from jaxtyping import Float, Int
+
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import MARKERS
+from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.lines import of_layers
+from repsim_cli.figures.panels import columns, headline, name_panels, pages, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import by_units
+from repsim_cli.runs.content import Axis, Curve, Matrix, Table
+
+QUANTITY = "neighbours kept"
+COLUMNS = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
+PLANE = "t-SNE plane"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """Overlap of the nearest rows of each layer with those of the first layer. It has no settings."""
+
+
+def overlap(a: Int[np.ndarray, "... k"], b: Int[np.ndarray, "... k"]) -> Float[np.ndarray, "..."]:
+    """Jaccard similarity of sets of k: shared members over those in either, 0 to 1.
+
+    >>> overlap(np.array([[1, 2, 3]]), np.array([[3, 2, 9]])).tolist()
+    [0.5]
+    """
+    shared = (a[..., :, None] == b[..., None, :]).sum((-2, -1))
+    return shared / (2 * a.shape[-1] - shared)
+
+
+def chance(rows: int, k: int) -> float:
+    """The expected overlap of two sets of k drawn independently from the rows - 1 others.
+
+    >>> round(chance(16, 5), 4)
+    0.2144
+    """
+    shared = np.arange(k + 1)
+    shares = scipy.stats.hypergeom.pmf(shared, rows - 1, k, k)
+    return float(shares @ (shared / (2 * k - shared)))
+
+
+# ---- claims ----
+
+NEEDS = "needs a run that looked for neighbours (options.neighbours={})"
+HALF = 0.33  # the Jaccard similarity of two sets that share half of their members
+
+
+@claim(
+    "Gao et al. 2024, table 5",
+    statistic="mean over models, rows and layers (without the first) of the overlap with the first",
+    threshold=HALF,
+    published="below",
+)
+def neighbours_change(overlaps: Sequence[np.ndarray], by_chance: float) -> Weighed | Untestable:
+    """The five nearest rows change across blocks (overlaps of 0.22, 0.20, 0.20)."""
+    # as few as chance gives are no change that could be seen: planes without any relation overlap as little
+    by_row = np.mean([layers.mean(0) for layers in overlaps], axis=0)
+    how = f"standard error over {len(by_row)} rows, below {HALF} and above chance ({by_chance:.2f})"
+    few, some = by_units(by_row, HALF, how), by_units(-by_row, -by_chance, how)
+    return Weighed(float(by_row.mean()), replace(few, below=max(few.below, some.below)))
+
+
+# ---- figures ----
+
+SIDE, SMALLEST, MOST = 1.25, 0.9, 30  # inches of a panel; panels of a figure
+PLAIN = "0.62"
+KEPT: dict[str, Any] = {"linewidth": 1.1}
+NEW: dict[str, Any] = {"linewidth": 0.6, "linestyle": (0, (1, 1.5)), "alpha": 0.8}
+EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.7}
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """by-layer-neighbours_kept; neighbours-NUMBER-MODEL on demand, or where there are few models"""
+    measured = run.measured("neighbours")
+    for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
+        for name, places in pages(
+            slug("neighbours", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
+        ):
+            yield name, partial(_panels, run, matrix, places)
+    yield from of_layers(run.results.curves, "neighbours", run.seeds)
+
+
+def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
+    """Lines lead from each chosen row to its nearest, full where that row was among the nearest in the first layer."""
+    from matplotlib import colormaps
+    from matplotlib.lines import Line2D
+
+    batch, samples = run.results.about["batch"], matrix.about["samples"]
+    planes, nearest = run.array(matrix.values), run.array(matrix.details[PLANE]).astype(int)[:, samples]
+    inks = {place: colormaps["tab10"](i % 10) for i, place in enumerate(samples)}
+    classes = batch["classes"] or [""] * len(batch["rows"])
+    shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
+    figure, axes = panels(len(places), columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)
+    names, said = by_block(matrix.rows.layers)
+    name_panels(axes, [names[place] for place in places])
+    for number, panel in zip(places, axes, strict=True):
+        plane = planes[number]
+        for sample, (place, ink) in enumerate(inks.items()):
+            kept = np.isin(nearest[number, sample], nearest[0, sample])
+            for others, style in ((nearest[number, sample][kept], KEPT), (nearest[number, sample][~kept], NEW)):
+                ends = np.stack([np.broadcast_to(plane[place], (len(others), 2)), plane[others]])
+                panel.plot(*ends.transpose(2, 0, 1), color=ink, zorder=1, **style)
+        for name, shape in shapes.items():
+            rest = [place for place, other in enumerate(classes) if other == name and place not in inks]
+            panel.plot(*plane[rest].T, shape, color=PLAIN, markersize=4, markeredgecolor="white", markeredgewidth=0.4)
+        for place, ink in inks.items():
+            panel.plot(*plane[place], shapes[classes[place]], color=ink, markersize=6, **EDGE)
+        panel.set_xticks([])
+        panel.set_yticks([])
+        panel.margins(0.1)
+        panel.spines[:].set_color("0.8")
+    handles = [
+        Line2D(
+            [], [], color=ink, marker=shapes[classes[place]], markersize=5, label=f"row {batch['rows'][place]}", **EDGE
+        )
+        for place, ink in inks.items()
+    ]
+    handles += [
+        Line2D([], [], color=PLAIN, marker=shape, markersize=4, linewidth=0, label=name)
+        for name, shape in shapes.items()
+        if name
+    ]
+    handles += [
+        Line2D([], [], color="0.3", label="near in the first layer too", **KEPT),
+        Line2D([], [], color="0.3", label="near here alone", **NEW),
+    ]
+    legend = figure.legend(
+        handles=handles, fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    what = f"t-SNE of {len(planes[0])} rows, lines from {len(samples)} of them to their {matrix.about['k']} nearest"
+    headline(figure, f"{matrix.rows.model}: {what}" + (f"; {said}" if said else ""), 0.26)
+    return figure
+
+
+@analysis(
+    studies=("views",), unasked=lambda planned: planned.options.get("neighbours", {}) is not None, figures=figures
+)
+def neighbours(run: Finished, options: Neighbours, claims: Sequence[Claim]) -> Part:
+    measured = run.measured("neighbours")
+    if not measured:
+        return Part(claims=[each.untestable("neighbours", NEEDS) for each in claims])
+    # all models have one batch
+    rows, k, samples = measured[0].columns.layers, measured[0].about["k"], measured[0].about["samples"]
+    names, by_chance = [rows[place] for place in samples], chance(len(rows), k)
+    tables, means, lines = {}, [], {}
+    overlaps: dict[str, list[np.ndarray]] = {}
+    for matrix in measured:
+        label, layers = matrix.rows.model, matrix.rows.layers
+        listed: list[list[Any]] = []
+        kept_by: dict[str, list[float | None]] = {}
+        for space, path in matrix.details.items():
+            nearest = run.array(path).astype(int)
+            of_all = overlap(nearest[:1], nearest)
+            kept = of_all[:, samples]
+            listed += [[space, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
+            for name, row in zip(names, kept.T, strict=True):
+                means.append([label, space, name, float(row.mean()), float(row[1:].mean()), by_chance])
+            overlaps.setdefault(space, []).append(of_all[1:])
+            kept_by[space] = kept[1:].mean(1).tolist()
+        tables[f"neighbours of {label}"] = Table(columns=["space", "layer", *names], rows=listed)
+        lines[f"{QUANTITY}, {label}"] = Curve(
+            x=Axis(name="layer"),
+            y=Axis(name=f"overlap with the first layer's\n{k} nearest rows"),
+            at=layers[1:],
+            lines=kept_by,
+            about={"quantity": QUANTITY, "model": label, "levels": {"by chance": by_chance}},
+        )
+    return Part(
+        tables={QUANTITY: Table(columns=COLUMNS, rows=means), **tables},
+        curves=lines,
+        claims=[
+            each.verdict(f"neighbours, {space}", of_models, by_chance)
+            for each in claims
+            for space, of_models in overlaps.items()
+        ],
+    )

@@ -1,0 +1,97 @@
+"""Distances among the rows of each layer: their spread and their histograms, in bins that the layers of a model share,
+of all rows and without a part of them (Gao et al. 2024, figures 2 and 11)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.measures.base import FLAT, centred
+from repsim_cli.measures.rdm import distance_rows
+
+DistanceScale = Literal["none", "mean"]
+Subsets = Bool[np.ndarray, "subsets n"]  # which rows are in each
+
+LEFT_OUT = 10  # groups of neighbouring rows that are left out in turn
+
+
+class Spread(NamedTuple):
+    """Over all pairs of rows i < j: mean, standard deviation and largest of the Euclidean distances."""
+
+    mean: float
+    deviation: float
+    largest: float
+
+
+def apart(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
+    """Rows in float64, centred and of mean squared norm 1, and the scale removed. Raises Degenerate where all rows are
+    equal, but for rounding."""
+    unit, scale = centred(x.double())
+    if scale <= FLAT * float(x.abs().max()):
+        raise Degenerate(
+            f"all rows are equal but for rounding, got a spread of {scale:.2g}; drop this layer or change the data"
+        )
+    return unit, scale
+
+
+def subsets(n: int) -> Subsets:
+    """All rows, then all but those of each of LEFT_OUT groups of neighbouring rows (at most n groups)."""
+    groups = np.array_split(np.arange(n), min(LEFT_OUT, n))
+    return np.stack([np.ones(n, bool), *(~np.isin(np.arange(n), group) for group in groups)])
+
+
+def distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
+    """(subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
+    unit, scale = apart(x)
+    for first, squared in distance_rows(unit):
+        rows, columns = np.triu_indices(len(squared), 1, squared.shape[1])
+        cells = squared.sqrt_().mul_(scale).cpu().numpy()[rows, columns]
+        for subset, kept in enumerate(of[:, first:]):
+            yield subset, cells if kept.all() else cells[kept[rows] & kept[columns]]
+
+
+def spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[Spread]:
+    """Of each subset, which has two rows or more."""
+    totals, squares, largest = np.zeros((3, len(of)))
+    for subset, cells in distances(x, of):
+        totals[subset] += cells.sum()
+        squares[subset] += cells @ cells
+        largest[subset] = max(largest[subset], cells.max(initial=0.0))
+    sizes = of.sum(1)
+    pairs = sizes * (sizes - 1) // 2
+    means, mean_squares = totals / pairs, squares / pairs
+    deviations = np.sqrt(np.maximum(0.0, mean_squares - means**2))
+    return [Spread(*each) for each in zip(means.tolist(), deviations.tolist(), largest.tolist(), strict=True)]
+
+
+class Histograms(NamedTuple):
+    """Of the layers of one model. Of all rows (the first subset), bin b counts distances from edges[b] to edges[b + 1],
+    the last bin both; every other subset has as many equal bins, up to its own largest distance."""
+
+    edges: Float[np.ndarray, " edges"]
+    counts: Int[np.ndarray, "subsets layers bins"]
+
+
+def histograms(
+    layers: Sequence[Float[Tensor, "n _"]],
+    of: Subsets,
+    spread: Sequence[Sequence[Spread]],
+    *,
+    bins: int,
+    scale: DistanceScale,
+) -> Histograms:
+    """How many of the distances of each layer fall into each of `bins` equal bins from 0 to the largest distance of any
+    layer. spread: of the subsets of each layer. scale: distances as they are (`none`), or over the mean of their layer
+    (`mean`)."""
+    units = np.array([[x.mean if scale == "mean" and x.mean else 1.0 for x in layer] for layer in spread])
+    tops = (np.array([[x.largest for x in layer] for layer in spread]) / units).max(0)
+    counts = np.zeros((len(of), len(layers), bins), int)
+    for layer, x in enumerate(layers):
+        for subset, cells in distances(x, of):
+            # rounding may leave the largest distance above the last edge
+            scaled = (cells / units[layer, subset]).clip(max=tops[subset])
+            counts[subset, layer] += np.histogram(scaled, bins, (0, tops[subset]))[0]
+    return Histograms(np.linspace(0, tops[0], bins + 1), counts)

@@ -1,0 +1,504 @@
+"""Every YAML composes, lists its function's keywords, has its header; every problem is found at once."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from types import UnionType
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+import yaml
+from helpers.composing import CONF, EXPERIMENTS, ROOT, composed
+from helpers.nights import nightly
+
+from repsim_cli import measures
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig, BadInput
+from repsim_cli.base.settings import Extract, Hardware, Positive, Ranked, Significance
+from repsim_cli.config import presets
+from repsim_cli.config.binding import MISSING, checked, model_function
+from repsim_cli.config.run import GROUPS, RunKeys, validate
+from repsim_cli.data.base import Data
+from repsim_cli.engine.footprint import memory_of
+
+SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
+
+
+def nested(annotation: Any) -> type | None:
+    """The dataclass in an annotation `X` or `X | None`."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if is_dataclass(kind)), None)
+
+
+LATER = {
+    "seed=${seed}": 0,
+    "length=auto": 128,
+    "sequences=auto": 64,
+    "rows=auto": 4096,
+    "at_most=auto": ["rows"],
+    "skip=auto": 4,
+    "normalise=auto": "features",
+}  # values that the run puts in
+
+
+def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """(where, function, given keywords) of every component under conf/."""
+    for group, room in (("model", registry.models), ("measure", registry.measures)):
+        for label, entry in presets.entries(group).items():
+            if entry != {"kind": "all"}:
+                component = room.get(entry["kind"])
+                function = model_function(component) if group == "model" else component.function
+                yield f"{group}.{label}", function, without_kind(entry)
+    for group in ("data", *SETTINGS):
+        for file in sorted((CONF / group).glob("*.yaml")):
+            content = yaml.safe_load(file.read_text())
+            function = registry.data.get(content["kind"]).function if group == "data" else SETTINGS[group]
+            yield f"{group}/{file.stem}", function, without_kind(content)
+
+
+def without_kind(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in entry.items() if key != "kind"}
+
+
+def test_components_have_keys_and_values_that_their_functions_take():
+    """Every key is a parameter and every value of its type; what has no default is given; no null repeats a default."""
+    seen = set()
+    for name, function, given in components():
+        check_keys(name, function, given)
+        values = {key: LATER.get(f"{key}={value}", value) for key, value in given.items() if value != MISSING}
+        problems: list[str] = []
+        checked(problems, name, function, values)
+        missing = [f"{name}.{key}: missing, got nothing; set it" for key in given.keys() - values.keys()]
+        assert problems == missing, name
+        seen.add(name)
+    files = {str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*.yaml")}
+    others = {file for file in files - seen if not file.startswith("experiment/")}
+    assert others == {"config", "hydra/launcher/slurm", "models", "measures"}
+    assert len(seen - files) == sum(len(presets.entries(group)) for group in presets.TABLES) - 1  # measure=all
+
+
+def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
+    """Of nested settings too."""
+    parameters = inspect.signature(function).parameters
+    assert not given.keys() - parameters.keys(), where
+    assert not {key for key, p in parameters.items() if p.default is p.empty} - given.keys(), where
+    assert not [key for key, value in given.items() if value is None and parameters[key].default is None], where
+    for key, value in given.items():
+        if isinstance(value, dict) and "kind" in value:
+            check_keys(f"{where}.{key}", registry.data.get(value["kind"]).function, without_kind(value))
+        elif isinstance(value, dict) and (inner := nested(parameters[key].annotation)):
+            check_keys(f"{where}.{key}", inner, value)
+
+
+def test_measures_list_their_settings():
+    """A measure's entry is named as its kind, and lists its settings with their defaults; a null says nothing."""
+    for label, entry in presets.entries("measure").items():
+        if label == "all":
+            continue
+        parameters = inspect.signature(registry.measures.get(label).function).parameters
+        defaults = {key: parameter.default for key, parameter in parameters.items() if parameter.default is not None}
+        assert entry == {"kind": label, **defaults}
+
+
+def test_every_registered_component_can_be_selected():
+    kinds = {group: {entry["kind"] for entry in presets.entries(group).values()} for group in ("measure", "model")}
+    assert kinds["measure"] == {*registry.measures.names(), "all"}
+    assert kinds["model"] == set(registry.models.names()) - {"trained", "memory"}
+    files = {yaml.safe_load(file.read_text())["kind"] for file in CONF.glob("data/*.yaml")}
+    assert files == set(registry.data.names()) - {"memory"}
+
+
+def test_the_options_of_a_run_have_their_defaults():
+    """Findings read them as if all were given."""
+    words = ("study=features", "model=[tiny_a]", "measure=[]", "extract.layers=[2]", "extract.estimate=full")
+    options = validate(composed(*words, "+options.recipe={steps: 5}", "dry_run=true")).options
+    assert options.keys() == inspect.signature(registry.studies.get("features").function).parameters.keys() - {
+        "model", "data", "extract", "hardware", "seed", "cache"
+    }  # fmt: skip
+    assert (options["pairings"], options["recipe"]["steps"], options["recipe"]["batch_size"]) == (99, 5, 512)
+    options = validate(composed("experiment=tiny/grounding", "dry_run=true")).options
+    assert options["samples"]["pairs"]["data"]["kind"] == "overlap_nli"
+    assert validate(composed("analyses.robustness={}", "dry_run=true")).options["robustness"] is True
+
+
+def test_every_label_of_a_table_stands_there_once_with_a_comment():
+    for group, file in presets.TABLES.items():
+        labels = [line.partition(":")[0] for line in (CONF / file).read_text().splitlines() if line[:1].isalpha()]
+        assert sorted(labels) == sorted(presets.entries(group)) == list(presets.described(group))
+        assert all(comment and comment[0].startswith("# ") for comment in presets.described(group).values())
+
+
+@pytest.mark.parametrize("name", nightly(EXPERIMENTS, "tiny/glue_freezing", "tiny/finetune_nli", "tiny/yelp_freeze"))
+def test_experiments(name):
+    """Header and page; of a tiny study its plan too (tests/config/test_dry_run.py has the others)."""
+    file = CONF / "experiment" / f"{name}.yaml"
+    lines = file.read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    for part in ("Question: ", "Source: ", "Command: repsim run", "Cost: "):
+        assert any(line.startswith(f"# {part}") for line in lines), f"{name}: {part}"
+    study = name.removeprefix("tiny/")
+    assert any(f"## {study}" in page.read_text() for page in (ROOT / "experiments").glob("*.md")), study
+    if name != study:
+        config = validate(composed(f"experiment={name}", "dry_run=true"))
+        assert not config.unknown
+        assert config.plan()
+
+
+@pytest.mark.parametrize("name", ["models", "measures"])
+def test_no_entry_is_written_twice(name):
+    """YAML takes the last of equal keys without a word."""
+    labels = re.findall(r"^(\w+):", (CONF / f"{name}.yaml").read_text(), re.MULTILINE)
+    assert len(labels) == len(set(labels))
+
+
+def test_published_settings_of_pythia_cka():
+    config = composed("experiment=pythia_cka")
+    assert list(config.model) == ["pythia_70m", "pythia_160m", "pythia_410m", "pythia_1b", "pythia_1_4b", "pythia_2_8b", "pythia_6_9b"]  # fmt: skip
+    assert (config.extract.length, config.extract.sequences, config.extract.batch_rows) == (1024, 1000, 1024)
+    assert (config.extract.padding, config.extract.estimate, config.data.kind) == ("keep", "per_batch", "pile")
+
+
+def test_published_settings_of_solu_gelu_cka():
+    config = composed("experiment=solu_gelu_cka")
+    hubs = [f"NeelNanda/{name}512W_C4_Code" for name in ("GELU_3L", "SoLU_3L", "GELU_4L", "SoLU_4L")]
+    assert [entry.hub for entry in config.model.values()] == hubs
+    assert (config.extract.length, config.extract.hook_points, config.data.kind) == (1024, ["resid_post"], "pile")
+
+
+def test_published_settings_of_the_mnli_studies():
+    config = composed("experiment=mnli_cka")
+    assert (config.extract.hook_points, config.extract.padding, config.data.kind) == (["mlp_out"], "keep", "mnli")
+    assert (config.extract.length, config.extract.sequences, config.extract.batch_rows) == (512, 1000, 1024)
+    by = "hans_lexical_overlap_non_entailment"
+    groups = {"generalizing": {"top": 10, "by": by}, "heuristic": {"bottom": 10, "by": by}}
+    assert config.groups == groups
+    assert len(config.model.feather_berts.numbers) == 20
+    stitched = composed("experiment=hans_identity_stitching")
+    assert (stitched.groups, stitched.data.heuristics) == (groups, ["lexical_overlap"])
+
+
+def test_other_yaml_has_a_header():
+    for file in CONF.rglob("*.yaml"):
+        assert file.read_text().startswith("# "), file
+
+
+def test_a_validated_config_is_plain_and_repeats_itself():
+    config = validate(composed("model=[tiny_a]", "data=embedded"))
+    again = yaml.safe_load(config.yaml())
+    assert again["model"] == {"tiny_a": {"kind": "shipped", "name": "tiny_a"}}
+    assert set(GROUPS) < set(again)
+
+
+def test_all_problems_at_once():
+    config = composed(
+        "seed=x",
+        "model=[tiny_a]",
+        "+model.b={kind: transfomers}",
+        "+model.c={kind: shipped, nam: tiny_a}",
+        "+model.d=3",
+        "+measure.e={kind: mutual_knn, kk: 3}",
+        "extract.length=0",
+        "extract.padding=kep",
+        "data=local_text",
+        "options.target=[]",
+        "+analyses.agreemnt={}",
+        "+analyses.blocks={leest: 3}",
+        "+analyses.groups=3",
+        "claims=[falls_with_distance,early_layers]",
+    )
+    with pytest.raises(BadConfig) as caught:
+        validate(config)
+    problems = caught.value.problems
+    expected = [
+        "data.path: missing, got nothing; set data.path=VALUE",
+        "seed: wrong value, got 'x'; give integer",
+        "model.d: wrong value, got 3; give dictionary",
+        "model.b.kind: unknown model kind, got 'transfomers'; did you mean 'transformers' or 'transformer_lens' or 'transformers_family'?",
+        "model.c.name: missing, got nothing; set it",
+        "model.c.nam: unknown key, got 'tiny_a'; did you mean 'name'?",
+        "measure.e.kk: unknown key, got 3; did you mean 'k'?",
+        "extract.length: wrong value, got 0; give greater than or equal to 1",
+        "extract.padding: wrong value, got 'kep'; give 'drop' or 'keep'",
+        "options.target: unknown key, got []; did you mean 'targets'?",
+        "analyses: unknown analysis, got 'agreemnt'; did you mean 'agreement'?",
+        "analyses.blocks.leest: unknown key, got 3; did you mean 'least'?",
+        "analyses.groups: no settings, got 3; write {SETTING: VALUE}",
+        "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'?",
+        "claims: unknown claim, got 'early_layers'; did you mean 'early_layers_agree' or 'early_layers_cost_little'?",
+    ]
+    assert [p for p in expected if p not in problems] == []
+
+
+def test_all_problems_of_the_plan_at_once():
+    asked = ("+analyses.agreement={}", "+analyses.probes={}", "claims=[larger_models_converge_earlier]")
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", *asked))
+    assert [problem.partition(", got")[0] for problem in caught.value.problems] == [
+        "claims: larger_models_converge_earlier is about runs of the study convergence or effective_rank or training_view",
+        "analyses.agreement: 3 measures are needed",
+        "analyses.probes: it is about runs of the study probes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["study=similarty"], "study: unknown study, got 'similarty'; did you mean 'similarity'?"),
+        (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+        (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[cka_unbiased]"),
+        (["extract.hook_points=[pattern]"], "extract.hook_points: an attention map has no row per token"),
+        (["extract.batch_rows=3"], "extract.batch_rows: cka_unbiased needs at least 4 rows, got 3; raise it"),
+        (["hardware.device=tpu9"], "hardware.device: not usable here, got 'tpu9'"),
+        (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.51 GB, got a limit of 0.10 GB; hardware.memory_gb=0.6 would do"),
+        (["claims=[falls_with_distance]"], "claims: unknown claim, got 'falls_with_distance'; did you mean 'falls_with_layer_distance'"),
+        (["extract.estimate=full", "extract.rows=90000000", "extract.sequences=1000000"], r"extract.rows=\d+ would fit"),
+        (["extract.estimate=ratio_of_sums", "measure=[mutual_knn]"], "mutual_knn is not made of HSIC; use per_batch"),
+        (["figures=most"], "figures.which: wrong value, got 'most'; give 'overview' or 'all'"),
+        (["figures.widht=column"], "figures.widht: unknown key, got 'column'; did you mean 'width'?"),
+        (["figures={width: colum}"], "figures.width: wrong value, got 'colum'; give 'column' or 'page'"),
+        (["figures={colours: viridsi}"], "figures.colours: no such colour map, got 'viridsi'; did you mean 'viridis'"),
+        (["name=${nothing}"], "name: Interpolation key 'nothing' not found; fix the YAML"),
+    ],
+)  # fmt: skip
+def test_conflicts_are_found_before_any_weight_loads(overrides, message):
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", "measure=[cka_unbiased]", *overrides))
+    assert re.search(message, str(caught.value)) or message in str(caught.value)
+
+
+def test_square_matrices_count_in_the_memory():
+    """A prepared layer of `riemannian` is two matrices of float64."""
+    comparison = validate(
+        composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")
+    ).study.comparison
+    assert memory_of(comparison, 100)["matrices"] == 2 * 8 * 100**2 * len(comparison.layers)
+
+
+def test_slow_pairs_count_in_the_memory():
+    """Squares of all layers lie in files; each process holds what one pair takes."""
+    words = ("model=[tiny_a]", "measure=[gromov_wasserstein]", "extract.estimate=full")
+    comparison = validate(composed(*words, "hardware.processes=3", "extract.rows=100")).study.comparison
+    assert memory_of(comparison, 100)["matrices"] == 3 * 8 * 8 * 100**2
+    assert memory_of(comparison, 100)["processes"] > 0
+    with pytest.raises(BadConfig, match=r"got a limit of 2.00 GB; extract.rows=\d+ would fit") as caught:
+        large = ("extract.rows=20000", "extract.sequences=1000000", "hardware.memory_gb=2")
+        validate(composed(*words, "hardware.processes=2", *large))
+    fits = int(re.search(r"rows=(\d+) would", str(caught.value))[1])
+    assert 1000 < fits < (2e9 / (2 * 8 * 8)) ** 0.5
+
+
+def test_the_advice_on_memory_fits():
+    large = ("extract.estimate=full", "extract.sequences=4000")
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", "hardware.memory_gb=1", *large, "extract.rows=400000"))
+    advice = str(caught.value).split("; ")[-1].removesuffix(" would fit")
+    validate(composed("model=[tiny_a]", "hardware.memory_gb=1", *large, advice))
+
+
+@pytest.mark.parametrize(
+    ("words", "sequences", "rows", "at_most"),
+    [
+        ((), 64, 4096, ["sequences", "rows"]),
+        (("extract.sequences=8",), 8, 4096, ["rows"]),
+        (("extract.rows=8",), 64, 8, ["sequences"]),
+        (("extract.sequences=8", "extract.at_most=[sequences]"), 8, 4096, ["sequences"]),
+        (("extract=words",), 64, 4096, ["sequences", "rows"]),  # stretches of running text
+        (("extract=words", "data=embedded_sentences"), 2048, 4096, ["sequences", "rows"]),
+        (("extract=pooled",), 1024, 1024, ["sequences", "rows"]),
+        (("extract=packed_1024",), 1000, 4096, []),
+    ],
+)
+def test_of_sequences_and_rows_that_nobody_requested_there_may_be_fewer(words, sequences, rows, at_most):
+    extract = validate(composed("model=[tiny_a]", "measure=[cka]", *words)).study.comparison.extract
+    assert (extract.sequences, extract.rows, extract.at_most) == (sequences, rows, at_most)
+
+
+SAMPLE = ("model=[tiny_a]", "extract.estimate=full", "extract.rows=200")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept", "reason"),
+    [
+        (["extract.estimate=moments", "measure=[svcca,cka_unbiased,mutual_knn]"], ["svcca"], "cka_unbiased is not a function of second moments, got moments; use full"),
+        (["extract.estimate=ratio_of_sums", "measure=[cka,mutual_knn]"], ["cka"], "mutual_knn is not made of HSIC; use per_batch or full"),
+        (["significance=closed_form", "significance.clusters=row", "measure=[mutual_knn,rsa]"], ["rsa"], "mutual_knn has no closed form, got closed_form"),
+        (["significance.jackknife=true", "measure=[cka,procrustes]"], ["cka"], "procrustes is not a normalised inner product, got jackknife"),
+        (["significance=permutation", "measure=[gromov_wasserstein,cka]"], ["cka"], "gromov_wasserstein does not depend on how rows are paired"),
+        (["extract.rows=60", "measure=[mean_cca,cka]"], ["cka"], "mean_cca needs more rows than features, got 60 for 64"),
+        (["measure=[cka,tolerance_difference]"], ["cka"], "tolerance_difference needs a label per row, got data without labels"),
+        (["measure=[cka,gaussian_mutual_information]"], ["cka"], "gaussian_mutual_information of a layer with itself is infinite"),
+        (["measure=[cka,attention_js]"], ["cka"], "the study similarity compares activations, got attention_js, a measure of attention"),
+        (["+model.w={kind: random, config: {model_type: gpt2, n_embd: 32, n_layer: 1, n_head: 2, vocab_size: 512}, tokenizer: tiny_a}", "measure=[cka,euclidean]"], ["cka"], "euclidean needs equal widths, got 32"),
+    ],
+)  # fmt: skip
+def test_an_unsuitable_measure_is_refused_or_skipped(overrides, kept, reason):
+    words = [*SAMPLE, *overrides]
+    with pytest.raises(BadConfig) as caught:
+        validate(composed(*words))
+    (problem,) = caught.value.problems
+    assert reason in problem
+    assert problem.endswith("; skip_unsuitable=true runs the others")
+    config = validate(composed(*words, "skip_unsuitable=true"))
+    assert config.plan()["measures"] == list(config.study.measures) == kept
+    skipped = config.plan()["measures skipped"]
+    assert skipped == config.skipped
+    assert skipped.keys() == config.keys.measure.keys() - set(kept)
+    assert any(reason in why for why in skipped.values())
+
+
+def test_how_many_are_unsuitable_is_said_and_all_is_too_many():
+    words = [*SAMPLE, "significance=permutation", "skip_unsuitable=true"]
+    with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*\(2 of 2 measures are unsuitable\)$"):
+        validate(composed(*words, "measure=[gromov_wasserstein,wasserstein]"))
+    with pytest.raises(BadConfig, match=r"gromov_wasserstein does not depend .*bands=true$"):
+        validate(composed(*words, "measure=[gromov_wasserstein]"))
+    with pytest.raises(BadConfig, match=r"attention_js, a measure of attention; .*\(2 of 2 measures are unsuitable\)$"):
+        validate(composed(*words, "measure=[attention_js,attention_cka]"))
+    with pytest.raises(BadConfig, match=r"\(2 of 3 measures are unsuitable\); skip_unsuitable=true runs the others$"):
+        validate(composed(*words, "measure=[gromov_wasserstein,wasserstein,cka]", "skip_unsuitable=false"))
+
+
+def test_all_measures_that_read_what_the_study_reads():
+    words = [*SAMPLE, "measure=all", "skip_unsuitable=true"]
+    config = validate(composed(*words))
+    assert list(config.keys.measure) == measures.names()
+    assert config.keys.measure["mutual_knn"] == presets.entries("measure")["mutual_knn"]
+    assert not config.skipped.keys() & set(config.study.measures)
+    assert config.skipped.keys() | set(config.study.measures) == set(measures.names())
+    config = validate(composed("experiment=tiny/ptb_attention", "measure=all"))
+    assert (list(config.study.measures), config.skipped) == (measures.names("attention"), {})
+    config = validate(composed(*words, "measure=[all,mutual_knn]", "measure.mutual_knn.k=7"))
+    assert config.study.measures["mutual_knn"].settings == {"k": 7}
+    assert "measures skipped" not in validate(composed(*SAMPLE, "measure=[cka]")).plan()
+
+
+def test_a_measure_whose_package_is_missing_is_skipped(monkeypatch):
+    monkeypatch.setattr(measures, "missing", lambda card: card.package)
+    with pytest.raises(
+        BadConfig, match=r"ripser: needed by rtd, got no such package; .*; skip_unsuitable=true runs the"
+    ):
+        validate(composed(*SAMPLE, "measure=[cka,rtd]"))
+    config = validate(composed(*SAMPLE, "measure=[cka,rtd]", "skip_unsuitable=true"))
+    assert list(config.study.measures) == ["cka"]
+    assert "got no such package" in config.skipped["rtd"]
+
+
+@pytest.mark.parametrize("overrides", [["study=convergence", "+options.pairs=true"], ["study=training_view"]])
+def test_studies_of_training_skip_measures_too(overrides):
+    words = ["model=[tiny_a_series]", "extract.estimate=full", "extract.rows=60", *overrides]
+    config = validate(composed(*words, "measure=[mean_cca,neuronsim,cka]", "skip_unsuitable=true"))
+    kept = ["cka"] if config.keys.study == "convergence" else ["neuronsim", "cka"]
+    assert config.plan()["measures"] == kept
+    assert "mean_cca needs more rows than features" in config.skipped["mean_cca"]
+
+
+def numbers_in(annotation: Any, bounds: tuple = ()) -> Iterator[tuple[type, set[str]]]:
+    """Every int and float of an annotation, with the kinds of bounds that stand around it."""
+    if annotation in (int, float):
+        yield annotation, {kind for field in bounds for one in field.metadata for kind in vars(type(one))}
+    elif get_origin(annotation) is Annotated:
+        inner, *more = get_args(annotation)
+        yield from numbers_in(inner, (*bounds, *more))
+    else:
+        for inner in get_args(annotation):
+            yield from numbers_in(inner)
+
+
+def keys_of(where: str, annotation: Any) -> Iterator[tuple[str, Any]]:
+    """A setting, or where it is a group of them its keys."""
+    if (inner := nested(annotation)) is None:
+        yield where, annotation
+    else:
+        for key, parameter in inspect.signature(inner).parameters.items():
+            yield from keys_of(f"{where}.{key}", parameter.annotation)
+
+
+def settings() -> Iterator[tuple[str, Any]]:
+    """Every setting that a configuration can hold, with its annotation."""
+    for room in (registry.data, registry.models, registry.measures, registry.studies):
+        for name in room.names():
+            for key, parameter in inspect.signature(room.get(name).function).parameters.items():
+                if room is not registry.studies or key != "seed":  # the run's own
+                    yield from keys_of(f"{room.noun} {name}.{key}", parameter.annotation)
+    yield from keys_of("groups", Ranked)
+    for key, field in RunKeys.model_fields.items():
+        yield key, Annotated[field.annotation, field]
+
+
+def test_every_number_is_bounded_by_its_type():
+    found = [(where, bounds) for where, annotation in settings() for _, bounds in numbers_in(annotation)]
+    assert len(found) > 100
+    assert [where for where, bounds in found if not (bounds & {"ge", "gt"} and bounds & {"le", "lt"})] == []
+    assert list(numbers_in(dict[str, list[int]])) == [(int, set())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """A group of settings with a data entry and a check of its own."""
+
+    text: Data | None = None
+    size: Positive = 3
+
+    def __post_init__(self):
+        if self.size == 13:
+            raise BadInput(f"size: no luck, got {self.size}; take another")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outer:
+    inner: Inner
+    maybe: Inner | None = None
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A study with groups of settings in groups of settings."""
+
+    class Toy:
+        def __init__(self, *, outer: Outer, other: Inner | None = None):
+            self.outer, self.other = outer, other
+
+    monkeypatch.setitem(registry.studies._load(), "toy", registry.Entry("toy", Toy, None))
+
+    def bound(*options):
+        return validate(composed("study=toy", *(f"+options.{option}" for option in options))).study
+
+    return bound
+
+
+def test_groups_of_settings_are_bound_by_their_keys(toy):
+    found = toy()
+    assert (found.outer, found.other) == (Outer(inner=Inner()), None)
+    found = toy("outer.inner.size=5", "outer.maybe={}", "other={text: {kind: embedded_text, split: train}}")
+    assert (found.outer.inner.size, found.outer.maybe) == (5, Inner())
+    assert found.other.text.source.startswith("Jargon File")
+    assert toy("outer={inner: {text: null}, maybe: null}").outer == Outer(inner=Inner())
+
+
+@pytest.mark.parametrize(
+    ("option", "problem"),
+    [
+        ("outer.inner.sise=5", "options.outer.inner.sise: unknown key, got 5; did you mean 'size'?"),
+        ("outer.iner={}", "options.outer.iner: unknown key, got {}; did you mean 'inner'?"),
+        ("outer.inner.size=x", "options.outer.inner.size: wrong value, got 'x'; give integer"),
+        ("outer.inner.size=0", "options.outer.inner.size: wrong value, got 0; give greater than or equal to 1"),
+        ("other.size=13", "options.other.size: no luck, got 13; take another"),
+        ("outer.inner=3", "options.outer.inner: wrong value, got 3; give keys of {text, size}"),
+        ("outer.inner=null", "options.outer.inner: wrong value, got None; give keys of {text, size}"),
+        ("other=[1]", "options.other: wrong value, got [1]; give keys of {text, size}"),
+        ("other.text={kind: embeded_text}", "options.other.text.kind: unknown data kind, got 'embeded_text'; did you mean 'embedded_text' or 'embedded_sentences'?"),
+    ],
+)  # fmt: skip
+def test_a_problem_in_a_group_of_settings_names_its_path(toy, option, problem):
+    with pytest.raises(BadConfig) as caught:
+        toy(option)
+    assert caught.value.problems == [problem]
+
+
+def test_all_problems_of_nested_settings_at_once(toy):
+    with pytest.raises(BadConfig) as caught:
+        toy("outer={inner: {size: x}, maybe: {sise: 3}}", "other.size=13")
+    assert [problem.split(": ")[0] for problem in caught.value.problems] == [
+        "options.outer.inner.size", "options.outer.maybe.sise", "options.other.size"
+    ]  # fmt: skip

@@ -1,0 +1,473 @@
+"""Nulls, standard errors and bands against what they claim: false positive rates, coverage, brute force."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import reference
+import torch
+from helpers.nights import nightly
+from helpers.recorded import recorded
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repsim_cli import measures
+from repsim_cli.activations import segments
+from repsim_cli.base.settings import Significance
+from repsim_cli.engine import significance as judging
+from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.runs import results
+
+INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
+
+
+def small(name):
+    """With settings for few rows."""
+    return measures.get(name, **reference.SETTINGS.get(name, {}))
+
+
+def prepared(name, sides, **settings):
+    """What the engine prepares of the sides for the measure, and their values."""
+    seen = []
+    values = all_pairs({name: small(name)}, sides, observe=lambda *given: seen.append(given[2]), **settings)
+    return seen[0], values[name]
+
+
+def shuffled(n, count, seed):
+    """Random orders of n rows that do not depend on each other."""
+    rows = segments.segments([np.arange(n)], [np.full(n, segments.BOTH)])
+    return torch.from_numpy(rows.orders(0, count, [seed]))
+
+
+def independent(n, seed, count=2):
+    """Unrelated representations: one isotropic, one of long tails, one of few dimensions."""
+    rng = np.random.default_rng(seed)
+    sides = [
+        rng.normal(size=(n, 12)),
+        np.exp(rng.normal(size=(n, 12))),
+        rng.normal(size=(n, 12)) * np.arange(1, 13) ** -1.5,
+    ]
+    return [torch.from_numpy(side) for side in sides[:count]]
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_closed_form_has_the_moments_of_all_permutations(name):
+    """Mean and variance over all 7! pairings of the rows, exactly."""
+    sides = [side[:, :3] for side in independent(7, 0)]
+    measure = measures.get(name)
+    squares = []
+    for kernel, side in zip((measure.row, measure.column), sides, strict=True):
+        states, _ = prepared(name, [side, side])
+        squares.append(judging._square(kernel, states.states[kernel][0], 7))
+    null = judging.closed_form(*([judging.moments(square)] for square in squares))
+    orders = torch.tensor(list(itertools.permutations(range(7))))
+    moved = squares[1][orders[:, :, None], orders[:, None, :]]
+    drawn = (squares[0] * moved).sum((1, 2))
+    scale = float(squares[0].norm() * squares[1].norm())
+    assert float(null.mean) == pytest.approx(float(drawn.mean()), abs=1e-10 * scale)
+    assert float(null.deviation) == pytest.approx(float(drawn.std(correction=0)), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_closed_form_keeps_its_false_positive_rates(name):
+    """6000 pairings of independent rows, two pairs of representations: 5, 1 and 0.1 % within binomial error."""
+    n, draws = 60, 3000
+    sides = independent(n, 1, 3)
+    if measures.card(name).refuses_wide:
+        sides = [side[:, :5] for side in sides]
+    measure = measures.get(name)
+    found, _ = prepared(name, sides)
+    rows, columns = (found.states[kernel] for kernel in (measure.row, measure.column))
+    left, right = (
+        torch.stack([judging._square(kernel, state, n) for state in side])
+        for kernel, side in ((measure.row, rows), (measure.column, columns))
+    )
+    null = judging.closed_form([judging.moments(m) for m in left], [judging.moments(m) for m in right])
+    generator = torch.Generator().manual_seed(0)
+    orders = [torch.randperm(n, generator=generator) for _ in range(draws)]
+    cross = torch.stack([torch.einsum("aij,bij->ab", left, right[:, o][:, :, o]) for o in orders])
+    z = (cross - null.mean) / null.deviation
+    p = torch.stack([judging.tail(one, null.skewness) for one in z])[:, [0, 0, 1], [1, 2, 2]]
+    for level in (0.05, 0.01, 0.001):
+        rate = float((p < level).double().mean())
+        # pairs share their orders, so that the error is that of `draws` alone; the skewness is of leading order
+        assert abs(rate - level) < 4 * np.sqrt(level / draws) + 0.25 * level, (level, rate)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_permutation_p_values_are_never_too_small(seed):
+    """Under independence the chance of p <= a is at most a: the mean of p is at least 1/2 over many draws."""
+    sides = independent(24, seed)
+    orders = shuffled(24, 19, seed)
+    for name in ("cka", "mutual_knn", "procrustes"):
+        found, values = prepared(name, sides)
+        null = judging.permuted(found, orders)
+        p = judging.p_values(values, null, measures.card(name))
+        assert p.min() >= 1 / 20
+        assert p.max() <= 1
+
+
+@pytest.mark.parametrize("name", nightly(["cka_unbiased", "rsa", "mutual_knn", "procrustes"], "rsa", "procrustes"))
+def test_false_positive_rate_of_permutations(name):
+    n, hits = 30, 0
+    for seed in range(200):
+        found, values = prepared(name, independent(n, 1000 + seed))
+        null = judging.permuted(found, shuffled(n, 19, seed))
+        hits += float(judging.p_values(values, null, measures.card(name))[0, 1]) <= 0.05
+    assert hits / 200 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
+
+
+@pytest.mark.parametrize("name", measures.available())
+def test_permuted_states_are_the_states_of_permuted_rows(name):
+    """Nothing is refitted, yet the values are those of the measure on reordered rows."""
+    card = measures.card(name)
+    if card.labelled or card.infinite_to_itself:
+        pytest.skip("labels go with the rows of both sides; all pairs hold a layer with itself")
+    rng = np.random.default_rng(0)
+    base = rng.normal(size=(30, 4))
+    x, y = (base @ rng.normal(size=(4, 5)) + rng.normal(size=(30, 5)) for _ in range(2))
+    sides = [torch.from_numpy(side) for side in (x, y)]
+    found, _ = prepared(name, sides)
+    order = torch.from_numpy(rng.permutation(30))
+    together = judging.permuted(found, torch.stack([order, torch.arange(30)]))
+    measure = small(name)
+    expected = [[[measure(a, b[o]) for b in sides] for a in sides] for o in (order, torch.arange(30))]
+    torch.testing.assert_close(together, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["cka_unbiased", "procrustes"])
+def test_permutations_show_their_progress(name):
+    found, _ = prepared(name, independent(20, 0, 2))
+    orders, shown = shuffled(20, 19, 0), []
+
+    def progress(steps, measure):
+        for step in steps:
+            yield step
+            shown.append((measure, len(steps)))
+
+    silent = judging.permuted(found, orders)
+    assert torch.equal(judging.permuted(found, orders, progress), silent)
+    assert shown == [(name, len(shown))] * len(shown)
+    assert len(shown) > 1
+
+
+@pytest.mark.parametrize("name", ["cka_unbiased", "procrustes"])
+def test_permutations_resume_where_they_were_interrupted(name):
+    found, _ = prepared(name, independent(20, 0, 2))
+    orders = shuffled(20, 39, 0)
+    whole = judging.permuted(found, orders)
+    noted = np.full(whole.shape, np.nan)
+
+    def interrupted(steps, measure):
+        yield steps[0]
+        yield steps[1]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        judging.permuted(found, orders, interrupted, noted)
+    there = int((~np.isnan(noted)).all((1, 2)).sum())
+    assert 0 < there < 39
+    left = []
+
+    def counted(steps, measure):
+        for step in steps:
+            left.append(len(step) if isinstance(step, list) else 1)
+            yield step
+
+    assert torch.equal(judging.permuted(found, orders, counted, noted), whole)
+    assert sum(left) == 39 - there
+
+
+def test_calibrated_score_by_hand():
+    """Observed 0.9 among 0.1 ... 0.4 at alpha 0.2: the threshold is the 4th of 5 sorted values, 0.4."""
+    null = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).view(4, 1, 1)
+    observed = torch.tensor([[0.9]], dtype=torch.float64)
+    card = measures.card("cka")
+    assert float(judging.calibrated(observed, null, card, 0.2)) == pytest.approx(0.5 / 0.6)
+    assert float(judging.chance_level(observed, null, card, 0.2)) == 0.4
+    assert float(judging.p_values(observed, null, card)) == pytest.approx(1 / 5)
+    assert float(judging.calibrated(observed * 0.3, null, card, 0.2)) == 0
+    distance = measures.card("procrustes")
+    assert float(judging.p_values(observed, null, distance)) == 1
+
+
+def test_jackknife_against_the_bootstrap_and_its_coverage():
+    """Standard errors of CKA: 95 % intervals hold the value of a large sample in at least 90 % of fresh samples."""
+    rng = np.random.default_rng(0)
+    mixing = [rng.normal(size=(4, 6)) for _ in range(2)]
+
+    def sample(n):
+        base = rng.normal(size=(n, 4))
+        return [torch.from_numpy(base @ m + rng.normal(size=(n, 6))) for m in mixing]
+
+    for name in ("cka", "cka_unbiased"):
+        truth = measures.get(name)(*sample(20_000)[:2]) if name == "cka_unbiased" else None
+        inside, values, errors = [], [], []
+        for _ in range(60):
+            found, matrix = prepared(name, sample(200), tile=64)
+            error = judging.jackknife(found, matrix, np.arange(200))[0, 1]
+            values.append(float(matrix[0, 1]))
+            errors.append(float(error))
+            inside.append(truth is None or abs(values[-1] - truth) < 1.96 * errors[-1])
+        assert np.mean(errors) == pytest.approx(np.std(values), rel=0.35)
+        assert np.mean(inside) >= 0.9
+
+
+def test_jackknife_takes_copies_of_a_row_as_one():
+    """Every row three times in one cluster: the standard error is that of the rows without their copies."""
+    rng = np.random.default_rng(1)
+    base = rng.normal(size=(80, 3))
+    sides = [torch.from_numpy(base @ rng.normal(size=(3, 5)) + rng.normal(size=(80, 5))) for _ in range(2)]
+    single = judging.jackknife(*prepared("cka", sides), np.arange(80))
+    tripled = [side.repeat_interleave(3, 0) for side in sides]
+    clustered = judging.jackknife(*prepared("cka", tripled), np.repeat(np.arange(80), 3))
+    torch.testing.assert_close(clustered, single, atol=1e-10, rtol=1e-8)
+    naive = judging.jackknife(*prepared("cka", tripled), np.arange(240))
+    assert float(naive[0, 1]) < 0.7 * float(single[0, 1])
+
+
+def test_jackknife_of_a_similarity_of_exactly_zero_is_a_number():
+    """Two features at a right angle: CKA is 0, its standard error is not undefined."""
+    x, y = (torch.tensor([[float(v)] for v in side], dtype=torch.float64) for side in ([1, 1, -1, -1], [1, -1, 1, -1]))
+    found, values = prepared("cka", [x, y])
+    assert float(values[0, 1]) == 0
+    assert torch.isfinite(judging.jackknife(found, values, np.arange(4))).all()
+
+
+@pytest.mark.parametrize("batches", [2, 4, 7, 30])
+def test_bands_cover_the_mean(batches):
+    """t intervals hold their level at any number of batches; 1000 draws, four binomial errors."""
+    values = torch.from_numpy(np.random.default_rng(batches).normal(size=(batches, 1000)))
+    settings, card = Significance(level=0.9), measures.card("stress")
+    se = values.std(0) / batches**0.5
+    low, high = judging.bands(values.mean(0) + 9, se, batches, settings, card)
+    assert float(((low <= 9) & (high >= 9)).double().mean()) == pytest.approx(0.9, abs=4 * (0.9 * 0.1 / 1000) ** 0.5)
+
+
+def test_bands_stay_within_what_a_measure_can_be():
+    values, se = torch.tensor([[0.99]], dtype=torch.float64), torch.tensor([[0.1]], dtype=torch.float64)
+    low, high = judging.bands(values, se, 4, Significance(), measures.card("cka"))
+    assert float(high) == 1
+    assert float(low) == pytest.approx(0.99 - 3.182446 * 0.1, abs=1e-6)
+
+
+def test_errors_of_a_ratio_of_sums():
+    """Leaving one batch out: of a mean its own standard error, and of CKA from sums what fresh batches scatter."""
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(9, 2, 2))
+    torch.testing.assert_close(
+        judging.without_each(values, torch.clone), torch.from_numpy(values.std(0, ddof=1) / 3), atol=1e-12, rtol=1e-12
+    )
+
+    def ratio(mean):
+        return mean / (mean.diagonal()[:, None] * mean.diagonal()).sqrt()
+
+    def batch():
+        a, b = rng.gamma(9, size=2)
+        return np.array([[a, 0.5 * (a * b) ** 0.5], [0.5 * (a * b) ** 0.5, b]])
+
+    runs = [np.stack([batch() for _ in range(12)]) for _ in range(200)]
+    scatter = np.std([float(ratio(torch.from_numpy(run.mean(0)))[0, 1]) for run in runs])
+    errors = [float(judging.without_each(run, ratio)[0, 1]) for run in runs]
+    assert np.mean(errors) == pytest.approx(scatter, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["significance=closed_form", "measure=[mutual_knn]"], "significance.method: mutual_knn has no closed form"),
+        (
+            ["significance=closed_form", "measure=[cka]"],
+            "tokens of a document depend on each other and the closed form",
+        ),
+        (
+            ["significance=permutation", "measure=[cka]", "extract.estimate=ratio_of_sums"],
+            "sums over batches have no null, got ratio_of_sums; use per_batch or full",
+        ),
+        (
+            ["significance.jackknife=true", "measure=[cka]"],
+            "significance.jackknife: it needs a single sample, got per_batch",
+        ),
+        (["significance.jackknife=true", "extract.estimate=full"], "mutual_knn is not a normalised inner product"),
+        (
+            ["significance=permutation", "measure=[magnitude_difference]"],
+            "magnitude_difference does not depend on how rows are paired, so that random pairs are not a null for it",
+        ),
+        (["measure=[tolerance_difference]"], "tolerance_difference needs a label per row, got data without labels"),
+        (
+            ["significance.bands=true", "extract.estimate=full"],
+            "significance.bands: they need several batches, got full",
+        ),
+        (["significance.permutations=5"], "significance.permutations: wrong value, got 5"),
+        (
+            ["significance=closed_form", "significance.family=max_t", "significance.clusters=row", "measure=[cka]"],
+            "significance.family: max_t needs permutations, got closed_form; use holm, or significance=permutation",
+        ),
+        (
+            ["significance=permutation", "significance.family=holm", "measure=[cka]"],
+            "Holm's correction of 36 cells cannot reach 0.05 with p values of at least 1/200, got 199; give at least 719",
+        ),
+        (["significance=permutations"], "did you mean"),
+    ],
+)
+def test_bad_settings(repsim, words, message):
+    code, _, err = repsim("run", *words)
+    assert code == 2
+    assert message in err
+
+
+def planted(seed, cells=64, true=20, draws=199, effect=4.0):
+    """Statistics of a map, which share a factor, and their joint null; the first `true` cells have an effect."""
+    rng = np.random.default_rng(seed)
+    scales = np.exp(rng.normal(size=cells))  # nulls of different widths
+    values = (rng.normal(size=(draws + 1, cells)) + rng.normal(size=(draws + 1, 1))) * scales
+    values[0, :true] += effect * scales[:true]
+    return torch.from_numpy(values[0]), torch.from_numpy(values[1:])
+
+
+def test_max_t_by_hand():
+    """Standardised by mean and deviation, cell after cell from the closest, against the maximum of what is left."""
+    observed, null = planted(0, cells=6, true=2, draws=30)
+    both = np.vstack([observed, null])
+    both = (both - both.mean(0)) / both.std(0)
+    expected, before = np.zeros(6), 0.0
+    left = list(range(6))
+    while left:
+        closest = max(left, key=lambda cell: both[0, cell])
+        count = sum(max(row[cell] for cell in left) >= both[0, closest] for row in both[1:])
+        before = max(before, (1 + count) / 31)
+        expected[closest] = before
+        left.remove(closest)
+    assert judging.max_t(observed, null).tolist() == pytest.approx(expected.tolist())
+
+
+def test_errors_on_planted_maps():
+    """Of maps with 20 true cells of 64: max-T errs anywhere in 5 % of maps at most, the discoveries of q are false in 5 %
+    at most, and max-T finds more than Holm's correction and less than q. Bounds are four standard errors."""
+    maps = 300
+    errors, false, power = [], [], []
+    for seed in range(maps):
+        observed, null = planted(seed)
+        p = judging.p_values(observed[None], null[:, None], measures.card("cka"))[0]
+        whole = [slice(0, 1), slice(1, 65)]  # a model of one layer against one of 64
+        fill = torch.ones(65, 65, dtype=torch.float64)
+        p_all, tested, nulls = fill.clone(), fill.clone(), torch.ones(len(null), 65, 65, dtype=torch.float64)
+        p_all[0, 1:], tested[0, 1:], nulls[:, 0, 1:] = p, observed, null
+        family, q = (part[0, 1:] for part in judging.corrected(p_all, tested, nulls, measures.card("cka"), whole))
+        assert torch.equal(family, judging.max_t(observed, null))
+        found = q <= 0.05
+        errors.append(bool((family[20:] <= 0.05).any()))
+        false.append(float(found[20:].sum() / max(1, found.sum())))
+        power.append([float((x[:20] <= 0.05).float().mean()) for x in (judging.holm_adjusted(p), family, q)])
+    assert np.mean(errors) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / maps)
+    assert np.mean(false) <= 0.05 + 4 * np.std(false) / np.sqrt(maps)
+    assert np.mean(false) > 0  # the bound could be exceeded
+    holm, family, q = np.mean(power, axis=0)
+    assert holm < family < q
+
+
+def test_a_measure_in_both_directions_has_two_tests_per_pair():
+    """Under a symmetric measure a pair of layers counts once, under an asymmetric one twice."""
+    p = torch.full((3, 3), 0.01, dtype=torch.float64)
+    both = {name: judging.corrected(p, p, None, measures.card(name), [slice(0, 3)])[0] for name in ("cka", "neuronsim")}
+    off = ~torch.eye(3, dtype=torch.bool)
+    assert both["cka"][off].tolist() == pytest.approx([0.03] * 6)
+    assert both["neuronsim"][off].tolist() == pytest.approx([0.06] * 6)
+    assert both["cka"].diagonal().tolist() == both["neuronsim"].diagonal().tolist() == [0.01] * 3
+
+
+def test_a_run_with_permutations(repsim, newest):
+    small = ("model=[tiny_a,tiny_b]", "extract.sequences=16", "extract.batch_rows=400", "significance.permutations=19")
+    code, _, err = repsim("run", "significance=permutation", "significance.bands=true", *small)
+    assert code == 0, err
+    found = recorded(newest())
+    (warned,) = [one for one in found["warnings"] if one.startswith("significance: p values and calibrated")]
+    (staying,) = [one for one in found["warnings"] if one.startswith("significance: random pairings leave")]
+    assert re.search(
+        r"leave \d+ % of the rows in place, .*; give more documents, or use extract.estimate=full$", staying
+    )
+    for measure in found["measures"]:
+        null = measure["null"]
+        assert {**null, "segments": 0, "share": 0} == {
+            "method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05, "family": "max_t",
+            "segments": 0, "share": 0,
+        }  # fmt: skip
+        assert null["segments"] >= 10
+        assert 0 < null["share"] < 1
+        assert f"of {100 * null['share']:.0f} % of the rows, in {null['segments']} segments" in warned
+        for matrix in measure["matrices"]:
+            keys = ("p", "p_family", "q", "calibrated", "tested", "values", "low", "high")
+            parts = {key: results.read_array(newest(), matrix[key]) for key in keys}
+            assert parts["p"].min() >= 0.05 - 1e-12
+            assert (parts["tested"] != parts["values"]).any()
+            for corrected in ("p_family", "q"):
+                assert (parts[corrected] >= parts["p"] - 1e-12).all()
+                assert parts[corrected].max() <= 1
+            if matrix["rows"]["model"] == matrix["columns"]["model"]:
+                for key in ("p", "p_family", "q"):
+                    assert (parts[key] == parts[key].T).all()
+                    assert (parts[key].diagonal() == parts["p"].diagonal()).all()
+            assert (parts["low"] <= parts["high"]).all()
+            assert ((parts["calibrated"] >= 0) & (parts["calibrated"] <= 1)).all()
+    assert not list(newest().glob(".p*"))
+
+
+def test_bands_of_a_ratio_of_sums(repsim, newest):
+    words = ("model=[tiny_a]", "extract.sequences=8", "extract.batch_rows=200", "extract.estimate=ratio_of_sums")
+    assert repsim("run", "measure=[cka_unbiased]", "significance.bands=true", *words)[0] == 0
+    (measure,) = recorded(newest())["measures"]
+    (matrix,) = measure["matrices"]
+    low, values, high, se = (results.read_array(newest(), matrix[key]) for key in ("low", "values", "high", "se"))
+    off = ~np.eye(len(values), dtype=bool)
+    assert (low[off] < values[off]).all()
+    assert (values[off] <= high[off]).all()
+    assert (se[off] > 0).all()
+    assert not list(newest().glob(".per-batch*"))
+
+
+def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
+    """All "permutations" of one document are the observed pairing: refused, with the settings that help."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Paragraph {i} says {' and '.join('abcdefghij'[i % 9 :])}. " * 9 for i in range(40)))
+    words = (
+        "model=[tiny_a]", "data=local_text", f"data.path={text}", "significance=permutation", "measure=[cka_unbiased]",
+        "extract.estimate=full", "significance.permutations=19",
+    )  # fmt: skip
+    code, _, err = repsim("run", *words)
+    assert code == 2
+    assert "got 0 of 1; give more text, cut a .txt file at blank lines (data.sample_by=paragraph), or set" in err
+    assert "significance.clusters=row" in err
+    assert repsim("run", *words, "data.sample_by=paragraph")[0] == 0
+
+
+def test_a_skewed_null_is_warned_about(repsim, newest, tmp_path):
+    """One row holds most of the variance: three moments do not tell the tail of the null."""
+    rng = np.random.default_rng(0)
+    large = np.where(np.arange(80) == 3, 30, 1)[:, None]
+    rows = {"plain": rng.normal(size=(80, 12)), "heavy": rng.normal(size=(80, 12)) * large}
+    for name, x in rows.items():
+        np.savez(tmp_path / name, a=x, b=x + 0.1 * rng.normal(size=x.shape))
+        model = f"+model.one={{kind: precomputed, path: {tmp_path / name}.npz}}"
+        words = ("model=[]", model, "extract.estimate=full", "significance=closed_form", "measure=[cka]")
+        assert repsim("run", *words)[0] == 0
+        found = recorded(newest())
+        warned = [one for one in found["warnings"] if "too skewed for the closed form" in one]
+        assert len(warned) == (name == "heavy")
+        assert found["measures"][0]["null"]["skewed"] == (4 if name == "heavy" else 0)
+
+
+def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
+    """Unrelated stored activations are crossed out in the figure, related ones are not."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 8))
+    np.savez(tmp_path / "one.npz", a=x, b=x + 0.3 * rng.normal(size=x.shape))
+    np.savez(tmp_path / "other.npz", c=rng.normal(size=(200, 8)))
+    models = [f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in ("one", "other")]
+    words = ("model=[]", *models, "extract.estimate=full", "significance=closed_form", "measure=[cka_unbiased]")
+    assert repsim("run", *words)[0] == 0
+    found = recorded(newest())["measures"][0]["matrices"]
+    p = {(m["rows"]["model"], m["columns"]["model"]): results.read_array(newest(), m["p"]) for m in found}
+    assert p["one", "one"].max() == 1e-6
+    assert p["one", "other"].min() > 0.05
+    assert repsim("plot", newest())[0] == 0

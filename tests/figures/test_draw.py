@@ -1,0 +1,333 @@
+"""Drawing primitives: names that do not touch, scales that tell values apart, chance beside the numbers."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import rc_context
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+import repsim_cli
+from repsim_cli.figures import layout, lines
+from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fitted
+from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
+from repsim_cli.figures.lines import by_layer, quantities
+from repsim_cli.figures.steps import step_panel
+from repsim_cli.findings import maps, sub_networks
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
+from repsim_cli.studies.probes import finding as probes
+from repsim_cli.studies.stitching import finding as stitching
+from repsim_cli.studies.training_run import finding_convergence as convergence
+from repsim_cli.studies.universality import finding as universality
+
+DRAWN: Any = STYLE
+IN_COLUMN: Any = COLUMN
+
+
+def texts(figure):
+    """The boxes of all that is written."""
+
+    def within(axis):  # ticks outside the view are not drawn
+        low, high = sorted(axis.get_view_interval())
+        return [
+            label for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False) if low <= at <= high
+        ]
+
+    return [
+        (label.get_text(), label.get_window_extent())
+        for axes in figure.axes
+        for label in (*axes.texts, *(x for axis in (axes.xaxis, axes.yaxis) for x in (*within(axis), axis.label)))
+        if label.get_text() and label.get_visible()
+    ]
+
+
+def overlaps(figure):
+    figure.draw_without_rendering()
+    return [
+        (first, second)
+        for (first, a), (second, b) in combinations(texts(figure), 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "scale"),
+    [
+        ((0, 1, 10, 1000), "symlog"),
+        ((9601, 9801, 10001), "linear"),
+        ((0, 2000, 4200, 6201), "linear"),
+        ((0,), "linear"),
+    ],
+)
+def test_steps_have_one_axis_whose_ticks_do_not_touch(steps, scale):
+    figure, panel = step_panel(steps)
+    assert panel.get_xscale() == scale
+    assert overlaps(figure) == []
+    assert panel.get_xlabel() == ("step (logarithmic)" if scale == "symlog" else "step")
+
+
+@pytest.mark.parametrize("targets", [["c1", "c2"], ["part of speech of the next word", "c2"]])
+@pytest.mark.parametrize("count", [2, 100])
+def test_names_of_targets_and_probes_do_not_touch(tmp_path, targets, count):
+    layers = [f"{point}@{i}" for i in range(count) for point in ("resid_mid", "resid_post")]
+    np.save(tmp_path / "errors.npy", np.linspace(0, 1, len(layers) * len(targets)).reshape(len(layers), len(targets)))
+    matrix = Matrix(
+        rows=Side(model="a", layers=layers),
+        columns=Side(model="targets", layers=targets),
+        values="errors.npy",
+        details={"control": "errors.npy"},
+        about={"label": "2-layer MLP, classification", "error": "1 - accuracy"},
+    )
+    run = Finished(folder=tmp_path, manifest={}, results=Results(study="probes"))
+    assert overlaps(probes._model(run, [matrix])) == []
+
+
+def a_curve(head, tail, layer):
+    about = {"head": head, "tail": tail, "head layer": layer, "tail layer": layer}
+    return Curve(x=Axis(name="step"), y=Axis(name="loss"), at=[0, 9601], lines={"loss": [6.0, 4.0]}, about=about)
+
+
+def test_both_ways_of_stitching_one_family_have_colours_of_their_own():
+    pairs = [("run_a", "run_c"), ("run_c", "run_a")]
+    curves = [a_curve(*ways, layer) for layer in ("resid_post@0", "resid_post@1", "resid_post@2") for ways in pairs]
+    about = {"kinds": dict.fromkeys(("run_a", "run_c"), "llama, 6 blocks"), "tokens_per_step": 512}
+    figure = stitching._curves(curves, about)
+    legend = figure.axes[-1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["run_a → run_c", "run_c → run_a"]
+    assert len({to_rgb(line.get_color()) for line in legend.get_lines()}) == 2
+    assert overlaps(figure) == []
+
+
+def levels_of(panel):
+    return {line.get_label(): line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"}
+
+
+def test_losses_of_stitching_show_those_of_random_heads_or_say_that_chance_is_not_known():
+    about = {"kinds": dict.fromkeys("abc", "llama, 6 blocks"), "tokens_per_step": 512}
+    both = [a_curve(head, "c", "resid_post@0") for head in "ab"]
+    cases = [([{"heads": 5.0}, {"heads": 7.0}], {"heads": 6.0}, ["heads"]), ([{}, {}], {}, [lines.UNKNOWN]), ([None, None], {}, [])]  # fmt: skip
+    for levels, drawn, said in cases:
+        more = [{} if level is None else {"levels": level} for level in levels]
+        figure = stitching._curves([replace(x, about=x.about | y) for x, y in zip(both, more, strict=True)], about)
+        assert levels_of(figure.axes[0]) == drawn
+        assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["a → c", "b → c", *said]
+
+
+def over_training(quantity, at, mean, **about):
+    bands = {"quartiles": Band(low=mean, high=mean, of="25th to 75th percentile of layers")}
+    kept = {"quantity": quantity, "point": "resid_post", "model": "m", "parameters": 10, **about}
+    return Curve(x=Axis(name="step"), y=Axis(name="CKA"), at=at, lines={"0": mean}, mean=mean, bands=bands, about=kept)
+
+
+def test_training_curves_show_untrained_weights_or_say_that_chance_is_not_known():
+    curves = [over_training("cka to last", [0, 10, 90], [start, 0.5, 1.0], levels={"untrained weights (step 0)": start}) for start in (0.1, 0.3)]  # fmt: skip
+    panel = convergence._means(curves).axes[0]
+    assert levels_of(panel) == {"untrained weights (step 0)": pytest.approx(0.2)}
+    for quantity, said in {"cka to last": True, "effective rank": False}.items():
+        curve = over_training(quantity, [10, 90], [0.5, 1.0], **({"levels": {}} if said else {}))
+        panel = convergence._means([curve]).axes[0]
+        assert levels_of(panel) == {}
+        assert (lines.UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is said
+
+
+@pytest.mark.parametrize("heads", [["a (random weights)", "b (random weights)"], ["a (rows shuffled)"]])
+def test_stitching_shows_what_random_heads_lose_or_says_that_it_is_not_known(heads):
+    keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
+    plain: Any = [dict(zip(keys, ("a", "b", "resid_post@0", 0.5, 0.1, "done"), strict=True))]
+    baselines: Any = [
+        dict(zip(keys, (head, "b", "resid_post@0", 2.0 + i, 0.1, "done"), strict=True)) for i, head in enumerate(heads)
+    ]
+    about = {"kinds": {"a": "llama", "b": "llama"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}
+    figure = stitching._bars(plain, about, "loss", "all", stitching.random_heads(baselines, "loss"))
+    drawn = [
+        line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":" and len(line.get_xdata())
+    ]
+    known = heads[0].endswith("(random weights)")
+    assert drawn == ([2.5] if known else [])
+    said = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()][1:]
+    assert said == ["heads of random weights" if known else lines.UNKNOWN]
+
+
+def test_maps_of_all_kinds_have_the_chosen_colours():
+    """Small penalties are bright, as small distances are; no finding names the default map for itself."""
+    metric = next(iter(stitching.METRICS))
+    sides = {"head": "a", "tail": "b", "head layer": "resid_post@0", "tail layer": "resid_post@1"}
+    for chosen, expected in (("magma", "magma_r"), ("magma_r", "magma")):
+        with rc_context({"image.cmap": chosen}):
+            figure = stitching._grid([sides | {stitching.METRICS[metric][0]: 0.5}], metric)
+        assert figure.axes[0].images[0].get_cmap().name == expected
+    package = Path(repsim_cli.__file__).parent
+    files = [*package.glob("findings/*.py"), *package.glob("studies/*/finding*.py")]
+    named = {file.parent.name for file in files if "viridis" in file.read_text()}
+    assert named == {"classifiers"}  # points of seeds, not a map
+
+
+def square(count):
+    return np.random.default_rng(0).uniform(size=(count, count))
+
+
+def test_a_tree_stands_above_its_matrix():
+    names = [f"model_{i}" for i in range(4)]
+    figure, axes = heatmap(square(4), names, names, "", "distance\nof models", (1e-7, 3e-7), "viridis", "{:.2f}")
+    top = max(part.get_window_extent().y1 for part in figure.axes)
+    tree = add_tree(figure, axes, np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.3, 4]]), "distance")
+    assert tree.get_window_extent().y0 > top
+    assert tree.get_xlim() == axes.get_xlim()
+
+
+def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside():
+    names = ["0", "1", "2"]
+    beside = Beside(values=square(3) / 2, label="calibrated score", limits=(0.0, 1.0), colours="viridis")
+    figure, axes = heatmap(
+        square(3), names, names, "", "CKA", (0.0, 1.0), "viridis", "{:.2f}",
+        chance=Chance(low=0.1, middle=0.2, high=0.4), beside=beside,
+    )  # fmt: skip
+    first, second = pair(figure)
+    assert first is axes
+    np.testing.assert_array_equal(second.images[0].get_array(), beside.values)
+    bars = [part for part in figure.axes if part not in (first, second)]
+    marks = [[line.get_ydata().tolist() for line in bar.lines] for bar in bars]
+    assert [[0.1, 0.4], [0.2]] in marks
+    assert not {axes.get_label() for axes in bars} & {"matrix"}
+    assert overlaps(figure) == []
+
+
+def test_strips_show_shares_above_the_columns():
+    figure, axes = heatmap(square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0.0, 1.0), "viridis", "{:.2f}")
+    shares = {"largest feature": np.array([0.1, 0.2, 0.9]), "largest 1 % of rows": np.array([0.0, 0.5, 0.3])}
+    add_strips(axes, shares)
+    strips = {part.get_yticklabels()[0].get_text(): part for part in figure.axes[2:]}
+    for name, share in shares.items():
+        np.testing.assert_array_equal(strips[name].images[0].get_array(), share[None])
+        assert strips[name].get_position().y0 > axes.get_position().y1
+
+
+def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp_path):
+    """Beside the name of a panel it would be read as part of it."""
+    card = {"label": "MSID", "larger_is_closer": False, "bounds": (0.0, None)}
+    layers = ["resid_post@0", "resid_post@1"]
+    small = [(model, 1e-5 * np.eye(2), layers, layers) for model in ("a", "b")]
+    for width in ("column", None):
+        with rc_context(DRAWN):
+            figure = _fitted(
+                lambda: small_heatmaps(small, card, "msid")[0], Style(width=width), tmp_path / "labels.txt"
+            )
+        figure.draw_without_rendering()
+        bar = figure.axes[-1]
+        assert bar.get_ylabel().replace("\n", " ").replace("\u2212", "-") == "MSID (smaller is closer), in 1e-5"
+        assert not bar.yaxis.get_offset_text().get_visible()
+
+
+def test_lines_are_folded_anew_for_another_room():
+    text = Figure().text(0, 0, "column mean: the others' neurons, in it", fontsize=9)
+    folded = []
+    for inches in (1.2, 0.9, 1.2):
+        layout._fold([text], inches)
+        folded.append(text.get_text())
+    assert folded[0] == folded[2] != folded[1]
+    layout._fold([text], 9.0)
+    assert "\n" not in text.get_text()
+
+
+def test_logarithmic_axes_begin_below_the_smallest_value():
+    curve = Curve(x=Axis(name="layer"), y=Axis(name="ratio"), at=["0", "1"], lines={"ratio": [1.2, 30.0]}, about={"quantity": "ratio", "model": "m"})  # fmt: skip
+    low, high = quantities([[curve]], ("ratio",)).axes[0].get_ylim()
+    assert (low, high) == (pytest.approx(1 / 1.1), pytest.approx(33))
+
+
+def test_what_is_shaded_is_said_without_titles():
+    """Papers have captions instead of titles; the legend stays."""
+
+    def said(figure):
+        return [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+
+    band = Band(low=[0.1, 0.2], high=[0.3, 0.4], of="range over seeds")
+    curve = Curve(x=Axis(name="layer"), y=Axis(name="CKA"), at=["0", "1"], lines={"row": [0.2, 0.3]}, bands={"row": band}, about={"quantity": "cka", "model": "m"})  # fmt: skip
+    assert said(by_layer([curve])) == ["m", "shaded: range over seeds"]
+    assert said(by_layer([replace(curve, bands={}, errors={"row": [0.1, 0.1]})]))[1:] == ["shaded: one standard error"]
+    training = over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0])
+    assert said(convergence._means([training]))[1:] == ["shaded: 25th to 75th percentile of layers"]
+
+
+def test_baselines_of_stitching_are_named_by_what_was_done():
+    """The head is the same model as the tail, whose name is enough."""
+    keys = ("head", "tail", "head layer", "penalty", "penalty se", "ended")
+    rows: Any = [dict(zip(keys, (f"long_name_{x} (rows shuffled)", f"long_name_{x}", "resid_post@0", 2.0, 0.1, "done"), strict=True)) for x in "ab"]  # fmt: skip
+    about = {"kinds": {"long_name_a": "llama", "long_name_b": "gpt2"}, "layer": "affine", "steps": 9, "evaluation_sequences": 7}  # fmt: skip
+    figure = stitching._bars(rows, about, "loss", "baselines", {})
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert sorted(names) == ["rows shuffled → long_name_a", "rows shuffled → long_name_b"]
+    told = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    assert sorted(told) == ["rows shuffled → gpt2", "rows shuffled → llama"]
+
+
+def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
+    """In a column, four models with names of middle length: the map has half of the width."""
+    models, ends = ["tiny_a_step400", "tiny_a", "gpt2_like", "bert_like"], np.array([0, 7, 14, 19, 24])
+
+    def whole():
+        layers = ["embed", *(str(i) for i in range(6)), "embed", *(str(i) for i in range(6)), *(["embed", "0", "1", "2", "3"] * 2)]  # fmt: skip
+        figure, axes = heatmap(square(24), layers, layers, "", "CKA (larger is closer)", (0.0, 1.0), "viridis", "", ends[:-1].tolist())  # fmt: skip
+        for which in "xy":
+            outer_names(axes, which, models, ends, "resid_post by block")
+        return figure
+
+    with rc_context(DRAWN | IN_COLUMN):
+        figure = _fitted(whole, Style(width="column"), tmp_path / "labels.txt")
+    assert pair(figure)[0].get_window_extent().width / figure.dpi > 3.25 / 2
+    named = [label.get_text() for label in pair(figure)[0].child_axes[0].get_xticklabels()]
+    assert len(set(named)) == 4
+    assert named[1] == "tiny_a"
+
+
+def test_the_legend_of_verdicts_stands_clear_of_the_colours():
+    rows = [["cka", "width", 1.0, "same"], ["svcca", "width", 0.5, "related"]]
+    figure = universality._figure(Table(columns=["measure", "factor", "share of seeds", "verdict"], rows=rows), None)
+    figure.draw_without_rendering()
+    legend = figure.axes[0].get_legend()
+    assert not figure.axes[-1].yaxis.label.get_window_extent().overlaps(legend.get_window_extent())
+
+
+def test_layers_of_one_hook_point_are_named_by_block(tmp_path):
+    layers = [f"resid_post@{i}" for i in range(6)]
+    np.save(tmp_path / "values.npy", square(6))
+    matrix = Matrix(rows=Side(model="m", layers=layers), columns=Side(model="m", layers=layers), values="values.npy")
+    card = {"label": "GW", "larger_is_closer": False, "bounds": (0.0, None)}
+    measure = Measured(name="gw", label="gw", settings={}, estimate={"rows": 9}, card=card, matrices=[matrix])
+    labels = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers, lines={"spectral": [0, 0, 0, 1, 1, 1]})
+    following = Curve(x=Axis(name="layer"), y=Axis(name=""), at=layers[:-1], lines={sub_networks.NEXT: [0.1] * 5})
+    run = Finished(folder=tmp_path, manifest={}, results=Results(study="similarity"))
+    figure = sub_networks._layers(run, measure, matrix, labels, following)
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list("012345")
+    assert figure.axes[1].get_xlabel() == "resid_post by block"
+    assert figure.axes[0].child_axes == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path, known):
+    layers = ["resid_post@0", "resid_post@1"]
+    np.save(tmp_path / "values.npy", square(2))
+    np.save(tmp_path / "chance.npy", np.full((2, 2), 0.25))
+    sides = [Side(model=model, layers=layers) for model in "ab"]
+    details = {"chance": "chance.npy"} if known else {}
+    matrices = [Matrix(rows=side, columns=side, values="values.npy", details=details) for side in sides]
+    card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
+    measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None)  # fmt: skip
+    figure = maps._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
+    marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
+    assert marks == ([0.25] if known else [])
+    assert ("chance is not known here" in figure.get_suptitle()) is not known
+
+
+def test_what_is_shaded_is_not_cut_where_very_many_models_are_named(tmp_path):
+    training = [over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0], model=f"a_model_with_a_long_name_{i}") for i in range(40)]  # fmt: skip
+    with rc_context(DRAWN | IN_COLUMN):
+        figure = _fitted(lambda: convergence._means(training), Style(width="column"), tmp_path / "labels.txt")
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "shaded: 25th to 75th percentile of layers"
+    assert len(legend.get_texts()) == 40

@@ -1,0 +1,137 @@
+"""Styles of figures, and names in scripts that the font lacks."""
+
+import re
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from repsim_cli.figures import frame
+from repsim_cli.figures.frame import Style, save
+from repsim_cli.figures.heatmap import colours, heatmap
+
+NAMES = ["層一", "レイヤー 2", "층", "طبقة", "plain"]
+
+
+def figure(names=NAMES):
+    values = np.arange(25.0).reshape(5, 5) / 25
+    ink = colours({"larger_is_closer": True}, "values")
+    drawn, axes = heatmap(values, names, names, "模型 by layer", "similarity", (0.0, 1.0), ink, "{:.2f}")
+    axes.set_xlabel("模型")
+    return drawn
+
+
+def saved(folder, names=NAMES, **style):
+    """The figure as it is saved, and all its text."""
+    kept = []
+
+    def make():
+        kept.append(figure(names))
+        return kept[-1]
+
+    frame.save(folder, [("a", make)], style=frame.Style(format=("svg",), **style))
+    return kept[-1], [text.get_text() for text in frame._words(kept[-1]) if text.get_text()]
+
+
+def key_of(folder):
+    return dict(line.split(" ", 1) for line in (folder / "labels.txt").read_text().splitlines())
+
+
+def test_words_without_a_font_are_numbered(tmp_path, monkeypatch):
+    """#1 and so on, one number per word in all figures of a folder; labels.txt has the words."""
+    monkeypatch.setattr(frame, "_installed", lambda: frozenset({frame.PLAIN}))
+    _, texts = saved(tmp_path)
+    key = key_of(tmp_path)
+    number = {word: name for name, word in key.items()}
+    assert set(number) == {"層一", "レイヤー", "층", "模型"}
+    for shown in (
+        number["層一"],
+        f"{number['レイヤー']} 2",
+        number["模型"],
+        f"{number['模型']} by layer",
+        "طبقة",
+        "plain",
+    ):
+        assert shown in texts
+    assert not any(ord(c) > 0x2000 for text in texts for c in text)
+    saved(tmp_path, names=["新", *NAMES[1:]])
+    assert key_of(tmp_path) == key | {f"#{len(key) + 1}": "新"}
+
+
+def test_an_installed_font_is_used(tmp_path, monkeypatch):
+    """Here one that is said to have what the plain one lacks: it stands behind it, only where it is needed."""
+    other, useless = "Noto Sans CJK JP", "Noto Sans Nothing"
+    latin, wanted = {*range(128), *range(0x600, 0x700)}, {ord(c) for name in (*NAMES, "模型") for c in name}
+    has = {frame.PLAIN: latin, other: wanted, useless: set()}
+    monkeypatch.setattr(frame, "_installed", lambda: frozenset(has))
+    monkeypatch.setattr(frame, "_characters", has.__getitem__)
+    families = []
+
+    def noting(make):
+        families.append(font_manager.FontProperties().get_family())
+        return make()
+
+    made = frame._legible(lambda: noting(figure), frame.PLAIN, tmp_path / "labels.txt")
+    assert families == [[frame.PLAIN], [frame.PLAIN, other]]
+    assert made.axes[0].get_xlabel() == "模型"
+    families.clear()
+    frame._legible(lambda: noting(Figure), frame.PLAIN, tmp_path / "labels.txt")
+    assert families == [[frame.PLAIN]]
+    assert not (tmp_path / "labels.txt").exists()
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75)])
+def test_width_and_titles(tmp_path, width, inches):
+    names = [f"resid_post@{i}" for i in range(5)]
+    made, texts = saved(tmp_path, names=names, width=width, titles=False, colours="magma")
+    (points,) = re.findall(r'<svg [^>]*width="([\d.]+)pt"', (tmp_path / "a.svg").read_text())
+    assert float(points) / 72 == pytest.approx(inches, abs=0.005)
+    assert made.get_tightbbox().width <= inches
+    assert not any("by layer" in text for text in texts)
+    assert made.axes[0].get_images()[0].get_cmap().name == "magma"
+    labels = [label for label in made.axes[0].get_yticklabels() if label.get_visible()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+    assert all(label.get_fontsize() == 7 for label in labels)  # text around axes keeps its size
+
+
+@pytest.mark.parametrize("size", [5.2, 6.1, 7.0])
+def test_letters_are_as_wide_in_pixels_as_in_the_layout(tmp_path, size):
+    made = Figure(figsize=(2, 1))
+    made.add_axes((0, 0, 1, 1)).set_yticks([0.5], ["part of speech of the next word, and of the last"], fontsize=size)
+    save(tmp_path, [("a", lambda: made)], style=Style(width="column", format=("png",)))
+    assert np.all(imread(tmp_path / "a.png")[:, :4, :3] == 1)  # the margin is white
+
+
+def test_panels_keep_their_names_without_titles():
+    made = Figure()
+    panels = made.subplots(1, 2)
+    for panel, name in zip(panels, ("resid_post@0", "resid_post@1"), strict=True):
+        panel.set_title(name, loc="left")
+    made.suptitle("Stitched models")
+    frame._untitled(made)
+    assert [panel.get_title(loc="left") for panel in panels] == ["resid_post@0", "resid_post@1"]
+    assert made.get_suptitle() == ""
+
+
+def test_panels_of_a_column_stand_below_each_other_and_keep_their_size(tmp_path):
+    made = Figure(figsize=(15.6, 3))
+    panels: Any = made.subplots(1, 6, sharey=True)
+    for number, axes in enumerate(panels):
+        axes.barh(range(4), [1, 2, 3, 4])
+        axes.set_title(f"resid_post@{number}", loc="left")
+    panels[0].set_yticks(range(4), [f"gelu_trained_{i} → solu_trained_{i}" for i in range(4)])
+    panels[3].set_xlabel("KL of the outputs from the tail's own, nats")
+    made.suptitle("Stitched models: stitch layer affine, 150 steps; bars: standard error over 200 sequences")
+    save(tmp_path, [("a", lambda: made)], style=Style(width="column", format=("png",)))
+    made.draw_without_rendering()
+    boxes = [axes.get_window_extent() for axes in panels]
+    assert made.get_tightbbox().width <= 3.25
+    assert min(box.width for box in boxes) >= 1.1 * made.dpi
+    assert min(box.height for box in boxes) >= made.dpi
+    outer = [axes.get_tightbbox() for axes in panels]
+    assert not [1 for a, b in combinations(outer, 2) if a.overlaps(b)]

@@ -1,0 +1,84 @@
+"""Every kind of figure, of few and many layers and models, with short and long names, at each width: its texts do not
+touch and lie inside the width, and at the width of a column it is the picture that was looked at and approved.
+
+`REPSIM_APPROVE=1 python -m pytest tests/figures/test_layout.py` approves what is drawn now; look at the pictures that git
+then shows as changed.
+"""
+
+import os
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+from helpers.drawn_kinds import KINDS
+from helpers.drawn_topics import TOPICS
+from matplotlib.text import Text
+from PIL import Image
+
+from repsim_cli.figures import frame
+from repsim_cli.figures.frame import INCHES, MARGIN, Style
+from repsim_cli.figures.layout import LEAST, MATRIX
+
+EVERY = KINDS | TOPICS
+APPROVED = Path(__file__).parent / "approved"
+DIFFERENT, FEW = 96, 3  # two pictures differ where more pixels than these differ by more, of 255
+# whose layout differs there
+AT_PAGE = (
+    "map of 60 models", "map and calibrated map", "small maps", "couplings of 8 plans, tiny", "sub-networks",
+    "feature maps of 10 layers, tiny", "58 measures",
+)  # fmt: skip
+
+
+def words(figure: Any) -> list[tuple[str, Any]]:
+    """The boxes of all that is written outside legends."""
+    parts = [child for axes in figure.axes for child in (axes, *axes.child_axes)]
+    labels = []
+    for axes in parts:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
+            labels += [axis.label, *(label for at, label in ticks if low - 1e-9 <= at <= high + 1e-9)]
+        labels += [*axes.texts, axes.title, axes._left_title, axes._right_title]
+        labels += [axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()]
+    labels += [text for text in (figure._suptitle, figure._supxlabel, figure._supylabel) if text]
+    return [
+        (label.get_text(), label.get_window_extent()) for label in labels if label.get_text() and label.get_visible()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "width"), [*((kind, "column") for kind in EVERY), *((kind, "page") for kind in AT_PAGE)]
+)
+def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
+    settings: Any = frame.STYLE | (frame.COLUMN if width == "column" else {})
+    with matplotlib.rc_context(settings):
+        figure = frame._fitted(EVERY[kind], Style(width=width), tmp_path / "labels.txt")
+        box = figure.get_tightbbox()
+        written = words(figure)
+    assert box.width <= INCHES[width] - 2 * MARGIN + 0.02
+    assert box.height <= 12
+    touching = [
+        (first, second)
+        for (first, a), (second, b) in combinations(written, 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+    assert touching == []
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text() and text.get_visible()) >= LEAST
+    for axes in figure.axes:
+        if axes.get_label() == MATRIX:
+            assert axes.get_window_extent().width / figure.dpi >= 0.8
+    if width == "column":
+        drawn, approved = tmp_path / "drawn.png", APPROVED / f"{re.sub(r'[^0-9a-z]+', '-', kind)}.png"
+        with matplotlib.rc_context(settings):
+            figure.savefig(drawn, dpi=72, bbox_inches=box.padded(MARGIN))
+        if os.environ.get("REPSIM_APPROVE"):
+            Image.open(drawn).convert("RGB").quantize(256).save(approved, optimize=True)
+        expected, actual = (np.asarray(Image.open(file).convert("RGB"), float) for file in (approved, drawn))
+        high, wide, _ = np.minimum(expected.shape, actual.shape)
+        assert np.abs(np.subtract(expected.shape, actual.shape)).max() <= 1  # sizes are rounded
+        differences = np.abs(expected[:high, :wide] - actual[:high, :wide]).max(2)
+        assert np.count_nonzero(differences > DIFFERENT) <= FEW

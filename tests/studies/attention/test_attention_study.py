@@ -1,0 +1,590 @@
+"""Attention: maps by words, the measures against golden values and slow versions, the study from end to end."""
+
+import gc
+import json
+import weakref
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import torch
+from helpers.recorded import recorded
+from helpers.treebanks import SENTENCES, conllu
+
+from repsim_cli import measures
+from repsim_cli.activations.attention import attention_readings, check_units, maps, units, word_map
+from repsim_cli.activations.maps import Maps
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.data.treebank import Treebank
+from repsim_cli.engine.attention import estimate_attention
+from repsim_cli.models.source import Precomputed
+from repsim_cli.runs import results
+from repsim_cli.studies.attention import study as attention
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+NAMES = measures.names("attention")
+MATCHED = ["attention_js", "attention_norm", "attention_pearson"]
+DISTRIBUTED = ["attention_cka", "attention_pwcca", "attention_svcca"]
+ENTRIES = [e for e in json.loads((GOLDEN / "values.json").read_text()) if e["measure"] in NAMES]
+
+
+def draw(seed, heads=3, lengths=(4, 1, 7, 5), causal=False):
+    """Maps of some sentences, one of them of one word."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for t in lengths:
+        weights = np.exp(2 * rng.normal(size=(heads, t, t)))
+        weights = np.tril(weights) if causal else weights
+        found.append(weights / weights.sum(2, keepdims=True))
+    return found
+
+
+def joined(*models):
+    """One Maps of several models, each a layer, from their lists of maps."""
+    sentences = [torch.cat([torch.from_numpy(one) for one in parts]) for parts in zip(*models, strict=True)]
+    ends = np.cumsum([0, *(len(model[0]) for model in models)]).tolist()
+    return Maps(
+        torch.cat([one.flatten(1) for one in sentences], 1),
+        [one.shape[1] for one in sentences],
+        [slice(a, b) for a, b in pairwise(ends)],
+    )
+
+
+def test_six_measures():
+    assert sorted(MATCHED + DISTRIBUTED) == NAMES
+    assert not set(NAMES) & set(measures.names())
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e['measure']}-{e['settings'].get('n_rows')}")
+def test_golden(entry):
+    case = np.load(GOLDEN / "inputs" / "c8.npz")
+    x, y = ([case[f"{side}_{i}"] for i in range(5)] for side in "ab")
+    settings = {}
+    if entry["measure"] in DISTRIBUTED:
+        settings = {"zeros": "keep" if entry["settings"]["n_rows"] == 207 else "drop"}
+    measure, value = measures.get(entry["measure"], **settings), entry["value"]
+    expected = [value["x_to_y"], value["y_to_x"]] if isinstance(value, dict) else [value, value]
+    assert [measure(x, y), measure(y, x)] == pytest.approx(expected, abs=entry["atol"])
+    if "head_matrix" in entry:
+        both = joined(x, y)
+        found = measure.heads(measure.sums(both))[:3, 3:]
+        np.testing.assert_allclose(found, entry["head_matrix"], atol=entry["atol"])
+
+
+def test_golden_values_are_all_here():
+    assert len(ENTRIES) == 9
+    assert {entry["measure"] for entry in ENTRIES} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_the_reference(name, causal):
+    x, y = draw(0), draw(1, heads=4, causal=causal)
+    for a, b in ((x, y), (y, x)):
+        assert measures.get(name)(a, b) == pytest.approx(getattr(reference, name)(a, b), abs=1e-12)
+    if name in DISTRIBUTED:
+        kept = measures.get(name, zeros="keep")(x, y)
+        assert kept == pytest.approx(getattr(reference, name)(x, y, zeros="keep"), abs=1e-12)
+        assert (abs(kept - measures.get(name)(x, y)) > 1e-3) == causal
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_holds(name):
+    card, measure = measures.card(name), measures.get(name)
+    low, high = card.bounds
+    for seed in range(5):
+        x, y = draw(seed), draw(seed + 50, heads=5)
+        assert measure(x, x) == pytest.approx(1, abs=1e-12)
+        assert (-9 if low is None else low) <= measure(x, y) <= high
+        assert (abs(measure(x, y) - measure(y, x)) < 1e-12) == card.symmetric
+        swapped = [one[[4, 2, 0, 1, 3]] for one in y]
+        assert measure(x, swapped) == pytest.approx(measure(x, y), abs=1e-12)
+    words = [one[:, ::-1, ::-1] for one in y]  # the order of the words is no matter, if it is the same for both
+    assert measure([one[:, ::-1, ::-1] for one in x], words) == pytest.approx(measure(x, y), abs=1e-12)
+    assert abs(measure(x, words) - measure(x, y)) > 1e-6
+
+
+def test_lowest_similarity_of_heads_that_share_no_word():
+    own, other = [np.eye(2)[None]], [np.eye(2)[None, ::-1]]
+    assert measures.get("attention_js")(own, other) == pytest.approx(measures.card("attention_js").bounds[0], abs=1e-15)
+    assert measures.get("attention_norm")(own, other) == -1.0
+
+
+def test_one_pass_over_all_layers_equals_pairs_of_layers():
+    """In float32, in batches, all measures at once; a saved state goes on with the same bits."""
+    models = [draw(seed, heads=heads, causal=seed == 2) for seed, heads in ((0, 3), (1, 2), (2, 4), (3, 3))]
+    chosen = {name: measures.get(name, **({"zeros": "keep"} if name in DISTRIBUTED else {})) for name in NAMES}
+    batches = [joined(*([m[i] for i in part] for m in models)) for part in ((0, 1), (2,), (3,))]
+    batches = [batch._replace(cells=batch.cells.float()) for batch in batches]
+    states = []
+
+    def run(state=None, some=chosen):
+        def save(state):
+            states.append({key: tensor.clone() for key, tensor in state.items()})
+
+        return estimate_attention(some, lambda seen: batches[seen:], batches[0].layers, state=state, save=save)[0]
+
+    found = run()
+    for name, matrix in found.items():
+        expected = [[chosen[name](a, b) for b in models] for a in models]
+        np.testing.assert_allclose(matrix.values, expected, atol=5e-7)
+        assert matrix.rows == {"sentences": 4, "words": 17, "cells": 91}[chosen[name].unit]
+        assert ("heads" in matrix.statistics) == (name in MATCHED)
+    again = run(states[1])
+    assert all(torch.equal(again[name].values, found[name].values) for name in NAMES)
+    assert len(states) == 4
+    # the sums of other measures are none of these
+    last = {NAMES[-1]: chosen[NAMES[-1]]}
+    assert torch.equal(run(states[1], last)[NAMES[-1]].values, found[NAMES[-1]].values)
+    assert len(states) == 7
+
+
+def test_heads_that_hardly_differ():
+    """Distances are no rounding where norms cancel: a twin is at 0, a head 1e-8 away at that."""
+    rng = np.random.default_rng(0)
+    x = draw(0, heads=4, lengths=(20, 30))
+    moved = []
+    for one in x:
+        change = rng.normal(size=one.shape)
+        change -= change.mean(2, keepdims=True)
+        moved.append(one + 1e-8 * change / np.linalg.norm(change, axis=(1, 2), keepdims=True))
+    measure = measures.get("attention_norm")
+    assert measure(x, [one.copy() for one in x]) == 1.0
+    assert 1 - measure(x, moved) == pytest.approx(1e-8, rel=1e-6)
+
+
+def test_threads_change_no_bit(monkeypatch):
+    both = joined(draw(0, lengths=(9, 30, 20)), draw(1, lengths=(9, 30, 20)))
+    single = measures.get("attention_js").sums(both)["sum"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(measures.get("attention_js").sums(both)["sum"], single)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+UNIFORM = [np.full((2, t, t), 1 / t) for t in (3, 5)]
+ONE_WORD = [np.ones((2, 1, 1))] * 6
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "x", "y", "text"),
+    [
+        ("attention_js", {}, draw(0), draw(0)[1:], r"attention_js: x and y must have one array of maps per sentence, got 4 and 3; pair them"),
+        ("attention_js", {}, [], [], r"attention_js: no sentence, got empty lists; give one array"),
+        ("attention_js", {}, [np.eye(3)], [np.eye(3)], r"x, sentence 0: not maps \(heads, T, T\), got \(3, 3\); give T x T per head"),
+        ("attention_js", {}, draw(0), [one / 2 for one in draw(1)], r"y, sentence 0: not attention weights, got a smallest weight of .* sum is 0.5 from 1; renormalise"),
+        ("attention_js", {}, [np.full((1, 2, 2), np.nan)], [np.eye(2)[None]], r"x, sentence 0: not attention weights, got .* nan from 1"),
+        ("attention_js", {}, draw(0), draw(1, lengths=(4, 1, 6, 5)), r"attention_js: different words in sentence 2, got maps \(3, 7, 7\) and \(3, 6, 6\); compare the same words"),
+        ("attention_js", {}, draw(0), [*draw(1)[:3], draw(1, heads=2)[3]], r"attention_js: different heads in sentence 3 than before, got 3 and 2; give all"),
+        ("attention_pearson", {}, ONE_WORD, ONE_WORD, r"attention_pearson: two heads have no word in common that attends unevenly, .* use attention_js"),
+        ("attention_pearson", {}, UNIFORM, draw(0, lengths=(3, 5)), r"attention_pearson: two heads have no word in common"),
+        ("attention_cka", {}, ONE_WORD, ONE_WORD, r"attention_cka: all attention weights of a layer are equal, got no variance in heads 0 to 1; give longer"),
+        ("attention_svcca", {}, ONE_WORD[:2], ONE_WORD[:2], r"attention_svcca: needs at least 3 cells, got 2; give more text"),
+        ("attention_cka", {"zeros": "refuse"}, draw(0), draw(1, causal=True), r"attention_cka: some layers can attend where others are masked, got 37 of 91 cells; use zeros=drop or keep"),
+        ("attention_pwcca", {}, draw(0, 2, (2,)), draw(1, 2, (2,)), r"attention_pwcca: some canonical correlations are 1 whatever the data"),
+    ],
+)  # fmt: skip
+def test_maps_that_cannot_be_compared(name, settings, x, y, text):
+    with pytest.raises(Degenerate, match=text):
+        measures.get(name, **settings)(x, y)
+
+
+def test_one_kind_of_mask_is_not_refused():
+    for causal in (False, True):
+        measures.get("attention_cka", zeros="refuse")(draw(0, causal=causal), draw(1, causal=causal))
+
+
+def test_sentences_of_one_word():
+    """They are alike in every head; a correlation they do not have, and are left out of its mean."""
+    x, y = draw(0, lengths=(5, 6)), draw(1, lengths=(5, 6))
+    more = [[*side, np.ones((3, 1, 1))] for side in (x, y)]
+    assert measures.get("attention_pearson")(*more) == pytest.approx(measures.get("attention_pearson")(x, y), abs=1e-15)
+    js, longer = (measures.get("attention_js")(*sides) for sides in ((x, y), more))
+    assert 1 - longer == pytest.approx((1 - js) * 11 / 12)
+
+
+def test_words_of_a_map_by_hand():
+    """Two words of one and two pieces, and a special token: sums over columns, means over rows."""
+    pattern = torch.tensor([[[0.2, 0.3, 0.1, 0.4], [0.1, 0.2, 0.3, 0.4], [0.0, 0.5, 0.1, 0.4], [0.7, 0.1, 0.1, 0.1]]])
+    kept = word_map(pattern, torch.tensor([0, 1, 1, 2]), "keep")
+    torch.testing.assert_close(
+        kept, torch.tensor([[[0.2, 0.4, 0.4], [0.05, 0.55, 0.4], [0.7, 0.2, 0.1]]]), atol=1e-7, rtol=0
+    )
+    dropped = word_map(pattern, torch.tensor([0, 1, 1, -1]), "drop_renormalise")
+    torch.testing.assert_close(dropped, torch.tensor([[[1 / 3, 2 / 3], [1 / 12, 11 / 12]]]), atol=1e-7, rtol=0)
+
+
+@pytest.fixture
+def both(bert_tokenizer, gpt_tokenizer):
+    """The same sentences under two tokenizers, one of which adds special tokens."""
+    extract = Extract(hook_points=["pattern"], unit="word", length=32, sequences=9)
+    data = Treebank(lambda: iter(SENTENCES), "")
+    return data.aligned({"pieces": bert_tokenizer, "bytes": gpt_tokenizer}, extract, 0)
+
+
+def test_two_tokenizers_give_maps_of_one_shape(both):
+    lengths = [len(words) for words in SENTENCES]
+    shapes = {}
+    for label, sequences in both.items():
+        of = units(sequences, "drop_renormalise")
+        shapes[label] = []
+        for mask, row in zip(sequences.mask, of, strict=True):
+            tokens = int(mask.sum())
+            pattern = torch.rand(6, len(mask), len(mask)).where(torch.from_numpy(mask), 0)
+            pattern /= pattern.sum(2, keepdim=True)
+            made = word_map(pattern, torch.from_numpy(row), "drop_renormalise")
+            shapes[label].append(tuple(made.shape[1:]))
+            torch.testing.assert_close(made.sum(2), torch.ones(made.shape[:2]))
+            whole = word_map(pattern, torch.from_numpy(units(sequences, "keep")[len(shapes[label]) - 1]), "keep")
+            torch.testing.assert_close(whole.sum(2), torch.ones(whole.shape[:2]))
+            assert tokens > shapes[label][-1][0]
+        assert (of[~sequences.mask] == -1).all()
+    assert shapes["pieces"] == shapes["bytes"] == [(t, t) for t in lengths]
+
+
+def test_special_tokens_that_are_kept_are_words_of_their_own(both):
+    of = {label: units(sequences, "keep") for label, sequences in both.items()}
+    assert (of["pieces"].max(1) + 1).tolist() == [len(words) + 2 for words in SENTENCES]
+    assert of["pieces"][0][0] == 0
+    with pytest.raises(
+        BadInput,
+        match=r"options.special: different sizes of maps in sentence 0, got 5 words and special tokens for 'pieces' and 4 "
+        "for 'bytes'; use drop_renormalise, or models with the same tokenizer",
+    ):
+        check_units(of, both)
+
+
+def test_a_token_of_no_word_between_pieces(both):
+    """Pieces of a word stay together around it."""
+    sequences = both["bytes"]
+    sequences.word[0, :4] = [0, -1, 0, 1]
+    sequences.word[0, 4:] = -1
+    sequences.mask[0] = np.arange(sequences.mask.shape[1]) < 4
+    assert units(sequences, "keep")[0, :5].tolist() == [0, 1, 0, 2, -1]
+    assert units(sequences, "drop_renormalise")[0, :5].tolist() == [0, -1, 0, 1, -1]
+
+
+@pytest.fixture(scope="session")
+def two_folders(tmp_path_factory, tiny_folder, bert_tokenizer):
+    """A causal and a bidirectional model whose tokenizers differ."""
+    bert = tmp_path_factory.mktemp("bert")
+    for file in tiny_folder("bert").iterdir():
+        if file.name in ("config.json", "model.safetensors"):
+            (bert / file.name).write_bytes(file.read_bytes())
+    bert_tokenizer.save_pretrained(bert)
+    return {"gpt": tiny_folder("gpt2"), "bert": bert}
+
+
+@pytest.fixture
+def words(two_folders, tmp_path):
+    """The words of a command line that compares the two on a few sentences."""
+    (tmp_path / "a.conllu").write_text(conllu(SENTENCES))
+    models = [f"+model.{label}={{kind: transformers, path: {folder}}}" for label, folder in two_folders.items()]
+    data = ["data=ewt", f"data.path={tmp_path / 'a.conllu'}", "extract=attention", "extract.length=32"]
+    return ["study=attention", "model=[]", *models, *data, "hardware.batch_size=1"]
+
+
+def plainly(folder, sentences):
+    """Maps by words from the library's own output: token by token, pieces by the text they decode to."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    found = []
+    for words in sentences:
+        given = tokenizer(" ".join(words), return_offsets_mapping=True, return_tensors="pt")
+        spans = given.pop("offset_mapping")[0].tolist()
+        with torch.no_grad():
+            attentions = model(**given, output_attentions=True).attentions
+        starts = [sum(len(word) + 1 for word in words[:i]) for i in range(len(words))]
+        pieces = [
+            [k for k, (a, b) in enumerate(spans) if a < start + len(word) and b > start and b > a]
+            for start, word in zip(starts, words, strict=True)
+        ]
+        layers = []
+        for layer in attentions:
+            a = layer[0].double().numpy()
+            by_word = np.array(
+                [
+                    [[np.mean([sum(head[q, k] for k in key) for q in query]) for key in pieces] for query in pieces]
+                    for head in a
+                ]
+            )
+            layers.append(by_word / by_word.sum(2, keepdims=True))
+        found.append(layers)
+    return [[sentence[i] for sentence in found] for i in range(len(found[0]))]
+
+
+@pytest.mark.drawn
+def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
+    """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
+    monkeypatch.setattr("repsim_cli.findings.maps.MOST_PAIRS", 0)
+    claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
+    more = ["base=bert", f"claims=[{','.join(claims)}]"]
+    code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
+    assert code == 0, err
+    folder = newest()
+    layers = [layer for path in two_folders.values() for layer in plainly(path, SENTENCES)]
+    found = recorded(folder)
+    js, cka = found["measures"]
+    for record, slow, pairs in ((js, reference.attention_js, 4), (cka, None, 3)):
+        assert len(record["matrices"]) == pairs
+        for m in record["matrices"]:
+            sides = [[*two_folders].index(m[side]["model"]) * 3 for side in ("rows", "columns")]
+            assert m["rows"]["layers"] == ["pattern@0", "pattern@1", "pattern@2"]
+            values = results.read_array(folder, m["values"])
+            for i, j in np.ndindex(3, 3):
+                a, b = layers[sides[0] + i], layers[sides[1] + j]
+                if slow:
+                    assert values[i, j] == pytest.approx(slow(a, b), abs=2e-6)
+                else:
+                    # cells that the causal model masks are left out for both, whatever the pair
+                    seen = np.concatenate([np.tril(np.ones_like(one[0])).ravel() for one in a]) > 0
+                    cells = [np.concatenate([o.reshape(4, -1) for o in side], 1).T[seen] for side in (a, b)]
+                    assert values[i, j] == pytest.approx(reference.cka(*cells), abs=1e-5)
+    assert sorted({one["name"] for one in found["claims"]}) == sorted(claims)
+    with_base = {name: curve for name, curve in found["curves"].items() if name.startswith("attention_js with bert")}
+    assert [curve["about"]["model"] for curve in with_base.values()] == ["gpt"]
+    same = with_base["attention_js with bert, gpt"]["lines"]["same layer"]
+    matrix = next(m for m in js["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("bert", "gpt"))
+    assert same == results.read_array(folder, matrix["values"]).diagonal().tolist()
+    verdict = next(one for one in found["claims"] if one["name"] == claims[1] and one["measure"] == "attention_js")
+    assert verdict["value"] == pytest.approx(same[0] - same[2])
+    counts = [(m["estimate"]["rows"], m["estimate"]["rows_available"], m["estimate"]["unit"]) for m in (js, cka)]
+    total, masked = sum(len(s) ** 2 for s in SENTENCES), sum(len(s) * (len(s) - 1) // 2 for s in SENTENCES)
+    assert counts == [(17, 17, "words"), (total - masked, total, "cells")]
+    assert f"attention_cka: {masked} of {total} cells are 0 in some head (as under a causal mask)" in err
+    assert "17 of 17 words in 1 batch" in out
+    assert list(found["matrices"]) == ["heads, attention_js"]
+    heads = results.read_array(folder, found["matrices"]["heads, attention_js"]["values"])
+    assert heads.shape == (24, 24)
+    assert heads[:4, 12:16].max(1).mean() == results.read_array(folder, js["matrices"][1]["values"])[0, 0]
+    assert {"attention_js-all.png", "attention_cka-all.png"} <= {f.name for f in (folder / "figures").iterdir()}
+
+    code, out, _ = repsim("plot", folder, "--heads", "gpt@1", "bert")
+    drawn = [Path(line).name for line in out.splitlines()]
+    assert (code, drawn) == (0, ["heads-attention_js-gpt@1-bert.png", "heads-attention_js-gpt@1-bert.svg"])
+    for given, text in (
+        ("bart", "--heads: no such model, got 'bart'; did you mean 'bert'?"),
+        ("gpt@7", "--heads: 'gpt' has no such layer, got 'gpt@7'; known: 0, 1, 2"),
+    ):
+        code, _, err = repsim("plot", folder, "--heads", given, "bert")
+        assert (code, text in err) == (2, True)
+
+
+def test_heads_of_a_run_without_them(repsim, newest):
+    small = ["extract.length=16", "extract.sequences=4", "extract.batch_rows=16", "measure=[cka]", "model=[tiny_a]"]
+    assert repsim("run", "-q", *small)[0] == 0
+    code, _, err = repsim("plot", newest(), "--heads", "tiny_a", "tiny_a")
+    assert code == 2
+    assert "it has no matrices of heads, got --heads; choose a run with e.g. attention_js" in err
+
+
+def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, monkeypatch):
+
+    words = [*[word for word in words if "model.gpt" not in word], "measure=[attention_norm]"]
+    assert repsim("run", "-q", *words, "cache=false")[0] == 0
+    expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
+    monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", -1.0)
+    seen = []
+    norms = measures.get("attention_norm").sums
+
+    def counted(maps):
+        seen.append(maps.lengths)
+        if len(seen) > 2:
+            raise KeyboardInterrupt
+        return norms(maps)
+
+    monkeypatch.setattr("repsim_cli.measures.attention.norms", counted)
+    assert repsim("run", *words)[0] == 130
+    folder = newest()
+    assert (folder / results.STATE).is_file()
+    monkeypatch.setattr("repsim_cli.measures.attention.norms", lambda maps: seen.append(maps.lengths) or norms(maps))
+    code, _, err = repsim("run", *words, "resume=latest")
+    assert (code, f"resuming {folder}" in err) == (0, True)
+    assert len(seen) == 4  # two sums of the first run, one that was broken off, and that one again
+    assert {f.name: f.read_bytes() for f in (folder / "arrays").iterdir()} == expected
+    assert not (folder / results.STATE).exists()
+
+
+def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypatch):
+    """Also where the run is killed before its second model runs, and resumes."""
+    load, alive, most, loads = attention.loaded, [], [], []
+
+    def counted(reading, study):
+        loads.append(reading.label)
+        if len(loads) == 4:
+            raise KeyboardInterrupt
+        module = load(reading, study)
+        gc.collect()
+        alive.append(weakref.ref(module))
+        most.append(sum(model() is not None for model in alive))
+        return module
+
+    monkeypatch.setattr(attention, "loaded", counted)
+    words = [*words, "measure=[attention_norm]", "cache=false"]
+    assert repsim("run", *words)[0] == 0
+    expected = {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()}
+    read = results.read_manifest(newest())["data"]
+    words.append("hardware.resident=one")
+    assert repsim("run", *words)[0] == 130
+    code, _, err = repsim("run", *words, "resume=latest")
+    assert code == 0, err
+    assert loads == ["gpt", "bert", "gpt", "bert", "bert"]
+    assert most == [1, 2, 1, 1]
+    assert {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()} == expected
+    assert results.read_manifest(newest())["data"] == read
+    assert not (newest() / "maps").exists()
+    code, out, _ = repsim("run", *words, "dry_run=true")
+    assert "in memory together: one model" in out
+    assert "    maps: " in out
+
+
+def test_maps_that_cannot_be_kept_are_refused(repsim, words, monkeypatch):
+    monkeypatch.setattr(attention.Recorder, "write", lambda *given: None)
+    code, _, err = repsim("run", *words, "measure=[attention_js]", "hardware.resident=one", "cache=false")
+    assert code == 1
+    assert "model.gpt: its maps cannot be kept while the next model runs, got no room at " in err
+    assert "use hardware.resident=all" in err
+
+
+def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeypatch, edited):
+    words = [word for word in words if "model.gpt" not in word]
+    assert repsim("run", "-q", *words, "measure=[attention_norm,attention_js]")[0] == 0
+    expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
+    original, runs = attention.maps, []
+    monkeypatch.setattr(attention, "maps", lambda *given: runs.append(1) or original(*given))
+    assert repsim("run", "-q", *words, "measure=[attention_js]")[0] == 0
+    for file in (newest() / "arrays").iterdir():
+        assert file.read_bytes() == expected[file.name]
+    manifest = results.read_manifest(newest())
+    assert (manifest["models_run"], manifest["matrices_cached"], runs) == ([], ["attention_js"], [])
+    for count, more in enumerate((["cache=false"], ["+options.special=keep"], ["hardware.batch_size=2"]), 1):
+        code, _, err = repsim("run", "-q", *words, "measure=[attention_js]", *more)
+        assert (code, len(runs)) == (0, count), err
+    edited("repsim_cli.engine.attention")
+    assert repsim("run", "-q", *words, "measure=[attention_js]")[0] == 0
+    assert len(runs) == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["measure=[cka_unbiased]"], "measure: the study attention compares attention, got cka_unbiased, a measure of activations; select e.g. measure=[attention_js], or the study similarity"),
+        (["study=similarity", "extract=tokens", "measure=[attention_js]"], "measure: the study similarity compares activations, got attention_js, a measure of attention; select e.g. measure=[cka_unbiased], or the study attention"),
+        (["+model.gpt=", "+model.bert="], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+        (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[attention_js]"),
+        (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
+        (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
+        (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),
+        (["claims=[adjacent]"], "claims: unknown claim, got 'adjacent'"),
+        (["+options.special=drop"], "options.special: wrong value, got 'drop'; give 'drop_renormalise' or 'keep'"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_run(repsim, words, more, text):
+    measure = [] if any(word.startswith("measure=") for word in more) else ["measure=[attention_js]"]
+    words = [word for word in words if word.split("=")[0] not in {one.split("=")[0] for one in more}]
+    more = [word for word in more if not word.startswith("+model")]
+    words = [word for word in words if not ("data=embedded" in more and word.startswith("data."))]
+    code, _, err = repsim("run", *words, *measure, *more)
+    assert (code, text in err) == (2, True), err
+
+
+def test_stored_activations():
+    extract = Extract(hook_points=["pattern"], unit="word")
+    stored = Precomputed(names=["a"], rows=3, widths=[2], read=lambda *_: None, identity=dict)
+    with pytest.raises(BadInput, match="model.x: stored activations have no attention maps, got precomputed"):
+        attention_readings({"x": stored}, extract)
+
+
+def source_of(folder):
+    return registry.models.get("transformers").function(path=str(folder))
+
+
+def stream(folder, eager, sequences, **settings):
+    """The maps of one model."""
+    source = source_of(folder)
+    found = attention_readings({"m": source}, Extract(hook_points=["pattern"], unit="word", length=32))
+    given = {"special": "drop_renormalise", "hardware": Hardware(batch_size=2), "progress": iter, **settings}
+    return list(maps(found, {"m": source.load(eager)}, {"m": sequences}, **given))
+
+
+def test_a_model_without_attention_weights(two_folders, both):
+    """What transformers' SDPA gives: nothing, without a word."""
+    with pytest.raises(
+        RunFailed,
+        match="model.m: the model returns no attention weights, got None; use one that runs with eager attention",
+    ):
+        stream(two_folders["bert"], False, both["pieces"])
+
+
+def test_a_pattern_of_another_shape(two_folders, both, monkeypatch):
+    """Such as of a model that attends in windows."""
+    monkeypatch.setattr("torch.Tensor.long", lambda x: x[:, :5].to(torch.int64))
+    with pytest.raises(
+        RunFailed, match=r"pattern@0 of 'm': not attention \(sentence, head, query, key\), got \(1, 4, "
+    ):
+        stream(two_folders["bert"], True, both["pieces"])
+
+
+def test_attention_that_goes_to_special_tokens_alone(two_folders, both, monkeypatch):
+    def all_to_the_first(pattern, of, special):
+        return word_map(torch.zeros_like(pattern).index_fill_(2, torch.tensor(0), 1.0), of, special)
+
+    monkeypatch.setattr("repsim_cli.activations.attention.word_map", all_to_the_first)
+    with pytest.raises(
+        RunFailed, match=r"model.m: a word's attention does not sum to 1, got an error of nan in sentence 0"
+    ):
+        stream(two_folders["bert"], True, both["pieces"])
+    assert stream(two_folders["bert"], True, both["pieces"], special="keep")
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "llama", "roberta", "distilbert", "albert", "openai-gpt", "xlnet"])
+def test_every_architecture_gives_its_attention(tiny_folder, both, kind):
+    folder = tiny_folder(kind)
+    (found,) = stream(folder, True, both["bytes"], hardware=Hardware(batch_size=9))
+    assert found.lengths == [len(words) for words in SENTENCES]
+    expected = plainly(folder, SENTENCES)
+    for i, sentence in enumerate(found.sentences()):
+        for layer, heads in enumerate(found.layers):
+            np.testing.assert_allclose(sentence[heads], expected[layer][i], atol=1e-5)
+
+
+def test_transformer_lens_gives_the_same_maps(tiny_folder, both):
+    folder = tiny_folder("gpt2")
+    lens = registry.models.get("transformer_lens").function(path=str(folder))
+    extract = Extract(hook_points=["pattern"], unit="word", length=32)
+    cells = []
+    for source in (source_of(folder), lens):
+        (one,) = maps(
+            attention_readings({"m": source}, extract), {"m": source.load(True)}, {"m": both["bytes"]},
+            "drop_renormalise", Hardware(batch_size=9), iter,
+        )  # fmt: skip
+        cells.append(one.cells)
+    torch.testing.assert_close(*cells, atol=1e-5, rtol=0)
+
+
+def test_rows_where_the_measure_command_is_given_arrays(repsim, tmp_path):
+    """`repsim measure all` leaves measures of attention out; one of them says what it wants."""
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(9, 3)))
+    file = str(tmp_path / "x.npy")
+    code, _, err = repsim("measure", "attention_js", file, file)
+    assert code == 2
+    assert "x, sentence 0: not maps (heads, T, T), got (3,); give T x T per head" in err
+
+
+def test_what_attention_maps_have_no_use_for(repsim):
+    words = ["experiment=tiny/ptb_attention", "model=[tiny_a]", "measure=[attention_js]"]
+    assert repsim("run", *words, "extract.estimate=moments")[2].startswith(
+        "error: extract.estimate: attention is compared over all sentences at once, got moments; use full"
+    )
+    assert repsim("run", *words, "significance=permutation")[2].startswith(
+        "error: significance: the study attention tests none, got permutation; use significance=none"
+    )

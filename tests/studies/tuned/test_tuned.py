@@ -1,0 +1,313 @@
+"""Models against their base: closed forms, a known perturbation, one pass per model, and what is refused."""
+
+import shutil
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from helpers.composing import composed
+from helpers.recorded import recorded
+from helpers.tiny_configs import tiny_config
+from scipy.special import softmax
+from scipy.stats import entropy
+from transformers import AutoModelForCausalLM
+
+from repsim_cli.activations.readings import Layer
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadConfig, Degenerate, RunFailed
+from repsim_cli.base.settings import Extract
+from repsim_cli.config.run import validate
+from repsim_cli.data.base import Sequences
+from repsim_cli.models.checkpoints import SHIPPED
+from repsim_cli.models.transformers import predicts_next
+from repsim_cli.runs import results
+from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
+from repsim_cli.studies.tuned import changes
+from repsim_cli.studies.tuned import study as tuned
+from repsim_cli.studies.tuned.changes import Change, Texts, differences, divergences
+
+SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
+         "hardware.batch_size=4", "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
+
+
+# ---- closed forms ----
+
+
+def test_differences_by_hand():
+    relative, cosine = differences(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[3.0, 0.0], [-2.0, 0.0]]))
+    assert relative.tolist() == pytest.approx([0.8, 3.0])
+    assert cosine.tolist() == pytest.approx([0.6, -1.0])
+    with pytest.raises(Degenerate, match=r"a row of zeros has no direction .*, got one; leave this layer out"):
+        differences(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+
+
+def test_divergences_against_scipy(monkeypatch):
+    base, tuned = np.random.default_rng(0).normal(size=(2, 50, 7)) * 3
+    expected = [entropy(softmax(p), softmax(q)) for p, q in zip(base, tuned, strict=True)]
+    for cells in (changes.CELLS, 20, 1):  # all rows at a time, two, and one
+        monkeypatch.setattr(changes, "CELLS", cells)
+        found = divergences(torch.from_numpy(base), torch.from_numpy(tuned))
+        assert found.numpy() == pytest.approx(expected, abs=1e-12)
+    assert divergences(torch.from_numpy(base), torch.from_numpy(base)).tolist() == [0.0] * 50
+
+
+def test_changes_of_padded_vocabularies_and_of_models_without_a_head():
+    x = torch.ones(5, 3)
+    logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    layers = [Layer("m", "resid_post@0", 3)]
+    change = Change()
+    change.add(layers, [x, logits], [x, torch.cat([logits, torch.full((5, 2), 9.0)], 1)])
+    change.add(layers, [x, logits], [2 * x, logits])
+    found = change.tensors()
+    assert (found[KL].shape, found[KL].abs().max(), found[RELATIVE].tolist()) == ((1, 10), 0, [[0.0] * 5 + [1.0] * 5])
+    assert torch.equal(found[NEXT][0], found[NEXT][1])
+    alone = Change()
+    alone.add(layers, [x, logits], [x])
+    assert alone.tensors().keys() == {RELATIVE, COSINE}
+    with pytest.raises(RunFailed, match="resid_post@0 of 'm': a row of zeros"):
+        change.add(layers, [0 * x], [x])
+
+
+class Letters:
+    """Token i is the i-th of these."""
+
+    def decode(self, ids, **_):
+        return "".join("ab\n\x1bé"[i] for i in ids)
+
+
+def test_the_text_around_a_token_is_escaped():
+    ids = np.array([[0, 1, 2, 3, 4, 0]])
+    mask = np.array([[True] * 5 + [False]])
+    place = np.where(mask, np.arange(6), -1)
+    sequences = Sequences(inputs=ids, mask=mask, text=mask, document=place * 0, position=place, documents=1)
+    texts = Texts(Letters(), sequences, Extract(hook_points=["embed"]))
+    change = {RELATIVE: torch.tensor([[0.0, 0.0, 3.0, 2.0, 0.0]])}
+    by = "relative difference, mean over layers"
+    assert list(texts.tokens({"m": change}, 2)) == [
+        ["m", by, 3.0, "ab", "\\n", "\\x1bé", None, None],
+        ["m", by, 2.0, "ab\\n", "\\x1b", "é", None, None],
+    ]
+    assert list(texts.texts({"m": change}, 2)) == [["m", by, 1.0, 5, "ab\\n\\x1bé"]]
+
+
+def test_the_same_text_is_listed_once():
+    ids = np.array([[0, 1, 0], [0, 1, 1], [0, 1, 1], [1, 1, 1]])
+    mask = np.array([[True] * 3] * 3 + [[True, False, False]])
+    sequences = Sequences(inputs=ids, mask=mask, text=mask, document=ids * 0, position=ids * 0, documents=4)
+    texts = Texts(Letters(), sequences, Extract(hook_points=["embed"]))
+    # "a", "ab" begin three sequences; "b" another
+    change = {RELATIVE: torch.tensor([[3.0, 2.0, 1.0, 3.0, 2.0, 0.0, 3.0, 2.0, 0.0, 2.5]])}
+    assert [(row[2], row[3], row[4]) for row in texts.tokens({"m": change}, 5)] == [
+        (3.0, "", "a"), (2.5, "", "b"), (2.0, "a", "b"), (1.0, "ab", "a"), (0.0, "ab", "b"),
+    ]  # fmt: skip
+    assert [(row[2], row[4]) for row in texts.texts({"m": change}, 5)] == [
+        (2.5, "b"), (2.0, "aba"), (pytest.approx(5 / 3), "abb"),
+    ]  # fmt: skip
+
+
+def test_which_models_predict_the_next_token():
+    kinds = ("llama", "gpt2", "gemma3_text", "mamba", "bert", "t5", "pegasus")
+    sources = {kind: registry.models.get("random").function(config=tiny_config(kind)) for kind in kinds}
+    assert [kind for kind, source in sources.items() if predicts_next(source)] == [
+        "llama",
+        "gpt2",
+        "gemma3_text",
+        "mamba",
+    ]
+
+
+# ---- whole runs ----
+
+
+def matrix(folder, kind, model):
+    return np.load(folder / recorded(folder)["matrices"][f"{kind}, {model}"]["values"])
+
+
+def test_a_model_does_not_differ_from_itself(repsim, newest):
+    code, _, err = repsim("run", "-q", *SHORT, "model=[tiny_a]", "+model.same={kind: shipped, name: tiny_a}")
+    assert code == 0, err
+    assert not matrix(newest(), RELATIVE, "same").any()
+    assert not matrix(newest(), KL, "same").any()
+    assert matrix(newest(), COSINE, "same") == pytest.approx(1, abs=1e-12)
+    found = recorded(newest())
+    assert list(found["matrices"]) == [f"{kind}, same" for kind in (RELATIVE, COSINE, KL, NEXT)]
+    for measure in ("cka", "mutual_knn"):
+        curve = found["curves"][f"{measure} with tiny_a, same"]
+        assert curve["lines"]["same layer"] == pytest.approx([1.0] * 6, abs=1e-6)
+    ((model, tokens, *numbers),) = found["tables"]["changes of the outputs"]["rows"]
+    assert (model, tokens, numbers) == ("same", found["matrices"][f"{KL}, same"]["n"], [0.0] * 6)
+
+
+@pytest.fixture
+def louder(tmp_path) -> Path:
+    """tiny_a with twice the final norm, and so twice the logits."""
+    folder = shutil.copytree(SHIPPED / "tiny_a", tmp_path / "louder")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    names = [name for name in weights if "final_layer_norm" in name]
+    assert len(names) == 2
+    safetensors.torch.save_file(
+        {name: 2 * x if name in names else x for name, x in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return folder
+
+
+def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
+    words = (*SHORT, "model=[tiny_a]", f"+model.louder={{kind: transformers, path: {louder}}}")
+    code, _, err = repsim("run", "-q", *words, "extract.hook_points=[resid_post,final_norm]", "options.examples=3")
+    assert code == 0, err
+    relative, cosine = (matrix(newest(), kind, "louder") for kind in (RELATIVE, COSINE))
+    assert not relative[:6].any()
+    assert relative[6] == pytest.approx(1, abs=1e-6)
+    assert cosine == pytest.approx(1, abs=1e-12)
+    # the same tokens, one after the other and by hand
+    read = validate(composed(*words)).study.comparison
+    sequences = read.data.sequences(read.tokenizers["tiny_a"], read.extract, 0)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny_a", dtype=torch.float32)(
+            torch.from_numpy(sequences.ids).long()
+        ).logits
+    rows = logits[torch.from_numpy(sequences.text)].double().numpy()
+    expected = [entropy(softmax(x), softmax(2 * x)) for x in rows]
+    assert matrix(newest(), KL, "louder")[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    found = recorded(newest())["tables"]
+    first, *_ = (row for row in found["tokens that change most"]["rows"] if row[1] == "KL of the outputs, nats")
+    assert first[2] == pytest.approx(max(expected), rel=1e-4)
+    where, place = sequences.text.nonzero()
+    at = int(np.argmax(expected))
+    token = read.tokenizers["tiny_a"].decode([sequences.ids[where[at], place[at]]])
+    assert first[4] == token or not token.isprintable()
+    assert first[6] == first[7]  # twice the logits rank the tokens alike
+    assert len(found["tokens that change most"]["rows"]) == 2 * 3
+    assert len(found["texts that change most"]["rows"]) == 2 * 3
+
+
+def test_skipped_places_are_left_out(repsim, newest):
+    words = (*SHORT, "model=[tiny_a,tiny_b]", "options.examples=2")
+    assert repsim("run", "-q", *words)[0] == 0
+    whole = matrix(newest(), KL, "tiny_b")
+    read = validate(composed(*words)).study.comparison
+    _, place = read.data.sequences(read.tokenizers["tiny_a"], read.extract, 0).text.nonzero()
+    code, _, err = repsim("run", "-q", *words, "extract.skip=5")
+    assert code == 0, err
+    assert np.array_equal(matrix(newest(), KL, "tiny_b"), whole[:, place >= 5])
+    row = recorded(newest())["tables"]["tokens that change most"]["rows"][0]
+    assert row[2] == whole[0, place >= 5].max()
+    assert len(row[3])  # five tokens at least are before it
+
+
+def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, monkeypatch, edited):
+    from transformers import GPTNeoXForCausalLM
+
+    passes = []
+    forward = GPTNeoXForCausalLM.forward
+    monkeypatch.setattr(GPTNeoXForCausalLM, "forward", lambda self, *a, **k: passes.append(1) or forward(self, *a, **k))
+    assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b]")[0] == 0
+    batches = -(-6 // 4)
+    assert len(passes) == 2 * batches
+    assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]")[0] == 0
+    assert results.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_a_step400"]
+    assert len(passes) == 4 * batches
+    both = {path: (newest() / path).read_bytes() for path in results.read_manifest(newest())["files"]}
+    assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]")[0] == 0
+    assert (results.read_manifest(newest())["models_run"], len(passes)) == ([], 4 * batches)
+    for path, content in both.items():
+        assert path == "config.yaml" or (newest() / path).read_bytes() == content, path
+    edited("repsim_cli.studies.tuned.changes")
+    assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b]")[0] == 0
+    assert results.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_b"]
+
+
+def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
+    load, alive, most = tuned.whole, [], []
+
+    def counted(source, how):
+        module = load(source, how)
+        alive.append(weakref.ref(module))
+        most.append(sum(one() is not None for one in alive))
+        return module
+
+    monkeypatch.setattr(tuned, "whole", counted)
+    found = {}
+    for resident in ("all", "one"):
+        words = [*SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]", f"hardware.resident={resident}", "cache=false"]
+        code, _, err = repsim("run", *words, "measure=[cka]")
+        assert code == 0, err
+        written = results.read_manifest(newest())
+        assert written["models_run"] == ["tiny_a", "tiny_b", "tiny_a_step400"]
+        found[resident] = {path: (newest() / path).read_bytes() for path in written["files"] if path != "config.yaml"}
+        read = written["data"]["tokens_read"]
+    assert most == [1, 2, 3, 1, 2, 1, 2]
+    assert found["one"] == found["all"]
+    assert read["tiny_a"] == 2 * read["tiny_b"] == 2 * read["tiny_a_step400"]
+    _, out, _ = repsim("run", *words, "dry_run=true")
+    assert "in memory together: tiny_a and tiny_b, tiny_a and tiny_a_step400" in out
+    assert f"forward passes, unless stored: {4 * -(-6 // 4)}" in out
+
+
+def test_models_without_a_next_token_head(repsim, newest):
+    bert = "{kind: random, config: {model_type: bert, vocab_size: 512, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 16}, tokenizer: tiny_a, seed: %d}"
+    models = ("model=[]", f"+model.tiny_a={bert % 0}", f"+model.other={bert % 1}")
+    code, _, err = repsim("run", *SHORT, *models)
+    assert code == 0, err
+    assert (
+        "WARNING: model.tiny_a: changes of the outputs are left out (it has no output head for the next token, " in err
+    )
+    found = recorded(newest())
+    assert set(found["matrices"]) == {"relative difference, other", "cosine, other"}
+    assert "changes of the outputs" not in found["tables"]
+    assert matrix(newest(), RELATIVE, "other").min() > 0
+
+
+@pytest.mark.drawn
+def test_the_tiny_study(repsim, newest):
+    code, out, err = repsim("run", "experiment=tiny/tuned", "extract.sequences=16", "hardware.threads=1")
+    assert code == 0, err
+    assert "changes of the outputs:" in out
+    names = {file.stem for file in (newest() / "figures").iterdir()}
+    assert names == {"by-layer-cka_unbiased_with_tiny_a_step400", "by-layer-mutual_knn_with_tiny_a_step400",
+                     "by-layer-relative_difference", "outputs-KL"}  # fmt: skip
+    assert repsim("plot", newest(), "--all")[0] == 0
+    names = {file.stem for file in (newest() / "figures").iterdir()} - names
+    assert names == {"by-layer-cosine", "relative-difference-all"}
+    curves = recorded(newest())["curves"]
+    values, curve = matrix(newest(), RELATIVE, "tiny_b"), curves["relative difference, tiny_b"]
+    assert curve["lines"] == {"mean over tokens": values.mean(1).tolist()}
+    assert curve["bands"]["half of the tokens"]["high"] == np.percentile(values, 75, axis=1).tolist()
+    assert curve["bands"]["nine tenths"]["low"] == np.percentile(values, 5, axis=1).tolist()
+    later, apart = (
+        curves[f"cka_unbiased with tiny_a_step400, {x}"]["lines"]["same layer"] for x in ("tiny_a", "tiny_b")
+    )
+    assert all(np.array(later) > np.array(apart))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=[tiny_a,tiny_b]", "base=null"], "base: the model that the others were made from is needed, got base=null; set base=LABEL"),
+        (["model=[tiny_a]"], r"model: a model to compare with the base is needed, got \['tiny_a'\]; select two or more"),
+        (["model=[tiny_a,tiny_b]", "extract.unit=mean"], "extract.unit: a row must be one token, got mean; use extract=tokens"),
+        (["model=[tiny_a,tiny_b]", "extract.piece=mean"], "extract.unit: a row must be one token, got piece=mean; use"),
+        (["model=[tiny_a,tiny_b]", "measure=[cka]", "extract.estimate=moments"], "extract.estimate: layers are compared pair by pair, got moments; use per"),
+        (["model=[tiny_a,tiny_b]", "extract.normalise=rows"], "extract.normalise: the study tuned reads features as models give them, got rows; leave it at its default"),
+        (["model=[tiny_a]", "+model.small={kind: random, config: {model_type: gpt_neox, vocab_size: 512, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2}, tokenizer: tiny_a}"],
+         "model.small: its layers are not those of the base 'tiny_a', got 2 of width 32 for 6 of width 64; compare"),
+        (["model=[tiny_a]", "+model.other={kind: random, config: {model_type: gpt_neox}, tokenizer: characters}"], "model.other: its tokenizer lacks tokens of the base 'tiny_a', or numbers"),
+        (["model=[tiny_a]", "+model.vit={kind: random, config: {model_type: vit, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2}}"], "model.vit: it reads no text, got a model of images; compare language models"),
+        (["model=[tiny_a,tiny_b]", "base=tiny_c"], "base: no such model, got 'tiny_c'; did you mean"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(overrides, message):
+    with pytest.raises(BadConfig, match=message):
+        validate(composed(*SHORT, *overrides))
+
+
+def test_stored_activations_are_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.ones((4, 3)))
+    stored = f"+model.stored={{kind: precomputed, path: {tmp_path / 'x.npz'}}}"
+    with pytest.raises(BadConfig, match="model.stored: it reads no text, got stored activations; compare language"):
+        validate(composed(*SHORT, "model=[tiny_a]", stored))

@@ -1,0 +1,469 @@
+"""Histograms of distances, neighbours and couplings: hand-computed values, independent formulas, claims, the study."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.composing import composed
+from scipy.spatial.distance import cdist, pdist
+from scipy.stats import entropy
+
+from repsim_cli.base.errors import BadConfig, Degenerate
+from repsim_cli.config.run import validate
+from repsim_cli.findings.analysis import Finished
+from repsim_cli.measures.gromov_descents import gromov_objective
+from repsim_cli.measures.gromov_spaces import space
+from repsim_cli.runs.content import Matrix, Results, Side
+from repsim_cli.studies.views import finding_couplings as coupling_findings
+from repsim_cli.studies.views import finding_histograms as histogram_findings
+from repsim_cli.studies.views import finding_neighbours as neighbour_findings
+from repsim_cli.studies.views.couplings import BEST, PUBLISHED, matched
+from repsim_cli.studies.views.finding_couplings import is_permutation, on_diagonal, within
+from repsim_cli.studies.views.finding_histograms import (
+    base_distances_stay,
+    between_blocks,
+    distances_shift_late,
+    divergence,
+    fine_tuning_shifts_distances,
+    shifts,
+)
+from repsim_cli.studies.views.finding_neighbours import chance, neighbours_change, overlap
+from repsim_cli.studies.views.histograms import histograms, spreads, subsets
+from repsim_cli.studies.views.neighbourhoods import nearest, plane
+
+CLAIMS = (
+    "base_distances_stay", "fine_tuning_shifts_distances", "distances_shift_late", "neighbours_change",
+    "couplings_are_not_the_identity",
+)  # fmt: skip
+FAST = ("hardware.threads=1", "measure=[]")
+OWN = ("study=views", "extract=pooled", *FAST)
+
+
+def rows(n, d, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(n, d)))
+
+
+def test_divergence_by_hand():
+    """Of four distances 3 and 1 fall into the bins, or 1 and 2 of three: shares with half a distance added to each."""
+    a, b = np.array([3, 1]), np.array([1, 2])
+    p, q = (3.5 / 5, 1.5 / 5), (1.5 / 4, 2.5 / 4)
+    expected = p[0] * np.log(p[0] / q[0]) + p[1] * np.log(p[1] / q[1])
+    assert divergence(a, b) == pytest.approx(expected, abs=1e-15)
+    assert divergence(b, a) == pytest.approx(entropy(q, p), abs=1e-15)
+    assert divergence(a, b) != divergence(b, a)
+    assert divergence(a, a) == 0
+    far = divergence(np.array([10, 0]), np.array([0, 10]))
+    assert far == pytest.approx(10 / 11 * np.log(21), abs=1e-12)
+
+
+def counted(layers, bins, scale, of=None):
+    of = np.ones((1, len(layers[0])), bool) if of is None else of
+    return histograms(layers, of, [spreads(x, of) for x in layers], bins=bins, scale=scale)
+
+
+@pytest.mark.parametrize("scale", ["none", "mean"])
+def test_histograms_share_their_bins(scale):
+    """More rows than one block of distances has; the far layer says where the bins end."""
+    layers = [rows(600, 3), 4 * rows(600, 5, seed=1)]
+    every = np.ones((1, 600), bool)
+    plain = [pdist(x.numpy()) for x in layers]
+    for x, distances in zip(layers, plain, strict=True):
+        expected = [distances.mean(), distances.std(), distances.max()]
+        np.testing.assert_allclose(spreads(x, every), [expected], rtol=1e-10)
+    made = counted(layers, 20, scale)
+    scaled = [distances / distances.mean() if scale == "mean" else distances for distances in plain]
+    edges = np.linspace(0, max(distances.max() for distances in scaled), 21)
+    np.testing.assert_allclose(made.edges, edges, rtol=1e-12)
+    for counts, distances in zip(made.counts[0], scaled, strict=True):
+        assert counts.sum() == 600 * 599 // 2
+        # a distance may lie on an edge but for rounding
+        assert np.abs(counts - np.histogram(distances, edges)[0]).sum() <= 2
+    ((one, other),) = counted([layers[0], 3 * layers[0]], 9, "mean").counts
+    assert np.abs(one - other).sum() <= 2
+
+
+@pytest.mark.parametrize("scale", ["none", "mean"])
+def test_histograms_without_a_tenth_of_the_rows(scale):
+    """As if these rows had never been there: their bins end at the largest distance that is left."""
+    layers = [rows(600, 3), 4 * rows(600, 5, seed=1)]
+    of = subsets(600)
+    assert of.sum(1).tolist() == [600, *[540] * 10]
+    assert (~of[1:]).sum(0).tolist() == [1] * 600
+    assert np.flatnonzero(~of[3]).tolist() == list(range(120, 180))
+    made = counted(layers, 20, scale, of)
+    for subset, kept in enumerate(of):
+        alone = counted([x[torch.from_numpy(kept)] for x in layers], 20, scale)
+        assert np.abs(made.counts[subset] - alone.counts[0]).sum() <= 2
+    assert (made.counts[1:].sum(2) == 540 * 539 // 2).all()
+    assert subsets(4).sum(1).tolist() == [4, 3, 3, 3, 3]
+
+
+def test_rows_that_are_left_may_all_be_equal():
+    x = torch.zeros(3, 2)
+    x[2] = 1
+    made = counted([x, 2 * x], 4, "mean", subsets(3))
+    assert (made.counts.sum(2) == [[3, 3], *[[1, 1]] * 3]).all()
+
+
+def test_shifts_between_blocks():
+    counts = np.array([[3.0, 1], [1, 3], [1, 3], [0, 4]])
+    kl = shifts(counts)
+    assert kl == [divergence(counts[1], counts[0]), 0, divergence(counts[3], counts[2])]
+    names = ["embed", "resid_post@0", "resid_post@1", "mlp_out@1"]
+    assert between_blocks(names, kl) == [0]
+    assert between_blocks(["h0", "h1", "h2", "h3"], kl) == kl  # activations of another program
+
+
+def test_nearest():
+    x = torch.tensor([[0.0], [1.0], [-1.0], [5.0], [5.5]])
+    assert nearest(x, 2).tolist() == [[1, 2], [0, 2], [0, 1], [4, 1], [3, 1]]  # of 1 and -1 the earlier one first
+    x = rows(60, 4)
+    expected = cdist(x, x) + np.diag(np.full(60, np.inf))
+    assert nearest(x, 7).tolist() == expected.argsort(1)[:, :7].tolist()
+
+
+def test_overlap_and_what_chance_gives():
+    a = np.array([[0, 1, 2, 3, 4]] * 3)
+    b = np.array([[4, 3, 2, 1, 0], [0, 1, 2, 8, 9], [5, 6, 7, 8, 9]])
+    np.testing.assert_allclose(overlap(a, b), [1, 3 / 7, 0])
+    # all pairs of sets of 2 among 5 others
+    sets = np.array(list(itertools.combinations(range(5), 2)))
+    each = [overlap(sets, np.roll(sets, step, 0)) for step in range(len(sets))]
+    assert chance(6, 2) == pytest.approx(np.mean(each), abs=1e-12)
+    assert chance(4, 3) == 1
+
+
+def test_the_plane_keeps_clusters_and_its_seed():
+    """Two groups of rows, far apart."""
+    x = rows(20, 5)
+    x[:10] += 30
+    one = plane(x, perplexity=4.0, seed=0)
+    assert one.shape == (20, 2)
+    assert np.array_equal(one, plane(x, perplexity=4.0, seed=0))
+    assert not np.array_equal(one, plane(x, perplexity=7.0, seed=0))
+    around = nearest(torch.from_numpy(one), 5)
+    assert ((around < 10) == (np.arange(20) < 10)[:, None]).all()
+
+
+@pytest.mark.parametrize(
+    "step", [lambda x: plane(x, perplexity=2.0, seed=0), lambda x: nearest(x, 2), lambda x: spreads(x, subsets(8))]
+)
+def test_rows_that_differ_by_rounding_alone_are_refused(step):
+    constant = torch.ones(8, 3) + 1e-7 * rows(8, 3).float()
+    with pytest.raises(Degenerate, match=r"all rows are equal but for rounding, got a spread of .*; drop this layer"):
+        step(constant)
+    with pytest.raises(Degenerate, match="all rows are equal, got a constant representation; drop this layer"):
+        step(torch.ones(8, 3))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_coupling_is_laid_out_by_its_sides(first):
+    """The second side is the first in another order, turned around: each row must find itself, whichever side of the
+    two the solver puts first."""
+    x = rows(12, 3, seed=4)
+    order = np.random.default_rng(1).permutation(12)
+    turn = torch.linalg.qr(rows(3, 3, seed=2)).Q
+    sides = [x, 2 * x[torch.from_numpy(order)] @ turn][:: 1 if first == 0 else -1]
+    a, b = (space(side, cost_scale="mean") for side in sides)
+    expected = np.zeros((12, 12))
+    expected[order, np.arange(12)] = 1 / 12
+    for plan in matched(a, b, restarts=0, seed=0).values():
+        np.testing.assert_array_equal(plan.coupling, expected if first == 0 else expected.T)
+        assert is_permutation(plan.coupling)
+        assert plan.objective == pytest.approx(0, abs=1e-20)
+        assert on_diagonal(plan.coupling) == pytest.approx((order == np.arange(12)).mean())
+
+
+def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
+    """And both have their objectives as they are laid out: rows of the first side as rows."""
+    x = rows(14, 6, seed=5)
+    y = x + 0.3 * rows(14, 6, seed=6)  # rows stay near themselves, which POT's start does not know
+    for given in ((x, 3 * y), (3 * y, x)):
+        one, other = (space(side, cost_scale="mean") for side in given)
+        found = matched(one, other, restarts=20, seed=0)
+        assert found[BEST].objective < found[PUBLISHED].objective
+        assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "identity")
+        assert on_diagonal(found[BEST].coupling) == pytest.approx(1)
+        for way, plan in found.items():
+            own = gromov_objective(one.distances, other.distances, plan.coupling)
+            assert plan.objective == pytest.approx(own, rel=1e-9)
+            plain = matched(*(space(side, cost_scale="none") for side in given), restarts=20, seed=0)
+            np.testing.assert_array_equal(plain[way].coupling, plan.coupling)  # whatever the scale of the distances
+        turned = gromov_objective(one.distances, other.distances, found[PUBLISHED].coupling.T)
+        assert found[PUBLISHED].objective != pytest.approx(turned, rel=1e-3)
+
+
+def test_what_a_coupling_keeps():
+    classes = ["a", "a", "b"]
+    assert within(np.eye(3)[[1, 0, 2]] / 3, classes) == pytest.approx(1)
+    assert within(np.eye(3)[[2, 1, 0]] / 3, classes) == pytest.approx(1 / 3)
+    assert not is_permutation(np.full((3, 3), 1 / 9))
+    assert not is_permutation(np.array([[0.5, 0], [0.5, 0]]))
+
+
+SHIFTS = {"base": [0.1, 0.02, 0.05], "tuned": [0.1, 0.2, 1.6]}
+
+
+@pytest.mark.parametrize(
+    ("claim", "by_model", "base", "verdict", "value"),
+    [
+        (base_distances_stay, SHIFTS, "base", "holds", 0.1),
+        (base_distances_stay, SHIFTS, None, "not testable here", None),
+        (base_distances_stay, {**SHIFTS, "base": []}, "base", "not testable here", None),
+        (fine_tuning_shifts_distances, SHIFTS, "base", "holds", 1.5),
+        (fine_tuning_shifts_distances, {"base": [0.1]}, "base", "not testable here", None),
+        (distances_shift_late, SHIFTS, "base", "not testable here", 1.0),
+        (distances_shift_late, {"base": [0.1], "tuned": [0.1, 0.2]}, "base", "not testable here", None),
+    ],
+)
+def test_claims_on_distances(claim, by_model, base, verdict, value):
+    judged = claim(by_model, [by_model] * 10, base)
+    assert judged.verdict == verdict
+    assert judged.value == (None if value is None else pytest.approx(value))
+    assert judged.why
+
+
+def test_neighbours_without_any_relation_are_no_change():
+    """Random neighbours overlap less than the threshold, and so do the published ones."""
+    rng, by_chance = np.random.default_rng(0), chance(16, 5)
+    around = np.array([[rng.permutation(15)[:5] for _ in range(16)] for _ in range(9)])
+    kept = overlap(around[:1], around)[1:]
+    few, many = (neighbours_change([x], by_chance) for x in (kept, kept * 0 + 0.5))
+    assert few.verdict == "unclear"
+    assert few.value == pytest.approx(by_chance, abs=0.03)
+    assert few.why == "standard error over 16 rows, below 0.33 and above chance (0.21)"
+    assert (many.verdict, many.value) == ("fails", 0.5)
+
+
+@pytest.mark.parametrize(("count", "whole", "each"), [(3, False, 3), (4, False, 0), (4, True, 4)])
+@pytest.mark.parametrize("topic", [histogram_findings, neighbour_findings, coupling_findings])
+def test_figures_of_single_models_where_these_are_few(tmp_path, topic, count, whole, each):
+    kind = topic.__name__.rpartition(".")[2]
+    sides = [Side(model=f"m{i}", layers=["h0", "h1"]) for i in range(count)]
+    about = [{"kind": kind, "model": side.model} for side in sides]
+    matrices = {x["model"]: Matrix(rows=side, columns=side, about=x) for side, x in zip(sides, about, strict=True)}
+    run = Finished(folder=tmp_path, manifest={}, results=Results(study="views", matrices=matrices))
+    assert [name for name, _ in topic.figures(run, whole)] == [f"{kind}-{i:02d}-m{i}" for i in range(each)]
+
+
+def table(found, name):
+    columns = found["tables"][name]["columns"]
+    return [dict(zip(columns, row, strict=True)) for row in found["tables"][name]["rows"]]
+
+
+@pytest.mark.drawn
+def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
+    """The activations of another study's run; every number again from the files."""
+    words = ("model=[tiny_a_step100,tiny_a]", "data=overlap_nli", "extract=pooled", "hardware.threads=1")
+    small = (
+        "extract.sequences=48",
+        "extract.rows=40",
+        "extract.hook_points=[embed,resid_post]",
+        "extract.layers=[0,3]",
+    )
+    others = ("measure=[cka]", "+options.within=false", "+analyses.localization={}")  # views have no such
+    assert repsim("run", "-q", *words, *small, *others)[0] == 0
+    asked = [f"claims=[{','.join(CLAIMS)}]", "base=tiny_a_step100", "+options.neighbours={samples: [0, 9]}"]
+    asked += ["+options.couplings={pairs: [[embed, resid_post@3], [resid_post@3, embed]], restarts: 3}"]
+    code, _, err = repsim("run", "-q", "--from", newest(), "study=views", *asked)
+    assert code == 0, err
+    manifest = json.loads((newest() / "manifest.json").read_text())
+    assert manifest["models_run"] == []
+    assert list(manifest["models"]) == ["tiny_a_step100", "tiny_a"]  # --from keeps their order
+    assert manifest["rows"] == 48
+    found = json.loads((newest() / "results.json").read_text())
+    drawn, layers = found["about"]["batch"], ["embed", "resid_post@0", "resid_post@3"]
+    assert len(drawn["rows"]) == len(set(drawn["rows"])) == 16
+    names = ["entailment", "neutral", "contradiction"]
+    assert [names.index(name) for name in drawn["classes"]] == sorted(names.index(name) for name in drawn["classes"])
+    # histograms: counts, KL in one direction and the other, the claims' statistic without the embeddings
+    matrix = found["matrices"]["histograms of tiny_a"]
+    counts = np.load(newest() / matrix["values"])
+    assert (matrix["rows"], matrix["n"]) == ({"model": "tiny_a", "layers": layers}, 40)
+    assert counts.sum(1).tolist() == [40 * 39 / 2] * 3
+    assert np.load(newest() / matrix["details"]["left out"]).sum(2).tolist() == [[36 * 35 / 2] * 3] * 10
+    shares = (counts + 0.5) / (counts + 0.5).sum(1, keepdims=True)
+    expected = [entropy(shares[i], shares[i - 1]) for i in (1, 2)]
+    kl = {model: found["curves"][f"KL from previous layer, {model}"] for model in manifest["models"]}
+    assert kl["tiny_a"]["lines"]["KL"] == pytest.approx(expected)
+    assert (kl["tiny_a"]["at"], kl["tiny_a"]["y"]["unit"]) == (layers[1:], "nats")
+    lines = [line for line in table(found, "distances") if line["model"] == "tiny_a"]
+    assert [line["KL(layer || previous)"] for line in lines] == [None, *kl["tiny_a"]["lines"]["KL"]]
+    assert lines[2]["KL(previous || layer)"] == pytest.approx(entropy(shares[1], shares[2]))
+    verdicts = {(claim["name"], claim["measure"]): claim["value"] for claim in found["claims"]}
+    # the embeddings are no block
+    by_base = kl["tiny_a_step100"]["lines"]["KL"][1]
+    assert verdicts["base_distances_stay", "histograms of distances"] == pytest.approx(by_base)
+    # neighbours: those of the saved planes, and their means with and without the first layer
+    matrix = found["matrices"]["neighbours of tiny_a"]
+    nearby = [nearest(torch.from_numpy(x), 5) for x in np.load(newest() / matrix["values"])]
+    np.testing.assert_array_equal(np.load(newest() / matrix["details"]["t-SNE plane"]), nearby)
+    sets = [[set(row.tolist()) for row in around[[0, 9]]] for around in nearby]
+    kept = [[len(a & b) / len(a | b) for a, b in zip(around, sets[0], strict=True)] for around in sets]
+    shown = [line for line in table(found, "neighbours of tiny_a") if line["space"] == "t-SNE plane"]
+    labels = [f"row {drawn['rows'][i]} ({drawn['classes'][i]})" for i in (0, 9)]
+    assert [[line[label] for label in labels] for line in shown] == kept
+    means = {(line["model"], line["space"], line["sample"]): line for line in table(found, "neighbours kept")}
+    mean = means["tiny_a", "t-SNE plane", labels[1]]
+    assert mean["mean with the first layer"] == pytest.approx(np.mean([row[1] for row in kept]))
+    assert mean["mean without it"] == pytest.approx(np.mean([row[1] for row in kept[1:]]))
+    assert mean["by chance"] == pytest.approx(0.21441, abs=1e-5)
+    # couplings: a pair and its mirror image are each other's transpose
+    couplings = [m for m in found["matrices"].values() if m["about"].get("model") == "tiny_a"]
+    plans = [np.load(newest() / coupling["values"]) for coupling in couplings]
+    assert [coupling["about"]["starts"] for coupling in couplings] == [PUBLISHED, BEST] * 2
+    np.testing.assert_array_equal(plans[0], plans[2].T)
+    assert couplings[0]["about"]["objective"] == couplings[2]["about"]["objective"]
+    np.testing.assert_allclose(plans[0].sum(0), 1 / 16)
+    shown = [line for line in table(found, "couplings") if line["model"] == "tiny_a"]
+    assert [line["on the diagonal"] for line in shown] == pytest.approx([np.trace(plan) for plan in plans])
+    same = np.equal.outer(drawn["classes"], drawn["classes"])
+    assert [line["within classes"] for line in shown] == pytest.approx([plan[same].sum() for plan in plans])
+    assert {name for name, _ in verdicts} == set(CLAIMS)
+    for name in ("histograms-01-tiny_a", "neighbours-01-tiny_a", "couplings-01-tiny_a", "by-layer-neighbours_kept"):
+        assert (newest() / "figures" / f"{name}.png").is_file()
+    assert "neighbours kept" in (newest() / "report.html").read_text()
+
+
+def test_activations_from_files(repsim, newest, tmp_path):
+    """Of another program, without classes: numbers again from the arrays. The full space has its own neighbours."""
+    arrays = {f"h{i}": rows(20, 4, seed=i).numpy() for i in range(3)}
+    arrays["h3"] = arrays["h0"][:, ::-1] * 5
+    np.savez(tmp_path / "stored.npz", **arrays)
+    words = (*OWN, "model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'stored.npz'}}}", "extract.rows=20")
+    code, _, err = repsim("run", "-q", *words, "+options.batch=20", "+options.histograms={scale: mean}", "seed=3")
+    assert code == 0, err
+    found = json.loads((newest() / "results.json").read_text())
+    assert found["about"]["batch"] == {"rows": list(range(20)), "classes": None}
+    lines = table(found, "distances")
+    assert [one["mean"] for one in lines] == pytest.approx([pdist(x).mean() for x in arrays.values()])
+    counts = np.load(newest() / found["matrices"]["histograms of m"]["values"])
+    assert np.abs(counts[0] - counts[3]).sum() <= 2  # of one shape
+    full = [one for one in table(found, "neighbours of m") if one["space"] == "full space"]
+    samples = [name for name in full[0] if name.startswith("row ")]
+    assert len(samples) == 3
+    assert all(full[3][name] == 1 for name in samples)
+    assert table(found, "couplings")[0]["within classes"] is None
+    assert len(table(found, "couplings")) == 2 * 5
+
+
+def test_a_claim_on_a_view_that_was_not_made(repsim, newest, tmp_path):
+    """Asked for with the run or later: not testable, with what it needs."""
+    np.savez(tmp_path / "stored.npz", **{f"h{i}": rows(20, 4, seed=i).numpy() for i in range(3)})
+    words = (*OWN, "model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'stored.npz'}}}", "extract.rows=20")
+    words += ("+options.histograms=null", "+options.neighbours=null", "claims=[neighbours_change]")
+    assert repsim("run", "-q", *words)[0] == 0
+    found = json.loads((newest() / "results.json").read_text())
+    assert {matrix["about"]["kind"] for matrix in found["matrices"].values()} == {"couplings"}
+    assert sorted(found["analyses"]) == ["couplings", "diagnostics", "neighbours"]  # one by its view, one by the claim
+    assert repsim("analyse", newest(), "claims=[base_distances_stay,couplings_are_not_the_identity]")[0] == 0
+    found = json.loads((newest() / "results.json").read_text())
+    words = {claim["name"]: (claim["verdict"], claim["why"]) for claim in found["claims"] if claim["value"] is None}
+    assert words == {
+        "neighbours_change": ("not testable here", "needs a run that looked for neighbours (options.neighbours={})"),
+        "base_distances_stay": (
+            "not testable here",
+            "needs a run that made histograms of distances (options.histograms={})",
+        ),
+    }
+    assert sum(claim["name"] == "couplings_are_not_the_identity" for claim in found["claims"]) == 2
+
+
+def test_a_constant_layer_is_named(repsim, tmp_path):
+    np.savez(tmp_path / "stored.npz", h0=rows(20, 4).numpy(), h1=np.ones((20, 4)))
+    words = (*OWN, "model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'stored.npz'}}}", "extract.rows=20")
+    code, _, err = repsim("run", *words)
+    assert code == 1
+    assert "h1 of 'm': all rows are equal, got a constant representation; drop this layer" in err
+    assert "extract.rows: a batch needs 30 rows, got 20; raise" in repsim("run", *words, "+options.batch=30")[2]
+
+
+def test_models_of_modular_sums(repsim, newest, tmp_path):
+    """Any model and data: rows of two tokens in one, an attention pattern among the layers."""
+    words = (
+        "model=[modsum_0]",
+        "model.modsum_0.recipe.moduli=[7]",
+        "model.modsum_0.recipe.epochs=2",
+        "data=modular_pairs",
+    )
+    words += ("data.numbers=7", "extract=modsum", "extract.rows=30", "study=views", *FAST)
+    words += (
+        "model.modsum_0.recipe.blocks=2",
+        "extract.hook_points=[resid_pre,pattern.h0,resid_post]",
+        "extract.sequences=49",
+    )
+    assert repsim("run", *words)[0] == 0
+    found = json.loads((newest() / "results.json").read_text())
+    assert sorted(found["analyses"]) == ["couplings", "diagnostics", "histograms", "neighbours"]
+    assert len(table(found, "couplings")) == 2 * 5
+    # layers follow each other as in the network, whatever the order of the hook points
+    matrix = found["matrices"]["histograms of modsum_0"]
+    ordered = ["resid_pre@0", "pattern@0.h0", "resid_post@0", "resid_pre@1", "pattern@1.h0", "resid_post@1"]
+    assert matrix["rows"]["layers"] == ordered
+    counts = np.load(newest() / matrix["values"])
+    assert (counts[2] == counts[3]).all()  # the same stream
+    assert found["curves"]["KL from previous layer, modsum_0"]["lines"]["KL"][2] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+        (["extract.estimate=per_batch"], "extract.estimate: views are of one sample of rows, got per_batch; use full"),
+        (["extract.layers=[2]"], "extract.hook_points, model.tiny_a: layers are compared with each other, got 1; read two or more"),
+        (["claims=[neighbors_change]"], "claims: unknown claim, got 'neighbors_change'; did you mean 'neighbours_change'?"),
+        (["+options.couplings.pairs=[[embed,resid_post@1]]"], "options.couplings.pairs, model.tiny_a: no such layer, got 'embed'; known: resid_post@0"),
+        (["+options.couplings.pairs=[[resid_post@1,resid_pots@2]]"], "options.couplings.pairs, model.tiny_a: no such layer, got 'resid_pots@2'; did you mean 'resid_post@2'"),
+        (["+options.couplings.pairs=[[resid_post@1]]"], "options.couplings.pairs: two layers make a pair, got ['resid_post@1']; give [[LAYER, LAYER], ...]"),
+        (["extract.sequences=10"], "extract.rows: a batch needs 16 rows, got 10; raise extract.rows and extract.sequences, or lower options.batch"),
+        (["extract.rows=2", "+options.neighbours=null", "+options.couplings=null"], "extract.rows: histograms need 3 rows, got 2; raise extract.rows and extract.sequences"),
+        (["+options.batch=2"], "options.batch: neighbours and couplings need 3 rows, got 2; raise it"),
+        (["+options.neighbours.k=16"], "options.neighbours.k: not below the 16 rows of the batch, got 16; lower it"),
+        (["+options.neighbours.perplexity=30"], "options.neighbours.perplexity: not below the 16 rows of the batch, got 30.0; lower it"),
+        (["+options.neighbours.samples=[16]"], "options.neighbours.samples: not distinct places from 0 to 15 of the batch, got [16]; name others"),
+        (["+options.neighbours.samples=[3,3]"], "options.neighbours.samples: not distinct places from 0 to 15 of the batch, got [3, 3]; name others"),
+        (["+options.histogram={}"], "options.histogram: unknown key, got {}; did you mean 'histograms'?"),
+        ([f"+options.{view}=null" for view in ("histograms", "neighbours", "couplings")], "options: no view is made, got null for histograms, neighbours, couplings; set one of them to {}"),
+        (["+options.histograms.bins=1"], "options.histograms.bins: wrong value, got 1; give greater than or equal to 2"),
+        (["hardware.memory_gb=0.3"], "hardware.memory_gb: the run needs about 0.6"),
+        (["model=[modsum_targets]", "model.modsum_targets.coding=scalar", "data=modular_pairs", "extract=modsum"], "options.neighbours: a plane needs 2 features, got 1 (c1 of 'modsum_targets'); leave this layer out, or set options.neighbours=null"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_seen_is_refused(overrides, message):
+    with pytest.raises(BadConfig) as caught:
+        validate(composed("model=[tiny_a]", "data=overlap_nli", *OWN, *overrides))
+    assert message in str(caught.value)
+
+
+def test_the_advice_on_memory_fits():
+    words = ("model=[tiny_a]", "data=overlap_nli", *OWN, "extract.sequences=1000000", "hardware.memory_gb=0.9")
+    with pytest.raises(BadConfig, match=r"extract.rows=\d+ would fit") as caught:
+        validate(composed(*words, "extract.rows=900000"))
+    advice = str(caught.value).split("; ")[-1].removesuffix(" would fit")
+    validate(composed(*words, advice))
+
+
+def test_the_plan_says_what_would_run():
+    study = validate(composed("experiment=tiny/yelp_couplings")).study
+    found = study.plan()
+    assert (found["layers"], found["views"], found["rows, at most"]) == (14, ["couplings"], 400)
+    assert found["forward passes, unless stored"] == 100
+
+
+VIEWS = ("histograms", "neighbours", "couplings")
+TINY = [f"experiment=tiny/yelp_{name}" for name in ("histograms", "neighbors", "couplings")]
+
+
+def test_the_published_studies_share_their_activations():
+    whole = [composed(f"experiment=yelp_{name}") for name in ("histograms", "neighbors", "couplings")]
+    assert whole[0].extract == whole[1].extract == whole[2].extract
+    assert whole[0].model == whole[1].model == whole[2].model
+    assert (whole[0].extract.length, whole[0].extract.hook_points) == (256, ["embed", "resid_post"])
+    dense = whole[0].model.bert_yelp_gao.recipe
+    recipe = (dense.length, dense.epochs, dense.batch_size, dense.learning_rate, dense.weight_decay)
+    assert recipe == (256, 1.0, 16, 2e-5, 0.0)
+    assert [config.options.batch for config in whole[1:]] == [16, 16]
+    assert whole[1].options.neighbours == {"k": 5, "perplexity": 5.0}
+    assert [validate(config).study.views for config in map(composed, TINY)] == [[name] for name in VIEWS]

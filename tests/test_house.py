@@ -1,0 +1,150 @@
+"""The house that a stranger takes over: a small core, a folder per question, READMEs that are true, names that last."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import house
+
+ROOT = Path(__file__).parent.parent
+PACKAGE, CONF = ROOT / "repsim_cli", ROOT / "conf"
+QUESTIONS = sorted(folder.name for folder in PACKAGE.glob("studies/*/") if folder.name != "__pycache__")
+HARD = ("activations", "config", "engine", "findings", "measures")
+
+
+def test_the_core_is_small():
+    """All but the questions, as `scripts/house` counts it."""
+    arrows = house.arrows(PACKAGE)
+    rooms = [room for room in house.rooms(PACKAGE) if "/" not in room]
+    assert len(rooms) <= 16, rooms
+    assert len([pair for pair in arrows if not any("/" in room for room in pair)]) <= 90
+    assert not house.circles(arrows)
+
+
+def test_no_question_imports_another_and_only_commands_name_one():
+    """Studies and findings are found by their files; `cli/` draws the heads of a study of attention."""
+    arrows = {(a, b) for a, b in house.arrows(PACKAGE) if "/" in b}
+    assert not [(a, b) for a, b in arrows if "/" in a]
+    assert {a for a, _ in arrows} <= {"cli"}
+
+
+def test_the_root_holds_three_files():
+    files = {path.name for path in PACKAGE.iterdir() if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_what_reads_a_run_folder_starts_without_torch():
+    files = [file for room in ("figures", "findings", "report", "runs") for file in PACKAGE.glob(f"{room}/*.py")]
+    files += PACKAGE.glob("studies/*/finding*.py")
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files]
+    heavy = ("torch", "transformers", "hydra", "omegaconf")
+    script = (
+        f"import importlib, sys\nfor name in {sorted(names)!r}:\n    importlib.import_module(name)\n"
+        f"    assert not {{*{heavy!r}}} & {{*sys.modules}}, name\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("room", HARD)
+def test_a_hard_room_says_what_enters_and_leaves_and_what_to_read_first(room):
+    """In about 30 lines; the files and functions that it names are there."""
+    text = (PACKAGE / room / "README.md").read_text()
+    assert text.count("\n") <= 35
+    assert "Enters: " in text
+    assert "Leaves: " in text
+    files = {PACKAGE / room / name for name in re.findall(r"`([a-z_]+\.py)`", text) if name != "finding.py"}
+    assert not [file.name for file in files if not file.is_file()]
+    first = re.findall(r"^\d\. `(\w+\.py)`: `(\w+)`", text, re.M)
+    assert len(first) == 3
+    for file, name in first:
+        assert name in defined(PACKAGE / room / file)
+
+
+def defined(file):
+    return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
+def study_of(name):
+    """The study of an experiment: its own, or that of the one that it begins with."""
+    entry = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())
+    if "study" in entry:
+        return entry["study"]
+    for part in entry.get("defaults", ()):
+        if isinstance(part, str) and part.startswith("/experiment/"):
+            return study_of(part.removeprefix("/experiment/"))
+    return yaml.safe_load((CONF / "config.yaml").read_text())["study"]
+
+
+def listed(question, what):
+    """The names of a list of a README."""
+    text = (PACKAGE / "studies" / question / "README.md").read_text()
+    (names,) = re.findall(rf"^- {what}: ((?:.+\n(?:  .+\n)*))", text, re.M)
+    return re.findall(r"`([^`]+)`", names)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_names_its_experiments_pages_and_tests(question):
+    """Every experiment of its studies and no other; all files that its README names are there."""
+    folder = PACKAGE / "studies" / question
+    sources = "".join(file.read_text() for file in folder.glob("study*.py"))
+    kinds = set(re.findall(r'studies\.register\(\s*"(\w+)"', sources))
+    assert kinds
+    names = {str(f.relative_to(CONF / "experiment").with_suffix("")) for f in CONF.glob("experiment/**/*.yaml")}
+    given = listed(question, "Experiments")
+    assert sorted(given) == sorted(name for name in names if study_of(name) in kinds)
+    pages = [ROOT / page for page in listed(question, "Pages")]
+    told = "".join(page.read_text() for page in pages)
+    for name in given:
+        own = name.removeprefix("tiny/")
+        assert re.search(rf"^## {own}\b|\b{own}\b", told, re.M), name
+    assert listed(question, "Tests") == [f"tests/studies/{question}/"]
+    assert [*(ROOT / "tests" / "studies" / question).glob("test_*.py")]
+    text = (folder / "README.md").read_text()
+    assert not [name for name in re.findall(r"`([a-z_]+\.py)`", text) if not (folder / name).is_file()]
+    assert not [file.name for file in folder.glob("[a-z]*.py") if f"`{file.name}`" not in text and file.stem != "units"]
+
+
+DOCUMENTED = [
+    file
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "docs/notebooks/*.ipynb", "experiments/*.md")
+    for file in sorted(ROOT.glob(pattern))
+]
+DOTTED = re.compile(r"\brepsim_cli(?:\.[A-Za-z_]\w*)+")
+FROM = re.compile(r"\bfrom (repsim_cli[\w.]*) import ([\w, ]+)")
+
+
+def test_names_and_files_that_the_docs_mention_are_there():
+    names, missing = set(), []
+    for file in DOCUMENTED:
+        text = file.read_text()
+        names |= set(DOTTED.findall(text))
+        names |= {
+            f"{room}.{name.split(' as ')[0].strip()}" for room, all_ in FROM.findall(text) for name in all_.split(",")
+        }
+        for path in re.findall(r"\b((?:repsim_cli|tests|benchmarks|scripts)/[\w./-]*\w)\b", text):
+            if not re.search("[A-Z]{3}|[.]{2}", path) and not (ROOT / path).exists():
+                missing.append(f"{file.name}: {path}")
+    assert not missing
+    assert len(names) > 5
+    for name in sorted(names):
+        found(name)
+
+
+def found(name):
+    """The module or value of a dotted name."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            value = getattr(value, part)
+        return value
+    raise AssertionError(name)
