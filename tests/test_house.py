@@ -110,6 +110,17 @@ def test_a_question_names_its_experiments_pages_and_tests(question):
     assert not [file.name for file in folder.glob("[a-z]*.py") if f"`{file.name}`" not in text and file.stem != "units"]
 
 
+def test_all_questions_are_listed():
+    """With what they ask, and their studies."""
+    text = (PACKAGE / "studies" / "README.md").read_text()
+    assert re.findall(r"^\| `(\w+)/` \|", text, re.M) == QUESTIONS
+    for question in QUESTIONS:
+        own = (PACKAGE / "studies" / question / "README.md").read_text()
+        _, asked, kinds = re.search(rf"^\| `({question})/` \| (.+) \| (.+) \|$", text, re.M).groups()
+        assert asked in own
+        assert all(f"({kind}" in own or f"(study {kind}" in " ".join(own.split()) for kind in kinds.split(", "))
+
+
 DOCUMENTED = [
     file
     for pattern in ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "docs/notebooks/*.ipynb", "experiments/*.md")
