@@ -1,4 +1,4 @@
-"""repsim: compare the inside of language models; `compare`, `load` and `grade` for Python programs."""
+"""repsim: compare the inside of language models; `compare`, `verify`, `load` and `grade` for Python programs."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,17 +6,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repsim_cli.api.compare import compare
     from repsim_cli.api.result import Result, load
+    from repsim_cli.api.verify import assert_same, verify
     from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
     from repsim_cli.studies.grounding.own_measure import grade
 
 __version__ = "0.1.0"
-__all__ = ["BadInput", "RepsimError", "Result", "RunFailed", "compare", "grade", "load"]
+__all__ = ["BadInput", "RepsimError", "Result", "RunFailed", "assert_same", "compare", "grade", "load", "verify"]
 _ROOMS = {
     "Result": "api.result",
     "compare": "api.compare",
     "load": "api.result",
     "grade": "studies.grounding.own_measure",
 }
+_ROOMS |= dict.fromkeys(("assert_same", "verify"), "api.verify")
 _ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "base.errors")
 
 

@@ -163,6 +163,36 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("second", metavar="RUN", help="the same; the differences are the second minus the first")
     sub.add_argument("--output", metavar="DIR", help="draws the differences and writes their table there")
 
+    sub = add(
+        "verify",
+        _command("verify", "verify_command"),
+        "say whether two models are the same, and if not, where they first differ",
+        "repsim verify models/small models/copy",
+        "Say whether the candidate is the same model as the reference, and if not, at which module it first differs,\n"
+        "on the reference's own inputs: IDENTICAL (every bit), ROUNDING (within what the precision gives), AS\n"
+        "QUANTISED, or DIFFERENT. Ends with 0 where they are the same, 1 where they differ, 2 where there is no\n"
+        "verdict.",
+    )
+    sub.add_argument(
+        "reference",
+        metavar="REFERENCE",
+        help="a folder, .gguf file, hub id or name of repsim list model, or a file of --save",
+    )
+    sub.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the same")
+    sub.add_argument(
+        "--save", metavar="FILE", help="write the reference to a .safetensors file, to be given in its place"
+    )
+    sub.add_argument("--quick", action="store_true", help="measure no rounding, and try text alone")
+    sub.add_argument("--text", metavar="FILE", help="a file of text (text that ships with the package)")
+    sub.add_argument("--json", action="store_true", help="print all of the answer as JSON")
+    sub.add_argument("--junit", metavar="FILE", help="write the answer as the result of a test, for CI servers")
+    sub.add_argument(
+        "--fail-on",
+        choices=("rounding", "as-quantised", "different"),
+        default="different",
+        help="the first verdict that ends with 1 (different)",
+    )
+
     add(
         "doctor", _command("show", "doctor_command"), "report what this machine and installation offer", "repsim doctor"
     )

@@ -106,7 +106,7 @@ def place(tmp_path, tiny_folder, monkeypatch):
     shutil.copytree(tiny_folder("gpt_neox"), "DIR")
     shutil.copytree(tiny_folder("gpt2"), "OTHER")
     Path("models").mkdir()
-    for name, kind in (("small", "gpt_neox"), ("large", "gpt2")):
+    for name, kind in (("small", "gpt_neox"), ("copy", "gpt_neox"), ("large", "gpt2")):
         Path("models", name).symlink_to(tiny_folder(kind))
     shutil.copy("corpus.txt", "texts.txt")
 

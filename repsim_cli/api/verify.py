@@ -1,0 +1,264 @@
+"""Is it the same model, and if not, where does it first differ? Opens two models, and writes the answer to a run
+folder."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from repsim_cli import report
+from repsim_cli.api.entries import labelled, model_entry
+from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.binding import bind_model
+from repsim_cli.data.text import embedded_text, local_text
+from repsim_cli.models.library import library
+from repsim_cli.models.memory import digest
+from repsim_cli.models.source import Family, Precomputed, Series, Source
+from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.transformers import predicts_next
+from repsim_cli.runs import results
+from repsim_cli.runs.content import Results, Table
+from repsim_cli.runs.results import Progress, quiet
+from repsim_cli.studies.verify import inputs, tokens
+from repsim_cli.studies.verify.answer import DIFFERENT, Answer
+from repsim_cli.studies.verify.inputs import PROBES, Batch
+from repsim_cli.studies.verify.saved import Saved, is_saved, load, save
+from repsim_cli.studies.verify.study import verified
+
+Texts = Iterable[Any] | str | os.PathLike[str] | None
+
+
+def verify(
+    reference: Any,
+    candidate: Any,
+    texts: Texts = None,
+    *,
+    quick: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    progress: Progress = quiet,
+) -> Answer:
+    """Whether the candidate is the same model as the reference, and if not, where it first differs.
+
+    reference, candidate: folders, .gguf files, hub ids, names of `repsim list model`, entries of a configuration
+        ({"kind": ...}), transformers models or (model, tokenizer), or any two torch modules.
+    texts: a list of texts, or a file of text; None: text that ships with the package. Of torch modules: a list of
+        batches (tensors, or mappings of arguments). Inputs that reveal what text does not show are added to texts.
+    quick: the rounding of the reference is not measured, and the text alone is tried, in rows and padded on the left.
+    folder: a new or empty folder for the run; None: nothing is written.
+    Raises repsim_cli.BadInput for models that cannot be compared, and RunFailed where one cannot be run.
+    Example: print(repsim_cli.verify("models/mine", model))
+    """
+    kept = _kept(reference)
+    first = _opened("reference", reference) if kept is None else kept
+    second = _opened("candidate", candidate)
+    if folder is None:
+        return _answer(first, second, texts, progress, quick)
+    place = Path(folder).expanduser()
+    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
+    command = [] if isinstance(reference, nn.Module) else ["repsim", "verify", str(reference), str(candidate)]
+    run = results.create(place, name="verify", study="verify", seed=0, command=command, overrides=[])
+    try:
+        run.input(
+            "models",
+            {
+                "reference": {"source": str(reference)} if isinstance(first, Saved) else first.identity,
+                "candidate": second.identity,
+            },
+        )
+        with run.stage("verify"):
+            answer = _answer(first, second, texts, progress, quick)
+        run.write_results(as_results(answer))
+    except BaseException as error:
+        run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
+        raise
+    run.finish("complete")
+    report.save([run.folder], run.folder / report.FILE)
+    return answer
+
+
+def assert_same(reference: Any, candidate: Any, texts: Texts = None) -> None:
+    """Raises AssertionError, whose message is the answer, where the candidate is another model than the reference.
+
+    The arguments are those of `repsim_cli.verify`.
+    Example: repsim_cli.assert_same("models/mine", model)
+    """
+    answer = verify(reference, candidate, texts)
+    if not answer.same:
+        raise AssertionError(str(answer))
+
+
+def as_results(answer: Answer) -> Results:
+    """The answer as the results of a run: a table of places, and all of it under `about`."""
+    columns = ["unit", "place", "kind", "relative error", "times its rounding", "inputs"]
+    rows: list[list[Any]] = [
+        [each.unit, each.here, each.kind, each.relative, each.times, ", ".join(each.inputs)]
+        for each in answer.differences
+    ]
+    tables = {"differences": Table(columns=columns, rows=rows)} if rows else {}
+    return Results(study="verify", tables=tables, about={"verify": {**answer.record(), "lines": answer.lines()}})
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A model that runs. tokenizer: None where it has none."""
+
+    label: str
+    model: nn.Module
+    tokenizer: Any
+    identity: Mapping[str, Any]
+
+
+def _opened(key: str, given: Any) -> _Opened:
+    """Raises BadInput where it is no model that runs."""
+    module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if isinstance(module, nn.Module):
+        where = str(getattr(module, "name_or_path", "") or "")
+        if tokenizer is None and where and Path(where).is_dir():
+            tokenizer = _or_none(lambda: tokenizer_of(where))
+        facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
+        return _Opened(key, module, tokenizer, facts)
+    label = next(iter(labelled([given]))) if isinstance(given, str | os.PathLike) else key
+    bound = bind_model(label, model_entry(label, given))
+    if isinstance(bound, Family | Series):
+        raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
+    if isinstance(bound, Precomputed):
+        raise BadInput(f"{key}: stored activations cannot be run, got '{label}'; give a model")
+    return _Opened(label, _whole(bound), _or_none(bound.tokenizer), bound.identity())
+
+
+def _whole(source: Source) -> nn.Module:
+    """The model with the output head that its checkpoint has, else its backbone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
+
+    heads = ["AutoModelForCausalLM"] if predicts_next(source) else []
+    heads += ["AutoModelForMaskedLM"] if source.model_type in masked else []
+    heads += ["AutoModelForSequenceClassification"] if source.labels else []
+    for auto in heads if source.has_head else []:
+        model: Any = _or_none(lambda auto=auto: source.with_head(auto))
+        if model is not None:
+            if isinstance(model, library().PreTrainedModel):
+                model.set_attn_implementation("eager")  # it has scores and a pattern to look at
+            return model
+    return source.load(True)
+
+
+def _or_none(step: Any) -> Any:
+    try:
+        return step()
+    except BadInput:
+        return None
+
+
+def _answer(first: _Opened | Saved, second: _Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
+    if isinstance(first, Saved):
+        return _from_file(first, second, texts, progress)
+    labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
+    models, notes = _headed(first.model, second.model)
+    given = None if texts is None else _texts(texts)
+    if given and not all(isinstance(text, str) for text in given):
+        batches = [inputs.given("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)]
+        return verified(*models, batches, labels, progress, quick=quick)
+    shapes = [inputs.shape_of(model, each.tokenizer) for model, each in zip(models, (first, second), strict=True)]
+    if shapes[0] is None or shapes[1] is None:
+        raise BadInput(
+            f"texts: a module that reads no tokens takes batches, got {type(models[0]).__name__}; give a list of "
+            "tensors"
+        )
+    documents: Iterator[str] = iter(given) if given else embedded_text().documents()
+    batches, other = _batches(models, first, second, documents, shapes[0], shapes[1])
+    if other is not None:
+        return Answer(DIFFERENT, *labels, [other], inputs=["text"], notes=notes)
+    batches = [batches[0], batches[2]] if quick else batches
+    answer = verified(*models, batches, labels, progress, quick=quick)
+    return replace(answer, notes=[*notes, *answer.notes])
+
+
+def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = None) -> Path:
+    """Writes what a reference takes and gives, so that `verify(file, candidate)` needs no reference. Returns the file.
+
+    reference, texts: as of `verify`. file: a new one that ends with .safetensors.
+    """
+    place = Path(file).expanduser()
+    if place.suffix != ".safetensors" or place.exists() or not place.absolute().parent.is_dir():
+        raise BadInput(f"--save: not a new .safetensors file in a folder that exists, got '{file}'; name one")
+    first = _opened("reference", reference)
+    shape = inputs.shape_of(first.model, first.tokenizer)
+    if shape is None:
+        raise BadInput(f"reference: it reads no tokens, got {type(first.model).__name__}; give a model of texts")
+    documents = iter(_texts(texts)) if texts is not None else embedded_text().documents()
+    batches, _ = _batches((first.model, first.model), first, replace(first, tokenizer=None), documents, shape, shape)
+    save(place, first.model, batches, first.label, first.tokenizer)
+    return place
+
+
+def _texts(texts: Texts) -> list[Any]:
+    if isinstance(texts, str | os.PathLike):
+        return list(local_text(path=os.fspath(texts)).documents())
+    return list(texts or [])
+
+
+def _kept(reference: Any) -> Saved | None:
+    """A reference that was saved by `save_reference`."""
+    if isinstance(reference, str | os.PathLike) and is_saved(Path(reference).expanduser()):
+        return load(Path(reference).expanduser())
+    return None
+
+
+def _from_file(first: Saved, second: _Opened, texts: Texts, progress: Progress) -> Answer:
+    """With the inputs that were saved."""
+    if texts is not None:
+        raise BadInput("texts: a saved reference has its own, got others; drop them, or save it again with them")
+    if second.tokenizer is not None and (other := tokens.beside(first.ids, second.tokenizer)):
+        return Answer(DIFFERENT, first.label, second.label, [other], inputs=["text"])
+    notes = [
+        "from a file: units are compared, not what is inside them, and no rows of the vocabulary beyond its inputs"
+    ]
+    return replace(verified(first, second.model, first.batches, (first.label, second.label), progress), notes=notes)
+
+
+def _headed(reference: Any, candidate: Any) -> tuple[tuple[nn.Module, nn.Module], list[str]]:
+    """Both with a head, or both without where one has none."""
+    bare = [getattr(model, "base_model", model) is model for model in (reference, candidate)]
+    if bare[0] == bare[1]:
+        return (reference, candidate), []
+    which = "reference" if bare[0] else "candidate"
+    return (reference.base_model, candidate.base_model), [f"heads are not compared: the {which} has none"]
+
+
+def _batches(
+    models: tuple[nn.Module, nn.Module],
+    first: _Opened,
+    second: _Opened,
+    documents: Iterator[str],
+    shape: inputs.Shape,
+    other: inputs.Shape,
+) -> tuple[list[Batch], Any]:
+    """The inputs, or the difference of the tokenizers."""
+    both = replace(
+        shape,
+        vocabulary=min(shape.vocabulary, other.vocabulary),
+        context=min((s.context for s in (shape, other) if s.context), default=None),
+        windows=sorted({*shape.windows, *other.windows}),
+    )
+    rows, more = [], {}
+    if first.tokenizer is not None:
+        some = list(chain.from_iterable([_some(documents), PROBES.values()]))
+        if second.tokenizer is not None and (found := tokens.differing(first.tokenizer, second.tokenizer, some)):
+            return [], found
+        rows = inputs.rows_of(some, first.tokenizer, both)
+        more = {name: first.tokenizer(text, verbose=False)["input_ids"] for name, text in PROBES.items()}
+    made = inputs.of_model(both, rows, more)
+    config: Any = getattr(models[0], "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        made = [inputs.for_decoder(batch, config) for batch in made]
+    return made, None
+
+
+def _some(documents: Iterator[str]) -> list[str]:
+    """The first documents, cut to what is read of them."""
+    return [text[: 16 * inputs.LENGTH] for text, _ in zip(documents, range(8 * inputs.ROWS), strict=False)]

@@ -1,0 +1,1 @@
+"""Is it the same model, and if not, where does it first differ?"""

@@ -1,0 +1,208 @@
+"""The answer: six lines for a terminal, and a record. Needs no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
+VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
+UNNAMED = "unnamed"
+SHOWN = 3  # places and tensors that a line names
+WIDTH = 10
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A place where the candidate differs on the reference's own inputs.
+
+    unit: the part of the model. block: its number, of a block. place: the module in it, `:in` for what enters it;
+    empty: the part's own sums. point: the kind of hook point, where it is one. kind: of the error, or `unnamed`;
+    about: the same in words. relative: the norm of the error over that of the tensor; times: over what rounding gives.
+    agree: how many of `tokens` are within rounding. first: the first place of a row that is not, in any row. inputs:
+    which of them show it. tensors: those of the place that differ, by name.
+    """
+
+    unit: str
+    block: int | None
+    place: str
+    point: str | None
+    kind: str
+    about: str
+    relative: float
+    times: float
+    agree: int
+    tokens: int
+    first: int | None
+    inputs: Sequence[str]
+    tensors: Sequence[str] = ()
+
+    @property
+    def where(self) -> str:
+        return f"{self.unit}, {self.here}" if self.here else self.unit
+
+    @property
+    def here(self) -> str:
+        """The place in its part."""
+        if self.point is not None:
+            module = self.place.removesuffix(":in").rpartition(":")[0] or self.place.removesuffix(":in")
+            return f"{self.point} ({module})" if module not in ("", self.point) else self.point
+        module, _, what = self.place.rpartition(":")
+        if what == "in" and self.place:
+            return f"what enters {module}" if module else "what enters it"
+        if module:
+            return f"{what} ({module})"
+        return self.place or ("its sum" if self.block is not None else "")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A verdict and its reasons.
+
+    differences: all independent ones, in order of computation. right: the parts that are right when given right inputs.
+    inside: places that differ inside parts that do not. weights: tensors of common names that differ, and how much.
+    worst: the most that anything right is off, in multiples of its rounding. effect: on the output.
+    quantised: of which rounding of weights the errors are. inputs: what was tried. notes: further sentences.
+    """
+
+    verdict: str
+    reference: str
+    candidate: str
+    differences: Sequence[Difference] = ()
+    right: Sequence[str] = ()
+    inside: Sequence[str] = ()
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    worst: tuple[float, float] = (0.0, 0.0)
+    effect: Mapping[str, float] = field(default_factory=dict)
+    quantised: str = ""
+    inputs: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def same(self) -> bool:
+        return self.verdict != DIFFERENT
+
+    def record(self) -> dict[str, Any]:
+        """Strict JSON."""
+        return {"verdict": self.verdict, **asdict(self)}
+
+    def lines(self) -> list[str]:
+        """For a terminal: the verdict, and a line for each reason."""
+        if not self.differences:
+            effect = [f"  {'effect':{WIDTH - 2}}{self._effect()}"] if self.quantised else []
+            return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._also()]
+        first = self.differences[0]
+        said = {
+            "kind": first.about,
+            "weights": self._weights(),
+            "from": _from(first),
+            "effect": self._effect(),
+            "alone": self._alone(),
+            "input": _inputs(first),
+        }
+        lines = [f"{self.verdict}   first at {first.where} {self._before()}".rstrip()]
+        return [*lines, *(f"  {name:{WIDTH - 2}}{text}" for name, text in said.items() if text), *self._also()]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _others(self) -> str:
+        return self.quantised if self.differences else ""
+
+    def _layout(self) -> str:
+        """Of models that are the same function: what is another inside."""
+        differ = self.weights.get("differ", [])
+        if self.differences or self.quantised or not (self.inside or differ):
+            return ""
+        if not self.inside:
+            return f"{len(differ)} tensors of common names differ, and nothing that is computed with them does"
+        rest = f" and {len(self.inside) - SHOWN} more" if len(self.inside) > SHOWN else ""
+        tensors = f"; {len(differ)} tensors of common names differ" if differ else ""
+        return f"the same function, another layout inside: {'; '.join(self.inside[:SHOWN])}{rest}{tensors}"
+
+    def _agreement(self) -> str:
+        what = f"{len(self.right)} parts on {len(self.inputs)} kinds of input"
+        if self.verdict == IDENTICAL:
+            return f"every bit is the same, in {what}"
+        whole, row = self.worst
+        return f"{what} are within {max(whole, 0.01):.2g} times their rounding, single rows within {max(row, 0.01):.2g}"
+
+    def _before(self) -> str:
+        first = self.differences[0].unit
+        return "" if first == "embed" else "(all before agree to rounding)"
+
+    def _weights(self) -> str:
+        if not self.weights:
+            return ""
+        common, differ = self.weights["common"], self.weights["differ"]
+        if not common:
+            return "the models have no names of weights in common"
+        if not differ:
+            return f"none of the {common} tensors of common names differs"
+        shown = [
+            f"{name} differs{f' in {count:,} of {of:,} values' * (count > 0)}" for name, count, of, _ in differ[:SHOWN]
+        ]
+        rest = len(differ) - SHOWN
+        end = f"{rest} others of {common} differ" if rest > 0 else "no other tensor does"
+        return f"{', '.join(shown)}; {end}"
+
+    def _effect(self) -> str:
+        if "kl" in self.effect:
+            kl, same = self.effect["kl"], self.effect["same_choice"]
+            return f"next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
+        return f"the output is off by {self.effect['relative']:.2g} of its norm" if self.effect else ""
+
+    def _alone(self) -> str:
+        """All places, and which blocks are right when given right inputs."""
+        places: dict[str, list[str]] = {}
+        for each in self.differences:
+            places.setdefault(each.unit, []).append(each.here or "it")
+        shown = [f"{unit}: {', '.join(dict.fromkeys(inside))}" for unit, inside in list(places.items())[:SHOWN]]
+        if len(places) > SHOWN:
+            shown.append(f"{len(places) - SHOWN} more parts ({_ranges(list(places)[SHOWN:])})")
+        right = f"; {_ranges(self.right)} are right when given right inputs" if self.right else ""
+        return f"on the reference's own inputs {'; '.join(shown)}{right}"
+
+    def _also(self) -> list[str]:
+        return [f"  {'note':{WIDTH - 2}}{text}" for text in [self._others(), self._layout(), *self.notes] if text]
+
+
+def _from(first: Difference) -> str:
+    if not first.tokens:
+        return ""
+    start = "the first token on" if first.first == 0 else f"token {first.first} of a row on"
+    return f"{start}; {first.agree:,} of {first.tokens:,} positions agree"
+
+
+def _inputs(first: Difference) -> str:
+    if "text" in first.inputs:
+        return ""
+    if not first.inputs:
+        return "none of these inputs shows it"
+    return f"{', '.join(first.inputs)} shows it, ordinary text does not"
+
+
+def _ranges(keys: Sequence[str]) -> str:
+    """Parts by name, blocks that follow each other as a range.
+
+    >>> _ranges(["embed", "block 0", "block 1", "block 2", "block 4", "head"])
+    'embed, blocks 0 to 2, block 4, head'
+    """
+    made: list[str] = []
+    blocks: list[int] = []
+
+    def close() -> None:
+        if blocks:
+            made.append(f"blocks {blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else f"block {blocks[0]}")
+            blocks.clear()
+
+    for key in keys:
+        number = int(key.removeprefix("block ")) if key.removeprefix("block ").isdigit() else None
+        if blocks and number != blocks[-1] + 1:
+            close()
+        if number is None:
+            made.append(key)
+        else:
+            blocks.append(number)
+    close()
+    return ", ".join(made)

@@ -1,0 +1,129 @@
+"""The error at a place: what works there, and the tensors of candidate and reference by token and feature."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.studies.verify.replay import OUT, Finding
+from repsim_cli.studies.verify.rounding import Places, finite
+from repsim_cli.studies.verify.trace import IN
+
+EXPLAINED = 1 - 1e-4
+INSIDE = ("q", "k", "v", "z", "qk", "scores", "pattern")
+
+
+def role_of(finding: Finding) -> str:
+    """What works at the place: a part of attention, the class of the module, or the sums between modules."""
+    module, _, what = finding.place.rpartition(":")
+    what = what.partition("#")[0]
+    if finding.key == OUT:
+        return "logits"
+    if module and what in INSIDE:
+        return what
+    if finding.place.endswith(IN):
+        return "sum"
+    part = module_of(finding)
+    name = type(part).__name__.lower()
+    if part is finding.unit.module and finding.unit.block is not None:
+        return "block"
+    if "rotary" in name or hasattr(part, "inv_freq"):
+        return "rotary"
+    if isinstance(part, nn.Embedding):
+        path = f"{finding.unit.key}.{finding.place}"
+        return "positions" if "pos" in path or "wpe" in path else "types" if "type" in path else "embed"
+    if "norm" in name:
+        return "norm"
+    if name in ("linear", "conv1d") or hasattr(part, "in_features"):
+        return "linear"
+    if "router" in name or "gate" in name:
+        return "router"
+    if "expert" in name:
+        return "experts"
+    known = any(word in name for word in ("act", "gelu", "silu", "relu", "tanh"))
+    return "activation" if known and not list(part.children()) else "sum"
+
+
+def module_of(finding: Finding) -> nn.Module:
+    """The reference's module at the place; the unit where it is none of its own."""
+    path = finding.place.partition("#")[0].partition("[")[0].rpartition(":")[0] or finding.place.partition("#")[0]
+    path = path.partition("[")[0].partition(":")[0]
+    try:
+        return finding.unit.module.get_submodule(path)
+    except AttributeError:
+        return finding.unit.module
+
+
+@dataclass(frozen=True)
+class Error:
+    """The tensors of a place by token: (tokens, features) in float64. x: what enters the module, where it is known."""
+
+    finding: Finding
+    role: str
+
+    @cached_property
+    def parts(self) -> tuple[Tensor, Tensor, bool]:
+        """C and R as (tokens, parts, d), with what is masked, and whether they are of tokens."""
+        assert self.finding.candidate is not None
+        assert self.finding.reference is not None
+        places = Places(self.finding.batch.mask)
+        (c, of_tokens), (r, _) = places.tokens(self.finding.candidate), places.tokens(self.finding.reference)
+        return c.double(), r.double(), of_tokens
+
+    @cached_property
+    def c(self) -> Tensor:
+        return finite(self.parts[0]).flatten(1)
+
+    @cached_property
+    def r(self) -> Tensor:
+        return finite(self.parts[1]).flatten(1)
+
+    @cached_property
+    def e(self) -> Tensor:
+        return self.c - self.r
+
+    @cached_property
+    def x(self) -> Tensor | None:
+        if self.finding.entered is None:
+            return None
+        x, of_tokens = Places(self.finding.batch.mask).tokens(self.finding.entered)
+        return x.double().flatten(1) if of_tokens and len(x) == len(self.c) else None
+
+    @cached_property
+    def relative(self) -> float:
+        return float(self.e.norm() / self.r.norm().clamp_min(1e-300))
+
+    def explained(self, fit: Tensor) -> float:
+        """The share of the error's energy."""
+        return 1 - float((self.e - fit).square().sum() / self.e.square().sum().clamp_min(1e-300))
+
+    def is_(self, fit: Tensor) -> bool:
+        return self.explained(fit) > EXPLAINED
+
+    def gives(self, other: Tensor) -> bool:
+        """Whether the candidate's is this tensor."""
+        return other.shape == self.c.shape and self.is_(other - self.r)
+
+    @cached_property
+    def linear(self) -> bool | None:
+        """Whether the error is a linear function of what enters, as that of other weights; None where that is not
+        known: with fewer tokens than features anything is."""
+        if self.x is None or len(self.x) < self.x.shape[1] + 8:
+            return None
+        x = torch.cat([self.x, torch.ones_like(self.x[:, :1])], 1)
+        return self.is_(x @ torch.linalg.lstsq(x, self.e, driver="gelsd").solution)
+
+    @cached_property
+    def slopes(self) -> tuple[Tensor, Tensor]:
+        """Of each feature, the error as a + b R by least squares."""
+        r0, e0 = self.r.mean(0), self.e.mean(0)
+        spread = (self.r - r0).square().sum(0)
+        b = ((self.e - e0) * (self.r - r0)).sum(0) / spread.clamp_min(1e-300)
+        return e0 - b * r0, torch.where(spread > 1e-20, b, torch.zeros_like(b))
+
+    @cached_property
+    def hit(self) -> Tensor:
+        """The features that the error is in."""
+        energy = self.e.square().sum(0)
+        return energy > 1e-8 * energy.max()

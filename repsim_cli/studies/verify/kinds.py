@@ -1,0 +1,288 @@
+"""What kind of error it is, from the error itself; `unnamed` where no rule fits, since a wrong name is worse than none.
+
+E is the error, C what the candidate gives and R what the reference gives on the same inputs, by token and feature; a
+rule holds where what it says explains all of E but a ten-thousandth of its energy.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from repsim_cli.studies.verify.answer import UNNAMED
+from repsim_cli.studies.verify.error import Error, module_of, role_of
+from repsim_cli.studies.verify.replay import Finding
+from repsim_cli.studies.verify.rounding import MASKED
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "exact GELU": F.gelu,
+    "GELU by tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "GELU by a sigmoid": lambda x: x * torch.sigmoid(1.702 * x),
+    "SiLU": F.silu,
+    "ReLU": F.relu,
+    "squared ReLU": lambda x: F.relu(x).square(),
+    "none": lambda x: x,
+}
+Named = tuple[str, str]
+
+
+def kind_of(finding: Finding) -> Named:
+    """The kind, and a sentence with it."""
+    if finding.candidate is None or finding.reference is None:
+        return "skipped", "it does not run in the candidate"
+    if finding.candidate.shape[-1:] != finding.reference.shape[-1:] or not torch.isfinite(finding.candidate).any():
+        return UNNAMED, f"its shape is {tuple(finding.candidate.shape)}, not {tuple(finding.reference.shape)}"
+    error = Error(finding, role_of(finding))
+    if error.c.shape != error.r.shape or len(error.c) < 2 or not torch.isfinite(error.e).all():
+        return UNNAMED, "values that are not finite, or too few to tell the kind"
+    rules = RULES.get(error.role, _of_values)
+    size = f"({error.relative:.2g} of the norm)"
+    name, about = next(rules(error), (UNNAMED, "no rule fits: not an offset, a factor, a permutation or a low rank"))
+    return name, f"{about} {size}"
+
+
+def _common(e: Error) -> Iterator[Named]:
+    if e.is_(e.e.mean(0).expand_as(e.e)) and len(e.e) > 3:
+        yield "offset", "an offset that is the same for all tokens: a bias is missing or another"
+    for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        coarse, exact = (torch.equal(x.to(dtype).double(), x) for x in (e.c, e.r))
+        if e.relative < 1e-2 and coarse and not exact:
+            yield "precision", f"its values are rounded to {name}"
+    factor = float((e.e * e.r).sum() / e.r.square().sum().clamp_min(1e-300))
+    if e.is_(factor * e.r):
+        if abs(factor + 2) < 1e-3:
+            yield "sign", "the sign is another"
+        yield "factor", f"all values are multiplied by {1 + factor:.6g}"
+
+
+def _of_values(e: Error) -> Iterator[Named]:
+    """Of what a projection or a sum gives."""
+    yield from _common(e)
+    hit = int(e.hit.sum())
+    a, b = e.slopes
+    linear = len(e.e) > 4 and e.is_(a + b * e.r)
+    if hit < 0.6 * len(e.hit):
+        if linear and hit == 1:
+            yield "part", "one feature is multiplied by another number"
+        elif linear:
+            yield "part", f"{hit} of {len(e.hit)} features are multiplied by another number: of a head or neuron"
+    elif linear:
+        middle = b[e.hit].mean()
+        if (b[e.hit] - middle).abs().max() < 1e-3 * middle.abs():
+            what = "the sign of" if abs(middle + 2) < 1e-3 else f"{1 + middle:.6g} times"
+            yield ("sign" if what[:3] == "the" else "factor"), f"{what} the weights, but not the bias"
+        else:
+            yield "gain", "each feature is multiplied by a number of its own"
+    yield from _moved(e)
+    if hit == 1:
+        yield "weight", "one feature is computed with another weight"
+    yield from _rank(e)
+
+
+def _moved(e: Error) -> Iterator[Named]:
+    """Features of the reference at other places."""
+    if e.r.shape[1] > 8192 or len(e.e) < 6:
+        return
+    c, r = (x - x.mean(0) for x in (e.c, e.r))
+    c, r = (x / x.norm(dim=0).clamp_min(1e-300) for x in (c, r))
+    like, place = (r.T @ c).max(0)
+    sure = like > 1 - 1e-6
+    moved = sure & (place != torch.arange(len(place)))
+    # of distinct features: what occurs twice is at home in both places
+    if sure.double().mean() > 0.95 and moved.sum() >= 2:
+        yield "permuted", f"{int(moved.sum())} of {len(place)} features are at other places: heads, neurons or halves"
+    flipped = ((c * r).sum(0) < -1 + 1e-6) & e.hit
+    if flipped.sum() > 0 and bool((flipped == e.hit).all()):
+        yield "sign", f"the sign of {int(flipped.sum())} of {len(place)} features is another"
+
+
+def _rank(e: Error) -> Iterator[Named]:
+    """Of other weights: not where the error is no linear function of what enters, or is in few values."""
+    if e.linear is False or (e.e.abs() > 1e-6 * e.e.abs().max()).double().mean() < 0.9:
+        return
+    most = min(*e.e.shape, *(e.x.shape[1:] if e.x is not None else ()))
+    if most < 8:
+        return
+    values = torch.linalg.svdvals(e.e[:512]).square()
+    rank = int((values.cumsum(0) / values.sum() < 1 - 1e-7).sum()) + 1
+    if rank <= most / 4:
+        yield "adapter", f"the error has rank {rank} of {most}: an adapter is missing, merged twice or scaled otherwise"
+    if e.relative < 0.2 and rank > most / 2:
+        yield "noise", "noise in all directions: coarser weights"
+    if e.relative > 0.7:
+        yield "weights", "other weights"
+
+
+def _of_norm(e: Error) -> Iterator[Named]:
+    if e.x is not None and e.gives(e.x):
+        yield "norm missing", "what enters the norm leaves it: the norm is missing"
+    yield from _common(e)
+    a, b = e.slopes
+    if len(e.e) > 4 and e.is_(a + b * e.r):
+        # exact to rounding, or a scale of each row looks like it
+        if e.explained(a + b * e.r) > 1 - 1e-7:
+            whole = e.c.norm() / e.r.norm()
+            yield "gain", f"each feature has another gain ({whole:.2g} times the norm)"
+    if e.x is not None:
+        centred = e.x - e.x.mean(1, keepdim=True)
+        by_rms = e.x / e.x.square().mean(1, keepdim=True).sqrt()
+        by_deviation = centred / centred.square().mean(1, keepdim=True).sqrt()
+        for fits, other, name in ((by_deviation, by_rms, "RMS"), (by_rms, by_deviation, "layer")):
+            if _affine(fits, e.r) and not _affine(fits, e.c) and _affine(other, e.c):
+                yield "norm type", f"it is a norm of the {name} kind" if name == "RMS" else "it is a layer norm"
+    bias = getattr(module_of(e.finding), "bias", None)
+    r = e.r if bias is None else e.r - bias.detach().double()
+    scale = (e.e * r).sum(1, keepdim=True) / r.square().sum(1, keepdim=True).clamp_min(1e-300)
+    if e.explained(scale * r) > 0.98 and e.relative < 0.5:
+        yield "epsilon", "each row is multiplied by a number of its own: another epsilon"
+
+
+def _affine(x: Tensor, y: Tensor) -> bool:
+    """Whether each feature of y is a gain and a bias on that of x."""
+    x0, y0 = x - x.mean(0), y - y.mean(0)
+    b = (x0 * y0).sum(0) / x0.square().sum(0).clamp_min(1e-300)
+    return float((y0 - b * x0).square().sum()) < 1e-5 * float(y0.square().sum())
+
+
+def _of_activation(e: Error) -> Iterator[Named]:
+    if e.x is not None and e.x.shape == e.c.shape:
+        close = {name: float((f(e.x) - e.c).norm() / e.c.norm().clamp_min(1e-300)) for name, f in ACTIVATIONS.items()}
+        best = min(close, key=lambda name: close[name])
+        if close[best] < 1e-5:
+            yield "activation", f"the activation function is another: it is {best}"
+    yield from _common(e)
+    order = e.r.flatten().argsort()
+    sorted_e = e.e.flatten()[order]
+    steps = (sorted_e[1:] - sorted_e[:-1]).square().mean() / (2 * sorted_e.var()).clamp_min(1e-300)
+    if steps < 0.1:
+        yield "activation", "the activation function is another"
+
+
+def _of_scores(e: Error) -> Iterator[Named]:
+    c, r, _ = e.parts
+    newly = (c < MASKED) != (r < MASKED)
+    pattern = e.role == "pattern"
+    if pattern:
+        newly = (c == 0) != (r == 0)
+    off = e.e.reshape(c.shape)
+    if newly.any() and off[newly].square().sum() > (0.05 if pattern else 0.5) * off.square().sum():
+        yield "mask", _mask(e.finding, newly, c)
+    cap = _cap(e)
+    if cap is not None:
+        yield "cap", cap
+    yield from _common(e)
+
+
+def _mask(finding: Finding, newly: Tensor, c: Tensor) -> str:
+    mask = finding.batch.mask
+    places = mask.nonzero()
+    if newly.shape[0] != len(places) or newly.shape[-1] != mask.shape[1]:
+        return "the mask is another"
+    seen = newly & (c > MASKED)
+    token, _, key = seen.nonzero(as_tuple=True)
+    if not len(token):
+        return "the mask hides more than the reference's"
+    if bool((key > places[token, 1]).any()):
+        return "the mask is another: later tokens are seen"
+    if not bool(mask[places[token, 0], key].all()):
+        return "the mask is another: padding is attended to"
+    return "the mask is another: a window is missing or has another length"
+
+
+def _cap(e: Error) -> str | None:
+    """A soft cap that the candidate lacks, has alone, or has at another value."""
+    big = max(float(e.r.abs().max()), float(e.c.abs().max()))
+    for inner, outer, what in ((e.c, e.r, "is missing"), (e.r, e.c, "is the candidate's alone")):
+        for cap in _caps(inner, outer, big):
+            if float((cap * torch.tanh(inner / cap) - outer).square().sum()) < 1e-6 * float(e.e.square().sum()):
+                return f"a soft cap {what} (at {cap:.4g})"
+    return None
+
+
+def _caps(inner: Tensor, outer: Tensor, big: float) -> Iterator[float]:
+    """The cap that fits best, by bisection on the largest value."""
+    at = int(inner.abs().argmax())
+    x, y = abs(float(inner.flatten()[at])), abs(float(outer.flatten()[at]))
+    if not 0 < y < x:
+        return
+    low, high = y, 1e3 * big
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle * math.tanh(x / middle) < y else (low, middle)
+    yield low
+
+
+def _of_rotated(e: Error) -> Iterator[Named]:
+    """q and k as they enter their product."""
+    yield from _common(e)
+    c, r, _ = e.parts
+    sizes = c.norm(dim=-1), r.norm(dim=-1)
+    if ((sizes[0] - sizes[1]).abs() < 1e-5 * sizes[1]).all():
+        yield "rotary", "the same length in other directions: rotated by other angles, or in another layout"
+
+
+def _of_rotary(e: Error) -> Iterator[Named]:
+    for shift in (1, 2, -1, -2):
+        a, b = (e.c[:-shift], e.r[shift:]) if shift > 0 else (e.c[-shift:], e.r[:shift])
+        if len(a) > 4 and (a - b).norm() < 1e-4 * b.norm():
+            yield "rotary", f"rotary positions are shifted by {shift}"
+            return
+    first = e.e[0].norm() < 1e-6 * e.e.norm()
+    yield "rotary", f"rotary angles are others{', more so at later positions: base or scaling' if first else ''}"
+
+
+def _of_embeddings(e: Error) -> Iterator[Named]:
+    if (e.e.norm(dim=1) < 1e-6 * e.r.norm(dim=1)).double().mean() > 0.5 and e.finding.batch.ids is not None:
+        rows = e.e.norm(dim=1).nonzero()[:, 0].tolist()
+        ids = e.finding.batch.ids[e.finding.batch.mask]
+        tokens = sorted({int(ids[row]) for row in rows})
+        if not {*tokens} & {int(ids[row]) for row in range(len(ids)) if row not in set(rows)}:
+            shown = ", ".join(map(str, tokens[:5]))
+            yield "rows", f"rows of the embeddings are others: of {len(tokens)} tokens ({shown})"
+    yield from _common(e)
+    yield from (named for named in _rank(e) if named[0] != "adapter")
+
+
+def _of_positions(e: Error) -> Iterator[Named]:
+    yield from _common(e)
+    yield "positions", "other rows of the table of positions"
+
+
+def _of_block(e: Error) -> Iterator[Named]:
+    if e.x is not None:
+        if e.gives(e.x):
+            yield "skipped", "what enters the block leaves it: the block is skipped"
+        factor = float((e.e * e.x).sum() / e.x.square().sum().clamp_min(1e-300))
+        if e.is_(factor * e.x):
+            times = "is not added" if abs(factor + 1) < 1e-4 else f"is added {1 + factor:.6g} times"
+            yield "residual", f"the stream that enters the block {times}"
+    yield from _common(e)
+
+
+def _of_logits(e: Error) -> Iterator[Named]:
+    cap = _cap(e)
+    if cap is not None:
+        yield "cap", cap
+    yield from _common(e)
+
+
+RULES: dict[str, Callable[[Error], Iterator[Named]]] = {
+    "norm": _of_norm,
+    "activation": _of_activation,
+    "scores": _of_scores,
+    "pattern": _of_scores,
+    "qk": _of_scores,
+    "q": _of_rotated,
+    "k": _of_rotated,
+    "z": _common,
+    "rotary": _of_rotary,
+    "embed": _of_embeddings,
+    "positions": _of_positions,
+    "block": _of_block,
+    "logits": _of_logits,
+    "router": lambda _: iter([("router", "the scores of the router are others")]),
+    "experts": lambda _: iter([("experts", "the experts give other values on the same choice")]),
+    "sum": _common,
+}

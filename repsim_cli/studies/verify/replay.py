@@ -1,0 +1,315 @@
+"""A pass of the reference with its own rounding, and a pass of the candidate in which every unit works on the
+reference's own inputs: every error is local, and every fault shows once."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.studies.verify import rounding
+from repsim_cli.studies.verify.inputs import Batch
+from repsim_cli.studies.verify.rounding import Judged, Places, Raised
+from repsim_cli.studies.verify.trace import IN, entering, exchanged, mapped, observed
+from repsim_cli.studies.verify.units import Unit, around
+
+OUT = "logits"
+FEW = 0.1  # of the rows
+ROUGH = 4  # roundings of a row
+
+
+@dataclass
+class Call:
+    """A unit of the reference at work: its inputs, what entered it first, what it gave, and its rounding by row.
+    kept: it comes from a file, and cannot run again."""
+
+    unit: Unit
+    args: tuple
+    kwargs: dict[str, Any]
+    entry: Tensor | None
+    out: dict[str, Tensor] = field(default_factory=dict)
+    floor: dict[str, Tensor] = field(default_factory=dict)
+    hooks: set[int] = field(default_factory=set)
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A place where the candidate differs from the reference on the reference's own inputs.
+
+    place: in its unit; empty: the unit as a whole, given that everything inside is right. The
+    tensors are those of the candidate and of the reference there; entered: what enters the module.
+    """
+
+    key: str
+    unit: Unit
+    place: str
+    judged: Judged
+    batch: Batch
+    candidate: Tensor | None = None
+    reference: Tensor | None = None
+    entered: Tensor | None = None
+    about: "Description | None" = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the tensors of a finding say, once they are gone: the kind of error, a sentence, what works there, whether
+    the error is a linear function of what enters, and its noise."""
+
+    kind: str
+    sentence: str
+    role: str
+    linear: bool | None
+    noise: Any
+
+
+@dataclass
+class Replayed:
+    """What a batch shows.
+
+    order: all units, as they run. faulty: those that differ at their end; right: the others. findings: the places, in
+    order of computation. inside: of units that agree, the places inside that do not. worst: the largest (whole, row)
+    among what agrees.
+    """
+
+    equal: bool = True
+    faulty: list[str] = field(default_factory=list)
+    right: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    inside: list[Finding] = field(default_factory=list)
+    worst: tuple[float, float] = (0.0, 0.0)
+    order: Sequence[str] = ()
+    reference_out: Tensor | None = None
+
+
+def recorded(
+    model: nn.Module,
+    units: Sequence[Unit],
+    batch: Batch,
+    dtype: torch.dtype | None,
+    coarse: torch.dtype = torch.float32,
+) -> dict[str, Call]:
+    """A pass of the reference. dtype: the precision beside which its rounding is measured; None: it is not, and some
+    roundings of `coarse` stand for it."""
+    calls: dict[str, Call] = {}
+    places = Places(batch.mask)
+
+    def enter(key: str, unit: Unit, args: tuple, kwargs: dict) -> None:
+        found = entering(args, kwargs)
+        entry = None if found is None else found[1].clone()
+        if found is not None and entry is not None:
+            args, kwargs = exchanged(args, kwargs, found[0], entry)
+        calls[key] = Call(unit, args, dict(kwargs), entry, hooks=hooks.ids)
+
+    def leave(key: str, unit: Unit, args: tuple, kwargs: dict, out: Any) -> None:
+        call = calls[key]
+        mapped(_copied(out), "", lambda name, x: call.out.setdefault(name, x.clone()))
+        if not isinstance(unit.module, nn.Embedding):
+            call.floor = (
+                rough(call.out, places, coarse) if dtype is None else _norms(_again(call, dtype), call.out, places)
+            )
+
+    with around(units, enter, leave) as hooks, torch.no_grad():
+        calls[OUT] = Call(units[-1], (), {}, None)
+        calls[OUT].out[""] = batch.run(model)
+    return {key: call for key, call in calls.items() if key != OUT} | {OUT: calls[OUT]}
+
+
+def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
+    return {
+        name: rounding.norms(x, refs[name], places)
+        for name, x in floors.items()
+        if name in refs and refs[name].is_floating_point() and x.shape == refs[name].shape
+    }
+
+
+def rough(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What rounding gives at most in most places, where it is not measured."""
+    return {
+        name: ROUGH * rounding.UNIT[dtype] * rounding.finite(places.tokens(x)[0].float()).norm(dim=-1)
+        for name, x in refs.items()
+        if x.is_floating_point()
+    }
+
+
+def _copied(out: Any) -> Any:
+    """A mapping whose values are to be read and not replaced."""
+    return dict(out) if isinstance(out, Mapping) else out
+
+
+def _again(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The unit in another precision on the same inputs; with `forced`, every place inside on the reference's values."""
+    twin = rounding.twin_of(call.unit.module, dtype, call.hooks)
+    args, kwargs = rounding.cast(call.args, dtype), rounding.cast(call.kwargs, dtype)
+    entry = entering(args, kwargs)
+    got: dict[str, Tensor] = {}
+
+    def sink(name: str, x: Tensor) -> Tensor:
+        assert forced is not None
+        got[name] = x.clone()
+        return _given(forced.get(name), x)
+
+    with ExitStack() as stack:
+        if forced is not None:
+            stack.enter_context(observed(twin, sink, None if entry is None else entry[1]))
+        if dtype == torch.float64:
+            stack.enter_context(Raised())
+        out = twin(*args, **kwargs)
+    mapped(_copied(out), "", lambda name, x: got.setdefault(name, x))
+    return got
+
+
+def _given(reference: Tensor | None, x: Tensor) -> Tensor:
+    """A copy of the reference's tensor in place of this one; a copy, since a model may work in place."""
+    fitting = None if reference is None else rounding.like(reference, x)
+    return x if fitting is None else fitting.to(x.dtype).clone()
+
+
+def replayed(
+    model: nn.Module,
+    units: Sequence[Unit],
+    batch: Batch,
+    calls: Mapping[str, Call],
+    dtype: torch.dtype,
+    *,
+    floor: torch.dtype | None,
+    inside: frozenset[str] = frozenset(),
+) -> Replayed:
+    """A pass of the candidate on the reference's inputs. dtype: the coarser of both. inside: units that are looked into
+    even where their end is right."""
+    made, ran, busy = Replayed(order=list(calls), reference_out=calls[OUT].out[""]), set[str](), False
+    places = Places(batch.mask)
+    at: dict[str, tuple[tuple, dict]] = {}
+
+    def judge(
+        key: str, unit: Unit, place: str, x: Tensor, r: Tensor, f: Tensor | None, entered: Tensor | None = None
+    ) -> Finding | None:
+        """A finding where it differs; of integers, none: what follows from them differs too."""
+        if not x.is_floating_point():
+            made.equal &= x.shape == r.shape and torch.equal(x, r)
+            return None
+        fitting = rounding.like(r, x)
+        if fitting is None:
+            made.equal = False
+            return Finding(key, unit, place, rounding.lost(), batch, x, r)
+        found = rounding.judged(x, fitting, f, dtype, places)
+        made.equal &= found.equal
+        # what a module gives beside its output, as the choice of experts, may change in single rows
+        few = "[" in place and found.wrong.numel() and found.wrong.double().mean() < FEW
+        if found.faulty and few:
+            return None
+        if not found.faulty:
+            made.worst = max(made.worst[0], found.whole), max(made.worst[1], found.row)
+            return None
+        return Finding(key, unit, place, found, batch, x.detach().clone(), fitting, entered)
+
+    def enter(key: str, unit: Unit, args: tuple, kwargs: dict) -> Any:
+        if (call := calls.get(key)) is None:
+            return None
+        found = entering(args, kwargs)
+        if found is None or call.entry is None:
+            at[key] = args, dict(kwargs)
+            return None
+        if wrong := judge(key, call.unit, IN, found[1], call.entry, None):
+            made.findings.append(wrong)
+        args, kwargs = exchanged(args, kwargs, found[0], _given(call.entry, found[1]))
+        at[key] = exchanged(args, kwargs, found[0], _given(call.entry, found[1]))
+        return args, kwargs
+
+    def leave(key: str, unit: Unit, args: tuple, kwargs: dict, out: Any) -> Any:
+        nonlocal busy
+        if (call := calls.get(key)) is None:
+            return None
+        ran.add(key)
+        wrong: list[Finding] = []
+
+        def end(name: str, x: Tensor) -> Tensor:
+            if (r := call.out.get(name)) is None:
+                return x
+            if found := judge(key, call.unit, name, x, r, call.floor.get(name), call.entry):
+                wrong.append(found)
+            return _given(r, x)
+
+        out = mapped(out, "", end)
+        (made.faulty if wrong else made.right).append(key)
+        if (wrong or key in inside) and not call.kept and next(unit.module.children(), None) is not None:
+            busy = True
+            try:
+                looked = _inside(call, key, unit, at[key])
+            finally:
+                busy = False
+            if (
+                wrong and not looked
+            ):  # each step is right: a rounding that grew, as where it changes a choice of experts
+                made.faulty.remove(key)
+                made.right.append(key)
+            if not wrong:
+                made.inside += looked
+            wrong = wrong and looked
+        made.findings += wrong
+        return out
+
+    def _inside(call: Call, key: str, unit: Unit, given: tuple[tuple, dict]) -> list[Finding]:
+        refs: dict[str, Tensor] = {}
+
+        def keep(name: str, x: Tensor) -> Tensor:
+            refs[name] = x.detach().clone()
+            return x
+
+        entry = None if call.entry is None else call.entry.clone()
+        args, kwargs = call.args, call.kwargs
+        if entry is not None:
+            key_in = entering(args, kwargs)
+            assert key_in is not None
+            args, kwargs = exchanged(args, kwargs, key_in[0], entry)
+        again: dict[str, str] = {}
+        with observed(call.unit.module, keep, entry, again):
+            out = call.unit.module(*args, **kwargs)
+        mapped(_copied(out), "", keep)
+        floors = rough(refs, places, dtype) if floor is None else _norms(_again(call, floor, refs), refs, places)
+        wrong: list[Finding] = []
+
+        def entering_of(place: str) -> Tensor | None:
+            """What enters the reference's module at a place."""
+            enters = place.partition("#")[0] + IN if place else IN
+            earlier = again.get(enters, enters)
+            return call.entry if earlier == IN else refs.get(earlier)
+
+        def look(name: str, x: Tensor) -> Tensor:
+            r = refs.get(name)
+            if r is None:
+                return x
+            if found := judge(key, call.unit, name, x, r, floors.get(name), entering_of(name)):
+                wrong.append(found)
+            return _given(r, x)
+
+        found = entering(*given)
+        with observed(unit.module, look, None if found is None else found[1]):
+            out = unit.module(*given[0], **given[1])
+        if not wrong:
+            mapped(_copied(out), "", look)
+        return wrong
+
+    with around(units, enter, leave, lambda: busy), torch.no_grad():
+        out = batch.run(model)
+    for key, call in calls.items():
+        if key not in ran and key != OUT:
+            made.equal = False
+            made.faulty.append(key)
+            made.findings.append(Finding(key, call.unit, "", rounding.lost(), batch))
+    last = judge(OUT, units[-1], "", *_cut(out, calls[OUT].out[""]), None)
+    if last is not None:
+        made.findings.append(last)
+        made.faulty.append(OUT)
+    return made
+
+
+def _cut(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits over the rows of the vocabulary that both models have."""
+    if x.ndim == r.ndim and x.shape[:-1] == r.shape[:-1]:
+        width = min(x.shape[-1], r.shape[-1])
+        return x[..., :width], r[..., :width]
+    return x, r

@@ -1,0 +1,226 @@
+"""What rounding alone gives: a module run again in another precision on the same inputs, and how far beyond it a
+candidate is."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from repsim_cli.models.loading import ROTARY
+
+UNIT = {torch.float64: 2.0**-24, torch.float32: 2.0**-24, torch.float16: 2.0**-12, torch.bfloat16: 2.0**-9}
+LOST = 1e30  # times its rounding: of values that are not finite, or not there
+MASKED = -1e30  # scores below it are those of places that are not attended to
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How many times its rounding a candidate may be off: over all rows together, and in any one of them.
+
+    Set on 294 benign changes in ten architectures, judged on 313 others: none was beyond (docs/verify.md).
+    """
+
+    whole: float
+    row: float
+
+
+EXACT, COARSE = Limits(4, 10), Limits(8, 20)  # of float32, and of 16 bits
+
+
+def limits_of(dtype: torch.dtype) -> Limits:
+    return EXACT if UNIT[dtype] < 1e-6 else COARSE
+
+
+class Raised(TorchFunctionMode):
+    """Casts to float32 inside a model in float64 stay float64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if name == "float" and args and isinstance(args[0], Tensor):
+            return args[0].double()
+        args = tuple(torch.float64 if each is torch.float32 else each for each in args)
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def twin_dtype(reference: torch.dtype, candidate: torch.dtype) -> torch.dtype:
+    """The precision beside which the reference's rounding is seen: a finer one, or the candidate's where it is
+    coarser."""
+    if UNIT[candidate] > UNIT[reference]:
+        return candidate
+    return torch.float64 if UNIT[reference] < 1e-6 else torch.float32
+
+
+def twin_of(module: nn.Module, dtype: torch.dtype, hooks: set[int]) -> nn.Module:
+    """A copy in another precision, without these hooks. Rotary frequencies are off by a rounding, since another order
+    of operations makes them so, and what that gives grows with the position."""
+    twin = copy.deepcopy(module)
+    exact = {name: x for name, x in twin.named_buffers() if name.endswith(ROTARY)}
+    for each in twin.modules():
+        for kept in (each._forward_hooks, each._forward_pre_hooks):
+            for number in hooks & kept.keys():
+                del kept[number]
+        config: Any = getattr(each, "config", None)
+        if hasattr(config, "_experts_implementation"):
+            config._experts_implementation = "eager"  # the grouped product refuses float64
+    twin.to(dtype)
+    for name, frequencies in exact.items():
+        path, _, leaf = name.rpartition(".")
+        raised = frequencies.double() * (1 + 2.0**-24) if dtype == torch.float64 else frequencies
+        setattr(twin.get_submodule(path), leaf, raised)
+    return twin
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Inputs of a module in another precision."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        if UNIT[dtype] > 1e-6:
+            ends = torch.finfo(dtype)
+            value = value.clamp(ends.min, ends.max)
+        return value.to(dtype)
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return type(value)(cast(each, dtype) for each in value)
+    if type(value) is dict:
+        return {key: cast(each, dtype) for key, each in value.items()}
+    return value
+
+
+@dataclass(frozen=True)
+class Places:
+    """The rows of a batch: which places of (batch, position) are no padding."""
+
+    mask: Bool[Tensor, "b s"]
+
+    def tokens(self, x: Tensor) -> tuple[Float[Tensor, "n parts d"], bool]:
+        """What belongs to the tokens that are no padding, in order; whether it belongs to tokens at all."""
+        mask = self.mask.to(x.device)
+        batch, length = mask.shape
+        if x.ndim > 2 and x.shape[0] != batch and x.shape[0] % batch == 0 and x.shape[1] == length:
+            x = x.unflatten(0, (batch, -1))  # (batch x heads, position, d)
+        if x.ndim >= 3 and x.shape[:2] == (batch, length):
+            return _parts(x[mask]), True
+        if x.ndim == 4 and x.shape[0] == batch and x.shape[2] == length:
+            return x.transpose(1, 2)[mask], True
+        if x.ndim == 4 and x.shape[1:3] == (batch, length):
+            return _parts(x.movedim(0, 2)[mask]), True
+        if x.ndim == 2 and len(x) == batch * length:
+            return _parts(x[mask.flatten()]), True
+        if x.ndim == 3 and x.shape[:2] == (length, batch):
+            return _parts(x.transpose(0, 1)[mask]), True
+        return _parts(x.reshape(-1, x.shape[-1] if x.ndim else 1)), False
+
+    @property
+    def count(self) -> int:
+        return int(self.mask.sum())
+
+
+def _parts(x: Tensor) -> Tensor:
+    return x if x.ndim == 3 else x.flatten(2) if x.ndim > 3 else x[:, None]
+
+
+def like(r: Tensor, x: Tensor) -> Tensor | None:
+    """The reference's tensor in the shape of the candidate's, which may repeat heads for groups of queries, lack rows
+    of the vocabulary, or keep tokens in one list; None where they do not fit."""
+    if r.shape == x.shape:
+        return r
+    if r.ndim == 4 == x.ndim and r.shape[0] == x.shape[0] and r.shape[2:] == x.shape[2:]:
+        heads, wanted = r.shape[1], x.shape[1]
+        if heads % wanted == 0:
+            return r[:, :: heads // wanted]
+        if wanted % heads == 0:
+            return r.repeat_interleave(wanted // heads, 1)
+    return r.reshape(x.shape) if r.numel() == x.numel() and r.shape[-1:] == x.shape[-1:] else None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A tensor of the candidate beside the reference's.
+
+    whole, row: how many times the rounding it is off, over all rows and in the worst one. relative: the norm of the
+    error, of the norm of the tensor. wrong: of the tokens, those that are beyond the limit; empty where it belongs to
+    none. equal: every bit is the same.
+    """
+
+    whole: float
+    row: float
+    relative: float
+    faulty: bool
+    wrong: Bool[Tensor, " n"]
+    equal: bool
+
+
+def finite(x: Tensor) -> Tensor:
+    """The values, with those of places that are not attended to as 0."""
+    return torch.where(x < MASKED, torch.zeros_like(x), x)
+
+
+def norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
+    """How far the reference in another precision is from it: its rounding, by row."""
+    x, r = (finite(places.tokens(side)[0].double()) for side in (floor, reference))
+    return torch.nan_to_num((x - r).norm(dim=-1), 0.0, 0.0).float()
+
+
+def judged(
+    candidate: Tensor, reference: Tensor, floor: Float[Tensor, "n parts"] | None, dtype: torch.dtype, places: Places
+) -> Judged:
+    """floor: the reference's rounding; None: as much as each row's own. dtype: the coarser of both."""
+    if candidate.dtype == reference.dtype and torch.equal(candidate, reference):
+        return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
+    unit, limits = UNIT[dtype], limits_of(dtype)
+    (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)
+    c, r = (finite(x.to(torch.promote_types(x.dtype, torch.float32))) for x in (c, r))
+    off, size = (c - r).norm(dim=-1), r.norm(dim=-1)
+    rounding = unit * size if floor is None else _of_heads(floor, size.shape[1]).to(size.dtype)
+    ok = torch.isfinite(size) & torch.isfinite(off)
+    whole_floor = max(_norm(rounding[ok]), unit / 2 * _norm(size[ok]), 1e-30)
+    rms = rounding[ok].square().mean().sqrt() if ok.any() else rounding.new_zeros(())
+    by_row = off / torch.maximum(torch.maximum(rounding, rms), unit / 2 * size).clamp_min(1e-30)
+    # a row that is not finite in the reference says nothing
+    by_row = torch.where(torch.isfinite(size), torch.nan_to_num(by_row, LOST, LOST, LOST), torch.zeros_like(by_row))
+    whole = _norm(off[ok]) / whole_floor
+    worst = float(by_row.max()) if by_row.numel() else 0.0
+    wrong = (by_row > limits.row).any(1)
+    return Judged(
+        whole,
+        worst,
+        _norm(off[ok]) / max(_norm(size[ok]), 1e-30),
+        whole > limits.whole or worst > limits.row,
+        wrong if of_tokens else wrong[:0],
+        False,
+    )
+
+
+def lost() -> Judged:
+    """Of what is not there."""
+    return Judged(LOST, LOST, 1.0, True, torch.zeros(0, dtype=torch.bool), False)
+
+
+def _of_heads(floor: Tensor, heads: int) -> Tensor:
+    """By as many heads as the candidate has, which may be those of keys or repeated."""
+    have = floor.shape[1]
+    if have == heads:
+        return floor
+    return floor[:, :: have // heads] if have > heads else floor.repeat_interleave(heads // have, 1)
+
+
+def _norm(x: Tensor) -> float:
+    return float(x.double().norm())
+
+
+def coarser(*dtypes: torch.dtype) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: UNIT[dtype])
+
+
+def dtype_of(model: nn.Module, given: Sequence[Tensor] = ()) -> torch.dtype:
+    """The precision of most weights."""
+    count: dict[torch.dtype, int] = {}
+    for x in [*model.parameters(), *given]:
+        if x.is_floating_point():
+            count[x.dtype] = count.get(x.dtype, 0) + x.numel()
+    return max(count, key=lambda dtype: count[dtype], default=torch.float32)

@@ -1,0 +1,139 @@
+"""A reference in a file: its inputs, what its parts take and give, their rounding, and sketches of its weights. Another
+machine or another version then needs no reference model."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from repsim_cli.base.environment import versions
+from repsim_cli.base.errors import BadInput
+from repsim_cli.studies.verify import rounding, weights
+from repsim_cli.studies.verify.inputs import PROBES, Batch
+from repsim_cli.studies.verify.replay import Call, recorded
+from repsim_cli.studies.verify.units import Unit, units_of
+
+KEY, SCHEMA = "repsim_verify", 1
+SAME = 1e-6  # of a sketch
+
+
+def sketch(x: Tensor) -> list[float]:
+    """Three sums of a tensor: of its values, their squares, and their products with fixed numbers."""
+    flat = x.detach().double().flatten().cpu()
+    fixed = torch.cos(torch.arange(len(flat), dtype=torch.float64))
+    return [float(flat.sum()), float(flat.square().sum()), float(flat @ fixed)]
+
+
+def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None) -> None:
+    """Runs the reference and writes the file."""
+    units, dtype = units_of(model), rounding.dtype_of(model)
+    tensors: dict[str, Tensor] = {}
+    about: list[dict[str, Any]] = []
+    for number, batch in enumerate(batches):
+        calls = recorded(model, units, batch, rounding.twin_dtype(dtype, dtype))
+        for name, x in {**batch.given, "": batch.mask}.items():
+            tensors[f"{number}/given/{name}"] = x
+        for key, call in calls.items():
+            parts = {"in": {} if call.entry is None else {"": call.entry}, "out": call.out, "rounding": call.floor}
+            for kind, several in parts.items():
+                for name, x in several.items():
+                    tensors[f"{number}/{key}/{kind}/{name}"] = x
+        about.append({"name": batch.name, "order": list(calls)})
+    facts = {
+        "schema": SCHEMA,
+        "label": label,
+        "versions": versions(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "blocks": sum(unit.block is not None for unit in units),
+        "batches": about,
+        "weights": {name: sketch(x) for name, x in weights.named(model).items() if x.is_floating_point()},
+        "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
+    }
+    partial = file.with_name(f".{file.name}.partial")
+    save_file({name: x.contiguous().clone() for name, x in tensors.items()}, partial, {KEY: json.dumps(facts)})
+    partial.replace(file)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A reference from a file. batches: its inputs; calls: what its parts took and gave on each, by their keys."""
+
+    label: str
+    dtype: torch.dtype
+    blocks: int
+    batches: list[Batch]
+    calls: list[dict[str, Call]]
+    sketches: dict[str, list[float]]
+    ids: dict[str, list[int]]
+
+    def of(self, units: Sequence[Unit]) -> list[dict[str, Call]]:
+        """The calls with the candidate's units in place of the reference's, which are not there."""
+        own = {unit.key: unit for unit in units}
+        return [
+            {key: replace(call, unit=own.get(key.partition(" (call")[0], call.unit)) for key, call in calls.items()}
+            for calls in self.calls
+        ]
+
+    def differing(self, model: nn.Module) -> weights.Tensors:
+        """The weights of common names by their sketches."""
+        theirs = {name: x for name, x in weights.named(model).items() if x.is_floating_point()}
+        shared = [name for name in theirs if name in self.sketches]
+        differ = []
+        for name in shared:
+            a, b = self.sketches[name], sketch(theirs[name])
+            size = max(a[1], b[1]) ** 0.5
+            off = max(abs(a[i] - b[i]) for i in (0, 2)) / max(size * theirs[name].numel() ** 0.5, 1e-30)
+            if off > SAME or abs(a[1] - b[1]) > SAME * max(a[1], b[1]):
+                differ.append((name, 0, theirs[name].numel(), off))
+        return weights.Tensors(len(shared), differ, [], [])
+
+
+def is_saved(file: Path) -> bool:
+    if file.suffix != ".safetensors" or not file.is_file():
+        return False
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            return KEY in (opened.metadata() or {})
+    except safetensors.SafetensorError:
+        return False
+
+
+def load(file: Path) -> Saved:
+    """Raises BadInput for a file of another version, or a damaged one."""
+    try:
+        with safetensors.safe_open(file, "pt") as opened:
+            facts = json.loads(opened.metadata()[KEY])
+            if facts["schema"] != SCHEMA:
+                raise BadInput(f"{file}: not of this version, got schema {facts['schema']}; save it again with --save")
+            held: dict[str, dict[str, Tensor]] = {}
+            for name in opened.keys():  # noqa: SIM118
+                number, key, rest = name.split("/", 2)
+                held.setdefault(f"{number}/{key}", {})[rest] = opened.get_tensor(name)
+            return _read(facts, held)
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{file}: cannot be read, got {type(error).__name__} ({error}); save it again") from error
+
+
+def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
+    batches, calls = [], []
+    for number, about in enumerate(facts["batches"]):
+        given = dict(held[f"{number}/given"])
+        batches.append(Batch(about["name"], given, given.pop("")))
+        of_batch = {}
+        for key in about["order"]:
+            parts = held.get(f"{number}/{key}", {})
+            by_kind = {
+                kind: {name.partition("/")[2]: x for name, x in parts.items() if name.partition("/")[0] == kind}
+                for kind in ("in", "out", "rounding")
+            }
+            unit = Unit(key, "", nn.Identity())
+            of_batch[key] = Call(unit, (), {}, by_kind["in"].get(""), by_kind["out"], by_kind["rounding"], kept=True)
+        calls.append(of_batch)
+    dtype = getattr(torch, facts["dtype"])
+    return Saved(facts["label"], dtype, facts["blocks"], batches, calls, facts["weights"], facts["ids"])

@@ -1,0 +1,326 @@
+"""Two models that run -> the answer."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.runs.results import Progress, quiet
+from repsim_cli.studies.verify import rounding, weights
+from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
+from repsim_cli.studies.verify.error import Error, role_of
+from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
+from repsim_cli.studies.verify.kinds import kind_of
+from repsim_cli.studies.verify.quantised import fitted, noise_of
+from repsim_cli.studies.verify.quantised import rounded as as_rounded
+from repsim_cli.studies.verify.replay import Description, Finding, Replayed, recorded, replayed
+from repsim_cli.studies.verify.rounding import Places, judged
+from repsim_cli.studies.verify.saved import Saved
+from repsim_cli.studies.verify.units import Unit, kinds_of, table_of, units_of
+
+VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
+OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
+OTHER = 0.3  # of the norm, by which the weights of another checkpoint are off at least
+
+
+def verified(
+    reference: nn.Module | Saved,
+    candidate: nn.Module,
+    batches: Sequence[Batch],
+    labels: tuple[str, str] = ("reference", "candidate"),
+    progress: Progress = quiet,
+    *,
+    quick: bool = False,
+) -> Answer:
+    """Raises BadInput where the two cannot be compared. Models stay in the mode in which they are.
+
+    quick: the reference's rounding is not measured; a multiple of that of each row stands for it.
+    """
+    theirs = units_of(candidate)
+    if isinstance(reference, Saved):
+        model, units, blocks, own = None, theirs, reference.blocks, reference.dtype
+    else:
+        model, units, own = reference, units_of(reference), rounding.dtype_of(reference)
+        blocks = _blocks(units)
+    _check_parts(blocks, _blocks(theirs))
+    precision = own, rounding.dtype_of(candidate)
+    coarse, twin = rounding.coarser(*precision), None if quick else rounding.twin_dtype(*precision)
+    for label, each in zip(labels, (model, candidate), strict=True):
+        if each is not None:
+            with _running(label, batches[-1]):
+                _check_repeats(each, batches[-1], label)
+    if isinstance(reference, Saved):
+        tensors, kept = reference.differing(candidate), reference.of(theirs)
+    else:
+        tensors, kept = weights.compared(reference, candidate), []
+    inside = frozenset(_unit_of(name, units) for name, *_ in tensors.differ) - {""}
+    results: list[Replayed] = []
+    for number, batch in enumerate(progress(batches, label="verify", unit="batches")):
+        with _running(labels[0], batch):
+            calls = kept[number] if model is None else recorded(model, units, batch, twin, coarse)
+        with _running(labels[1], batch):
+            result = replayed(candidate, theirs, batch, calls, coarse, floor=twin, inside=inside)
+        result.findings = [described(found) for found in result.findings]
+        results.append(result)
+    rows = None if model is None else _rows(model, candidate, coarse)
+    findings = [found for result in results for found in result.findings]
+    if rows is not None and not any(found.key == "embed" for found in findings):
+        findings.insert(0, described(rows))
+    order = list(dict.fromkeys(key for result in results for key in result.order))
+    differences = merged(findings, order, model, candidate, tensors)
+    blocks = {unit.key for unit in units if unit.block is not None}
+    if differences and differences[0].relative > OTHER and blocks < {each.unit for each in differences}:
+        about = "other weights everywhere: another checkpoint"
+        differences[0] = replace(differences[0], kind="checkpoint", about=about)
+    fit = ""
+    if model is not None:
+        fit, differences = as_quantised(differences, findings, model, candidate)
+        if not differences and not fit:
+            differences = unseen(units, tensors, {found.key for result in results for found in result.inside})
+    wrong = {each.unit for each in differences}
+    inner = sorted({f"{found.key}, {found.place}" for result in results for found in result.inside})
+    equal = all(result.equal for result in results) and rows is None
+    verdict = DIFFERENT if differences else AS_QUANTISED if fit else IDENTICAL if equal else ROUNDING
+    vocabulary = [VOCABULARY] if model is not None and embeddings(model) is not None else []
+    return Answer(
+        verdict=verdict,
+        reference=labels[0],
+        candidate=labels[1],
+        differences=differences,
+        right=[key for key in order if key not in wrong and any(key in result.right for result in results)],
+        inside=inner,
+        weights={
+            "common": tensors.common,
+            "differ": list(tensors.differ),
+            "only_reference": list(tensors.only_reference),
+            "only_candidate": list(tensors.only_candidate),
+        },
+        worst=(max(r.worst[0] for r in results), max(r.worst[1] for r in results)),
+        effect={} if verdict == IDENTICAL else effect(candidate, batches[0], results[0].reference_out),
+        inputs=[*(batch.name for batch in batches), *vocabulary],
+        quantised=fit,
+    )
+
+
+def described(found: Finding) -> Finding:
+    """The finding with what its tensors say, and without them."""
+    kind, sentence = kind_of(found)
+    role = role_of(found)
+    linear = Error(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
+    about = Description(kind, sentence, role, linear, noise_of(found))
+    return replace(found, candidate=None, reference=None, entered=None, about=about)
+
+
+def as_quantised(
+    differences: list[Difference], findings: Sequence[Finding], reference: nn.Module, candidate: nn.Module
+) -> tuple[str, list[Difference]]:
+    """A sentence where the errors of the linear maps are those of rounded weights, and the differences that are not."""
+    first = {(found.key, found.place): found.about for found in reversed(findings) if found.about}
+    places = {(each.unit, each.place): each for each in differences}
+    maps = {place: about.noise for place in places if (about := first.get(place)) and about.noise}
+    inner = {place: noise for place, noise in maps.items() if places[place].block is not None}
+    fit = fitted(inner)
+    if fit is None:
+        return "", differences
+    ours, theirs = weights.named(reference), weights.named(candidate)
+    pairs = [
+        (ours[name], theirs[name])
+        for place in inner
+        for name in places[place].tensors
+        if ours[name].ndim == 2 and theirs[name].is_floating_point() and ours[name].shape[1] % (fit.scheme[0] or 1) == 0
+    ]
+    if not as_rounded(fit, pairs):
+        return "", differences
+    # the embeddings and the head may have bits of their own
+    outside = {place for place, noise in maps.items() if place not in inner and noise.over.get(fit.scheme, 0.0) < -6}
+    kept = [each for each in differences if (each.unit, each.place) not in {*inner, *outside} - fit.worse.keys()]
+    kept = [
+        replace(each, kind="noise", about=f"noise {fit.worse[each.unit, each.place]:.1f} dB above what its bits give")
+        if (each.unit, each.place) in fit.worse
+        else each
+        for each in kept
+    ]
+    return fit.about(len(inner) - len(fit.worse)), kept
+
+
+@contextmanager
+def _running(label: str, batch: Batch) -> Iterator[None]:
+    """Raises RunFailed where the model does not run."""
+    try:
+        yield
+    except RepsimError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        what = f"{type(error).__name__} ({why})"
+        raise RunFailed(f"{label}: it fails on {batch.name}, got {what}; run it alone on such input") from error
+
+
+def unseen(units: Sequence[Unit], tensors: weights.Tensors, inside: Collection[str]) -> list[Difference]:
+    """Weights that differ while nothing that these inputs compute does, inside the units or at their ends: of experts
+    that no token chose, of rows that no token stands for."""
+    made = []
+    for name, _, _, size in tensors.differ:
+        unit = next((unit for unit in units if unit.key == _unit_of(name, units)), None)
+        if unit is None or unit.key in inside or size < VISIBLE:
+            continue
+        place = name.removeprefix(f"{unit.short}.").rpartition(".")[0]
+        # every other weight is used by every token: where no output differs, something else makes up for it
+        chosen = isinstance(unit.module.get_submodule(place), nn.Embedding) or "expert" in name
+        if not chosen:
+            continue
+        made.append(
+            Difference(
+                unit=unit.key,
+                block=unit.block,
+                place=place,
+                point=None,
+                kind="weights",
+                about=f"{name} is another, by {size:.2g} of a row, and no input here makes use of what differs",
+                relative=size,
+                times=0.0,
+                agree=0,
+                tokens=0,
+                first=None,
+                inputs=[],
+                tensors=[name],
+            )
+        )
+    return made
+
+
+def _blocks(units: Sequence[Unit]) -> int:
+    return sum(unit.block is not None for unit in units)
+
+
+def _check_parts(ours: int, theirs: int) -> None:
+    if ours != theirs:
+        raise BadInput(
+            f"models: not comparable, got {ours} blocks in the reference and {theirs} in the candidate; give two of "
+            "one shape"
+        )
+
+
+def _check_repeats(model: nn.Module, batch: Batch, label: str) -> None:
+    first, again = batch.run(model), batch.run(model)
+    if not torch.equal(torch.isnan(first), torch.isnan(again)) or not torch.equal(
+        first.nan_to_num(), again.nan_to_num()
+    ):
+        why = "it is in training mode; call eval()" if model.training else "look for random numbers in its forward pass"
+        raise BadInput(f"{label}: two passes on the same input differ, got other values; {why}")
+
+
+def _unit_of(name: str, units: Sequence[Unit]) -> str:
+    """The key of the unit that a tensor belongs to; empty where it belongs to none."""
+    return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
+
+
+def embeddings(model: nn.Module) -> nn.Embedding | None:
+    try:
+        found: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore
+    except NotImplementedError:
+        return None
+    return found if isinstance(found, nn.Embedding) else None
+
+
+def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
+    """Every row of the vocabulary through the embeddings."""
+    ours, theirs = embeddings(reference), embeddings(candidate)
+    if ours is None or theirs is None:
+        return None
+    ids = torch.arange(min(ours.num_embeddings, theirs.num_embeddings))[None]
+    batch = Batch(VOCABULARY, {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool))
+    with torch.no_grad():
+        r, c = ours(ids), theirs(ids)
+    if r.shape != c.shape:
+        raise BadInput(f"models: not comparable, got widths {r.shape[-1]} and {c.shape[-1]}; give two of one shape")
+    found = judged(c, r, None, dtype, Places(batch.mask))
+    return Finding("embed", Unit("embed", "", ours), "", found, batch, c, r) if found.faulty else None
+
+
+def merged(
+    findings: Sequence[Finding],
+    order: Sequence[str],
+    reference: nn.Module | None,
+    candidate: nn.Module,
+    tensors: weights.Tensors,
+) -> list[Difference]:
+    """A difference for every place, in order of computation, from all inputs that show it."""
+    ours, theirs = {} if reference is None else weights.named(reference), weights.named(candidate)
+    places: dict[tuple[str, str], list[Finding]] = {}
+    for found in findings:
+        # further tensors that a module gives, and its further calls
+        places.setdefault((found.key, re.sub(r"\[\d+\]|#\d+", "", found.place)), []).append(found)
+    table = table_of(candidate if reference is None else reference)
+
+    def rank(place: tuple[str, str]) -> int:
+        key = place[0].partition(" (call")[0]
+        return order.index(key) if key in order else len(order)
+
+    made = []
+    for key, place in sorted(places, key=rank):
+        shown = places[key, place]
+        first = shown[0]
+        unit = first.unit
+        wrong = first.judged.wrong
+        stack = next((side for side in ("encoder", "decoder") if key.startswith(side)), None)
+        point = kinds_of(table, stack).get(place) if unit.block is not None else None
+        at = wrong.nonzero()[:, 0].tolist() if wrong.numel() else []
+        columns = first.batch.mask.nonzero()[:, 1]
+        inside = f"{unit.short}.{place.partition(':')[0]}".rstrip(".")
+        differ = [name for name, *_ in tensors.differ if name.rpartition(".")[0] == inside]
+        if not place:
+            differ = [name for name, *_ in tensors.differ if name.startswith(f"{inside}.")]
+        assert first.about is not None
+        kind, about = first.about.kind, first.about.sentence
+        # what was done to the weights says more than the error
+        whole = first.about.role in ("linear", "norm")
+        done = {name: weights.change(name, ours, theirs) for name in differ if whole and name in ours}
+        if kind in OF_WEIGHTS and not differ and not first.about.linear:
+            kind, about = UNNAMED, f"no rule fits (off by {first.judged.relative:.2g} of the norm)"
+        if done and (said := done[max(done, key=lambda name: ours[name].ndim)]):
+            kind, about = said
+        made.append(
+            Difference(
+                unit=key,
+                block=unit.block,
+                place=place,
+                point=point,
+                kind=kind,
+                about=about,
+                relative=first.judged.relative,
+                times=max(first.judged.whole, first.judged.row),
+                agree=int(wrong.numel()) - len(at),
+                tokens=int(wrong.numel()),
+                first=int(columns[at].min()) if at and len(columns) == len(wrong) else None,
+                inputs=list(dict.fromkeys(found.batch.name for found in shown)),
+                tensors=differ,
+            )
+        )
+    return made
+
+
+def effect(candidate: nn.Module, batch: Batch, wanted: Tensor | None) -> dict[str, float]:
+    """What the differences do to the output for ordinary text."""
+    if wanted is None:
+        return {}
+    got, mask = batch.run(candidate), batch.mask
+    if got.shape[:-1] != wanted.shape[:-1]:
+        return {}
+    width = min(got.shape[-1], wanted.shape[-1])
+    got, wanted = ((x[mask] if x.shape[:2] == mask.shape else x)[..., :width].double() for x in (got, wanted))
+    relative = float((got - wanted).norm() / wanted.norm().clamp_min(1e-30))
+    if not hasattr(candidate, "get_output_embeddings") or candidate.get_output_embeddings() is None:  # type: ignore
+        return {"relative": relative}
+    p, q = F.log_softmax(wanted, -1), F.log_softmax(got, -1)
+    return {
+        "relative": relative,
+        "kl": max(0.0, float((p.exp() * (p - q)).sum(-1).mean())),
+        "same_choice": float((p.argmax(-1) == q.argmax(-1)).double().mean()),
+    }

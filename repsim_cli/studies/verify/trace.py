@@ -1,0 +1,184 @@
+"""Every tensor that enters or leaves a module, handed to a function that may put another in its place."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from repsim_cli.models.attention import PRODUCTS
+
+Sink = Callable[[str, Tensor], Tensor]
+"""sink(name of the place, tensor there) -> the tensor that goes on from there."""
+IN = ":in"
+KEYS = ("query", "key", "value")
+
+
+def mapped(value: Any, name: str, sink: Sink) -> Any:
+    """What a module returns, each of its tensors as the sink gives it: the first under the name, others numbered."""
+    seen = 0
+
+    def each(inner: Any) -> Any:
+        nonlocal seen
+        if not isinstance(inner, Tensor):
+            return inner
+        seen += 1
+        return sink(name if seen == 1 else f"{name}[{seen - 1}]", inner)
+
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(each, value))
+    if isinstance(value, tuple | list):
+        return type(value)(map(each, value))
+    if isinstance(value, Mapping):
+        for key in value:
+            value[key] = each(value[key])  # type: ignore[index]
+        return value
+    return each(value)
+
+
+def entering(args: tuple, kwargs: Mapping[str, Any]) -> tuple[int | str, Tensor] | None:
+    """The first tensor of numbers among the inputs of a module, and its position or name."""
+    given = [*enumerate(args), *kwargs.items()]
+    return next(((key, x) for key, x in given if isinstance(x, Tensor) and x.is_floating_point()), None)
+
+
+def exchanged(args: tuple, kwargs: Mapping[str, Any], key: int | str, x: Tensor) -> tuple[tuple, dict[str, Any]]:
+    if isinstance(key, int):
+        return (*args[:key], x, *args[key + 1 :]), dict(kwargs)
+    return args, {**kwargs, key: x}
+
+
+class Seen(TorchFunctionMode):
+    """The products and the softmax of attention, by the innermost module that runs.
+
+    running: [name, whether its softmax was seen] of the modules that run, the innermost last.
+    """
+
+    def __init__(self, sink: Sink):
+        super().__init__()
+        self.sink, self.running = sink, list[list[Any]]()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if not self.running:
+            return func(*args, **kwargs)
+        module, normalised = self.running[-1]
+        place = f"{module}:"
+        if name == "softmax" and args and args[0].ndim > 2:
+            self.running[-1][1] = True
+            scores = self.sink(f"{place}scores", args[0])
+            return self.sink(f"{place}pattern", func(scores, *args[1:], **kwargs))
+        if name == "scaled_dot_product_attention":
+            given = dict(zip(KEYS, args, strict=False)) | {key: kwargs[key] for key in KEYS if key in kwargs}
+            taken = [self.sink(place + key[0], given[key]) for key in KEYS]
+            rest = {key: value for key, value in kwargs.items() if key not in KEYS}
+            return self.sink(f"{place}z", func(*taken, *args[3:], **rest))
+        if name in PRODUCTS:
+            return self._product(place, normalised, func, name, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _product(self, place: str, normalised: bool, func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+        """A product of two activations: of queries and keys, or, after a softmax, of a pattern and values."""
+        added = name == "baddbmm"  # the first operand is what is added
+        if added:
+            args = (*args[:1], *(args[1:] or (kwargs["batch1"], kwargs["batch2"])))
+            kwargs = {key: value for key, value in kwargs.items() if key not in ("batch1", "batch2")}
+        head, operands = args[:added], args[added:]
+        if len(operands) < 2 or any(isinstance(x, nn.Parameter) or x.ndim < 3 for x in operands[:2]):
+            return func(*args, **kwargs)
+        left, right, *rest = operands
+        if normalised:
+            right, to = self.sink(f"{place}v", right), "z"
+        else:
+            left, right, to = self.sink(f"{place}q", left), self.sink(f"{place}k", right.mT).mT, "qk"
+        return self.sink(place + to, func(*head, left, right, *rest, **kwargs))
+
+
+def _fused(root: nn.Module, name: str) -> bool:
+    """Whether the module is inside one that holds the weights of many experts: which rows it gets is a choice."""
+    above = [name[:place] for place, c in enumerate(name) if c == "."]
+    return any(x.ndim > 2 for path in above for x in root.get_submodule(path).parameters(recurse=False))
+
+
+@dataclass
+class Hooks:
+    """Hooks of one pass. ids: theirs, by which a copy of a module drops them."""
+
+    handles: list[Any] = field(default_factory=list)
+
+    @property
+    def ids(self) -> set[int]:
+        return {handle.id for handle in self.handles}
+
+    def before(self, module: nn.Module, take: Callable[[tuple, dict], Any]) -> None:
+        self.handles.append(
+            module.register_forward_pre_hook(lambda _, args, kwargs: take(args, kwargs), with_kwargs=True)
+        )
+
+    def after(self, module: nn.Module, take: Callable[[tuple, dict, Any], Any]) -> None:
+        self.handles.append(
+            module.register_forward_hook(lambda _, args, kwargs, out: take(args, kwargs, out), with_kwargs=True)
+        )
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+@contextmanager
+def observed(
+    root: nn.Module, sink: Sink, known: Tensor | None = None, again: dict[str, str] | None = None
+) -> Iterator[None]:
+    """Calls the sink with every tensor that enters or leaves a module inside the root, in the order of computation, by
+    the module's name in it: `mlp.act`, `mlp.down_proj:in`, `attn:q`; of what is seen again, `mlp.act#1`.
+
+    A tensor that the sink has given is not handed to it again where it enters the next module. known: what enters the
+    root. again: filled with the place where each tensor was first seen, by the places where it is seen again.
+    """
+    hooks, calls = Hooks(), Counter[str]()
+    given: list[tuple[str, Any]] = [(IN, known)]  # kept, so that no other tensor takes the place of one in memory
+
+    def seen(name: str, x: Tensor) -> Tensor:
+        for earlier, each in given:
+            # what a module leaves as it entered is no less its output
+            if x is each and (name.endswith(IN) or earlier.startswith(f"{name}.")):
+                if again is not None:
+                    again[name] = earlier
+                return x
+        count, calls[name] = calls[name], calls[name] + 1
+        name = f"{name}#{count}" if count else name
+        x = sink(name, x)
+        given.append((name, x))
+        del given[:-32]
+        return x
+
+    watch = Seen(seen)
+
+    def watched(name: str, module: nn.Module) -> None:
+        has_parts = next(module.children(), None) is not None
+
+        def before(args: tuple, kwargs: dict) -> Any:
+            watch.running.append([name, False])
+            found = entering(args, kwargs)
+            return None if found is None else exchanged(args, kwargs, found[0], seen(name + IN, found[1]))
+
+        def after(args: tuple, kwargs: dict, out: Any) -> Any:
+            watch.running.pop()
+            return mapped(out, name, seen)
+
+        # of a module that has parts, what enters it enters the first of them
+        hooks.before(module, before if not has_parts else lambda *_: watch.running.append([name, False]))
+        hooks.after(module, after)
+
+    for name, module in root.named_modules():
+        if name and not isinstance(module, nn.ModuleList | nn.ModuleDict) and not _fused(root, name):
+            watched(name, module)
+    watch.running.append(["", False])
+    try:
+        with watch:
+            yield
+    finally:
+        hooks.remove()

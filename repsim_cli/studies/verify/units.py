@@ -1,0 +1,131 @@
+"""The parts that a model runs one after another: its blocks, and the modules before, between and behind them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from repsim_cli.models.architectures import architecture
+from repsim_cli.models.points import Architecture
+from repsim_cli.studies.verify.trace import IN, Hooks
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a model. key: what it is called in both models. short: its path without the prefix of the backbone.
+    block: its number, of a block."""
+
+    key: str
+    short: str
+    module: nn.Module
+    block: int | None = None
+
+
+def table_of(model: nn.Module) -> Architecture | None:
+    """The hook points of a model of transformers; None where it has no table."""
+    backbone = getattr(model, "base_model", None)
+    config = getattr(model, "config", None)
+    if backbone is None or not hasattr(config, "model_type"):
+        return None
+    try:
+        table = architecture(config, backbone)
+    except (AttributeError, KeyError, TypeError):  # of a module with a config of its own
+        return None
+    return None if table is None or table.guessed else table
+
+
+def kinds_of(table: Architecture | None, stack: str | None = None) -> dict[str, str]:
+    """Places in a block -> the kind of hook point that they are."""
+    if table is None:
+        return {}
+    block = table.stacks[stack].block if stack in table.stacks else table.block
+    ends = {"input": IN, "output": "", "attention": ":"}
+    return {
+        point.module + ends[point.side] + (kind.replace("attn_", "") if point.side == "attention" else ""): kind
+        for kind, point in block.items()
+        if not (kind == "resid_pre" or point.call)
+    }
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Blocks are the members of the outermost lists of modules; then every module that holds none of them and is in no
+    other such module."""
+    modules = dict(model.named_modules())
+    lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList) and len(module)]
+    lists = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    opened = {"", *(name[:place] for name in lists for place, c in enumerate(name) if c == "."), *lists}
+    within, made = set[str](), []
+    roles = _roles(model, modules)
+    for name, module in modules.items():
+        above = name.rpartition(".")[0]
+        if name in opened:
+            continue
+        if above in within or any(name.startswith(f"{done}.") for done in within):
+            continue
+        within.add(name)
+        if above in lists:
+            number = int(name.rpartition(".")[2])
+            side = _side(above) if len(lists) > 1 else ""
+            made.append(Unit(f"{side}block {number}", _short(model, name), module, number))
+        else:
+            made.append(Unit(roles.get(name, _short(model, name)), _short(model, name), module))
+    return made
+
+
+def _side(blocks: str) -> str:
+    """Which of several lists of blocks it is: `encoder` or `decoder`, else the list's name."""
+    return f"{next((part for part in blocks.split('.') if part in ('encoder', 'decoder')), blocks)} "
+
+
+def _short(model: nn.Module, name: str) -> str:
+    prefix = getattr(model, "base_model_prefix", "")
+    return name.removeprefix(f"{prefix}.") if prefix else name
+
+
+def _roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """The names of the modules that most models have under other names: the embeddings, the final norm, the head."""
+    made = {}
+    for role, get in (("embed", "get_input_embeddings"), ("head", "get_output_embeddings")):
+        try:
+            wanted = getattr(model, get)() if hasattr(model, get) else None
+        except NotImplementedError:
+            wanted = None
+        made |= {name: role for name, module in modules.items() if wanted is not None and module is wanted}
+    table = table_of(model)
+    if table is not None and table.final_norm is not None:
+        made |= {name: "final_norm" for name in modules if _short(model, name) == table.final_norm.module}
+    return made
+
+
+Enter = Callable[[str, Unit, tuple, dict], Any]
+Leave = Callable[[str, Unit, tuple, dict, Any], Any]
+
+
+@contextmanager
+def around(
+    units: Sequence[Unit], enter: Enter, leave: Leave, paused: Callable[[], bool] = lambda: False
+) -> Iterator[Hooks]:
+    """enter(key, unit, args, kwargs) and leave(key, unit, args, kwargs, output) are called around each unit and may
+    return what goes on in place of the inputs or the output. The key of a unit that runs again has a number."""
+    hooks, running = Hooks(), list[str]()
+    calls: dict[str, int] = {}
+
+    def before(unit: Unit, args: tuple, kwargs: dict) -> Any:
+        if paused():
+            return None
+        count = calls[unit.key] = calls.get(unit.key, 0) + 1
+        running.append(unit.key if count == 1 else f"{unit.key} (call {count})")
+        return enter(running[-1], unit, args, kwargs)
+
+    def after(unit: Unit, args: tuple, kwargs: dict, out: Any) -> Any:
+        return None if paused() else leave(running.pop(), unit, args, kwargs, out)
+
+    try:
+        for unit in units:
+            hooks.before(unit.module, lambda args, kwargs, unit=unit: before(unit, args, kwargs))
+            hooks.after(unit.module, lambda args, kwargs, out, unit=unit: after(unit, args, kwargs, out))
+        yield hooks
+    finally:
+        hooks.remove()

@@ -1,0 +1,118 @@
+"""The weights that two models have under the same names."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.studies.verify.rounding import UNIT
+
+ROUNDINGS = 16  # within which rows of weights are the same
+EXACT = 1e-6  # of the norm: the same but for rounding
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
+    with other values, by (name, values that differ, values, the largest difference of a row over the row)."""
+
+    common: int
+    differ: Sequence[tuple[str, int, int, float]]
+    only_reference: Sequence[str]
+    only_candidate: Sequence[str]
+
+
+def named(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds, by names without the prefix of the backbone."""
+    prefix = getattr(model, "base_model_prefix", "")
+    return {name.removeprefix(f"{prefix}.") if prefix else name: x for name, x in model.state_dict().items()}
+
+
+def compared(reference: nn.Module, candidate: nn.Module) -> Tensors:
+    """A row of weights that is off by less than a few roundings does not differ: sums in another order do that."""
+    a, b = named(reference), named(candidate)
+    shared = [name for name in a if name in b and a[name].shape[1:] == b[name].shape[1:]]
+    differ = []
+    for name in shared:
+        rows = min(len(a[name]), len(b[name])) if a[name].ndim else None  # of a vocabulary, those that both have
+        x, y = (side[name][:rows] if rows else side[name] for side in (a, b))
+        if not torch.equal(x, y):
+            unit = max((UNIT[t.dtype] for t in (x, y) if t.dtype in UNIT), default=0.0)
+            x, y = x.float(), y.to(x.device).float()
+            off, size = ((z.flatten(1) if z.ndim > 1 else z[None]).norm(dim=1) for z in (x - y, x))
+            if not torch.isfinite(off).all() or (off > ROUNDINGS * unit * size).any():
+                worst = float((off / size.clamp_min(1e-30)).max())
+                differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
+    return Tensors(len(shared), differ, [n for n in a if n not in b], [n for n in b if n not in a])
+
+
+Named = tuple[str, str]
+
+
+def change(name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) -> Named | None:
+    """What was done to a tensor, as a kind and a sentence; None where no rule fits."""
+    x, y = (side[name].detach().double().cpu() for side in (reference, candidate))
+    if x.shape != y.shape or not torch.isfinite(y).all():
+        return None
+    if x.ndim == 1 and name.endswith("bias") and not y.any():
+        return "offset", "its bias is zero"
+    other = next((key for key, z in reference.items() if key != name and _same(z.double().cpu(), y)), None)
+    if other is not None and x.numel() > 1:
+        there, here = BLOCK.search(other), BLOCK.search(name)
+        if there and here and there[1] != here[1]:
+            return "order", f"its weights are those of block {there[1]}: blocks are out of order"
+        return "swapped", f"its weights are those of {other}"
+    if x.ndim == 2 and x.shape[0] == x.shape[1] and _same(x.T, y):
+        return "transposed", "its weights are transposed"
+    if x.ndim == 1 and name.endswith("bias"):
+        return "offset", "it has another bias"
+    if x.ndim == 2:
+        return _matrix(x, y)
+    return None
+
+
+BLOCK = re.compile(r"\.(\d+)\.")
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    return x.shape == y.shape and float((x - y).norm()) <= EXACT * float(x.norm())
+
+
+def _matrix(x: Tensor, y: Tensor) -> Named | None:
+    off = y - x
+    if int((off.abs() > 1e-6 * x.abs()).sum()) == 1:
+        return "weight", "one of its weights is another"
+    factor = float((x * y).sum() / x.square().sum())
+    if _same(factor * x, y):
+        return (
+            ("sign", "its weights have the other sign")
+            if factor == -1
+            else ("factor", f"its weights are multiplied by {factor:.6g}")
+        )
+    for rows, others in ((x, y), (x.T, y.T)):
+        if len(rows) > 1 and _permuted(rows, others):
+            return "permuted", "its rows or columns are in another order: heads, neurons or halves"
+    step = _grid(y)
+    if step is not None and _grid(x) is None:
+        return (
+            "noise",
+            f"its weights take at most {step} values in each row: rounded to {math.ceil(math.log2(step))} bits",
+        )
+    return None
+
+
+def _permuted(x: Tensor, y: Tensor) -> bool:
+    """Whether the rows of y are those of x in another order."""
+    key = torch.linspace(1, 2, x.shape[1], dtype=x.dtype)
+    a, b = (rows @ key for rows in (x, y))
+    return _same(x[a.argsort()], y[b.argsort()])
+
+
+def _grid(x: Tensor) -> int | None:
+    """The most values that a row takes, where they are few for its length."""
+    rows = x[:16]
+    counts = [len(torch.unique(row)) for row in rows]
+    return max(counts) if max(counts) < 0.7 * x.shape[1] or max(counts) <= 16 < x.shape[1] else None

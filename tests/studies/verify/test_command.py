@@ -1,0 +1,183 @@
+"""`repsim verify`, `repsim_cli.verify` and `assert_same`: verdicts, exit codes, files, and what is refused."""
+
+import json
+import shutil
+from xml.etree import ElementTree
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import repsim_cli
+from repsim_cli.api.verify import save_reference
+from repsim_cli.base.errors import BadInput
+from repsim_cli.models.checkpoints import SHIPPED
+from repsim_cli.runs import results
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """The shipped model tiny_a without one bias."""
+    folder = tmp_path / "broken"
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layers.1.attention.dense.bias"))
+    safetensors.torch.save_file(
+        {**weights, name: torch.zeros_like(weights[name])}, folder / "model.safetensors", {"format": "pt"}
+    )
+    return folder
+
+
+def test_the_same_model(repsim, newest):
+    code, out, _ = repsim("verify", "tiny_a", "tiny_a")
+    assert code == 0
+    assert out.startswith("IDENTICAL   every bit is the same, in 11 parts on 5 kinds of input\n")
+    assert results.read_manifest(newest())["status"] == "complete"
+    assert results.read_results(newest()).about["verify"]["verdict"] == "IDENTICAL"
+    assert (newest() / "report.html").is_file()
+    assert repsim("verify", "tiny_a", "tiny_a", "--fail-on", "rounding")[0] == 0
+
+
+def test_a_broken_model(repsim, newest, broken, tmp_path):
+    code, out, _ = repsim("verify", "tiny_a", broken, "--json", "--junit", tmp_path / "verify.xml")
+    assert code == 1
+    record = json.loads(out)
+    assert record["verdict"] == "DIFFERENT"
+    (first,) = record["differences"]
+    assert (first["block"], first["point"], first["kind"]) == (1, "attn_out", "offset")
+    assert first["tensors"] == ["layers.1.attention.dense.bias"]
+    case = ElementTree.parse(tmp_path / "verify.xml").getroot()[0]
+    assert case[0].tag == "failure"
+    assert case[0].attrib["message"].startswith("DIFFERENT   first at block 1, attn_out (attention.dense)")
+    table = results.read_results(newest()).tables["differences"]
+    assert table.column("kind") == ["offset"]
+
+
+def test_from_python(broken):
+    with pytest.raises(AssertionError, match="first at block 1, attn_out"):
+        repsim_cli.assert_same("tiny_a", str(broken), ["Some words of a text, and some more of them."])
+    repsim_cli.assert_same("tiny_a", "tiny_a", ["Some words of a text, and some more of them."])
+
+
+def test_text_of_ones_own(repsim, broken, tmp_path):
+    file = tmp_path / "mine.txt"
+    file.write_text("A text of my own. " * 40)
+    code, out, _ = repsim("verify", "tiny_a", broken, "--text", file)
+    assert code == 1
+    assert "layers.1.attention.dense.bias differs in 64 of 64 values; no other tensor does" in out
+
+
+def test_another_tokenizer_is_the_first_difference(repsim, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    file = folder / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    settings["model"]["merges"] = settings["model"]["merges"][:-60]
+    file.write_text(json.dumps(settings))
+    code, out, _ = repsim("verify", "tiny_a", folder)
+    assert code == 1
+    assert out.startswith("DIFFERENT   first at token ids")
+    assert "the tokenizers differ: token " in out
+
+
+def test_modules_of_a_program():
+    a, b = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(2))
+    b.load_state_dict(a.state_dict())
+    assert repsim_cli.verify(a, b, [torch.randn(10, 4)]).verdict == "IDENTICAL"
+    b[2].bias.data[1] += 1
+    (difference,) = repsim_cli.verify(a, b, [torch.randn(10, 4)]).differences
+    assert difference.unit == "2"
+    with pytest.raises(BadInput, match="texts: a module that reads no tokens takes batches, got Sequential"):
+        repsim_cli.verify(a, b)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tiny_a", "nowhere"), "MODEL: neither a model nor a folder, got 'nowhere'"),
+        (("tiny_a", "tiny_a", "--text", "nowhere.txt"), "nowhere.txt"),
+        (("tiny_a", "tiny_a", "--junit", "nowhere/v.xml"), "--junit: no such folder, got 'nowhere/v.xml'"),
+    ],
+)
+def test_bad_input_ends_with_2(repsim, words, message):
+    code, _, err = repsim("verify", *words)
+    assert code == 2
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_stored_activations_are_refused(repsim, tmp_path):
+    safetensors.torch.save_file({"layer": torch.randn(8, 4)}, tmp_path / "rows.safetensors")
+    code, _, err = repsim("verify", "tiny_a", tmp_path / "rows.safetensors")
+    assert code == 2
+    assert "candidate: stored activations cannot be run" in err
+
+
+def test_several_models_are_refused():
+    entry = {"kind": "transformers_family", "path": str(SHIPPED / "tiny_{number}"), "numbers": [1]}
+    with pytest.raises(BadInput, match="reference"):
+        repsim_cli.verify(entry, "tiny_a")
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="folder: it exists"):
+        repsim_cli.verify("tiny_a", "tiny_a", folder=tmp_path)
+
+
+def test_a_reference_from_a_file(repsim, broken, tmp_path):
+    file = tmp_path / "reference.safetensors"
+    assert repsim("verify", "tiny_a", "--save", file)[:2] == (0, f"{file}\n")
+    code, out, _ = repsim("verify", file, "tiny_a")
+    assert (code, out.split()[0]) == (0, "IDENTICAL")
+    code, out, _ = repsim("verify", file, broken, "--json")
+    assert code == 1
+    (first,) = json.loads(out)["differences"]
+    assert (first["unit"], first["kind"], first["tensors"]) == (
+        "block 1",
+        "offset",
+        ["layers.1.attention.dense.bias"],
+    )
+
+
+def test_quick(repsim, broken):
+    assert repsim("verify", "tiny_a", "tiny_a", "--quick")[0] == 0
+    code, out, _ = repsim("verify", "tiny_a", broken, "--quick")
+    assert code == 1
+    assert out.startswith("DIFFERENT   first at block 1, attn_out")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tiny_a",), "CANDIDATE: none is named"),
+        (("tiny_a", "tiny_a", "--save", "x.safetensors"), "--save: of a reference alone, got the candidate 'tiny_a'"),
+        (("tiny_a", "--save", "x.npz"), "--save: not a new .safetensors file in a folder that exists, got 'x.npz'"),
+    ],
+)
+def test_bad_input_of_save(repsim, words, message):
+    code, _, err = repsim("verify", *words)
+    assert (code, message in err) == (2, True)
+
+
+def test_damaged_references_are_refused(repsim, tmp_path):
+    file = tmp_path / "reference.safetensors"
+    safetensors.torch.save_file({"x": torch.zeros(1)}, file, {"repsim_verify": '{"schema": 9}'})
+    assert "not of this version, got schema 9; save it again with --save" in repsim("verify", file, "tiny_a")[2]
+    safetensors.torch.save_file({"x": torch.zeros(1)}, file, {"repsim_verify": "{}"})
+    assert "cannot be read, got KeyError" in repsim("verify", file, "tiny_a")[2]
+
+
+def test_a_saved_reference_has_its_own_texts(repsim, tmp_path):
+    file, text = tmp_path / "reference.safetensors", tmp_path / "mine.txt"
+    text.write_text("words")
+    repsim("verify", "tiny_a", "--save", file)
+    code, _, err = repsim("verify", file, "tiny_a", "--text", text)
+    assert code == 2
+    assert "texts: a saved reference has its own" in err
+
+
+def test_a_backbone_is_saved_for_texts_alone():
+    with pytest.raises(BadInput, match="reference: it reads no tokens, got Linear"):
+        save_reference(nn.Linear(2, 2), "unused.safetensors")

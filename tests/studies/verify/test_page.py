@@ -1,0 +1,28 @@
+"""The recipes of docs/verify.md run in order; the command of its CI recipe is among them."""
+
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import yaml
+
+PAGE = (Path(__file__).parents[3] / "docs" / "verify.md").read_text()
+
+
+def test_recipes(repsim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("Some words of a text, and then a few more words of it. " * 30)
+    from repsim_cli.models.checkpoints import SHIPPED
+
+    shutil.copytree(SHIPPED / "tiny_a", "models/candidate")
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+    steps = [step for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) for step in yaml.safe_load(text)]
+    lines = [line for block in blocks for line in block.splitlines()]
+    for line in [*lines, *(step["run"] for step in steps if "run" in step)]:
+        command, *words = shlex.split(line)
+        assert command == "repsim"
+        code, out, err = repsim(*words)
+        assert code == 0, err
+        assert out.startswith(("IDENTICAL", "reference.safetensors"))
+    assert Path("verify.xml").is_file()

@@ -1,0 +1,269 @@
+"""A planted fault is found where it was planted and nowhere else, with its kind or none; benign changes are no fault."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planted import FAULTS, batches, built, planted, weight
+from torch import nn
+
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.studies.verify import inputs
+from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING
+from repsim_cli.studies.verify.study import verified
+
+# one architecture or two for each kind of fault
+PLANTED = {
+    "bias_lost": "gpt2", "bias_added": "llama", "scaled": "llama", "head_scaled": "llama", "neuron_scaled": "gpt2",
+    "gain_changed": "llama", "gain_without_one": "gemma2", "heads_swapped": "bert", "rotary_halves": "llama",
+    "neurons_permuted": "llama", "projections_swapped": "llama", "transposed": "llama", "negated": "opt",
+    "rotary_base": "llama", "rotary_positions": "llama", "positions_shifted": "gpt2", "future_seen": "gpt2",
+    "window": "mistral", "epsilon": "llama", "norm_missing": "gpt2", "norm_without_mean": "gpt_neox", "activation": "gpt2",
+    "cap_of_scores": "gemma2", "cap_of_logits": "gemma2", "row_of_zeros": "llama", "rows_swapped": "gpt2",
+    "embeddings_scaled": "gemma2", "block_skipped": "llama", "blocks_swapped": "gpt2", "residual": "llama",
+    "other_checkpoint": "llama", "adapter": "gpt2", "coarser": "llama", "stream_in_16_bits": "gpt2",
+    "module_in_16_bits": "llama", "experts_permuted": "mixtral", "router": "mixtral", "one_weight": "bert",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def models():
+    made = {}
+
+    def model(name):
+        if name not in made:
+            made[name] = built(name)
+        return made[name]
+
+    return model
+
+
+@pytest.mark.parametrize(("fault", "name"), PLANTED.items())
+def test_a_planted_fault_is_found_and_named(models, fault, name):
+    kind, sizes, _ = FAULTS[fault]
+    reference = models(name)
+    broken, places = planted(reference, fault, sizes[-1])
+    answer = verified(reference, broken, batches())
+    assert answer.verdict == DIFFERENT
+    first = answer.differences[0]
+    assert (first.unit, first.place) in places
+    assert first.kind in {kind, "unnamed"}
+    assert fault in ("norm_missing", "experts_permuted", "scores_scaled") or first.kind == kind, first.about
+    if fault not in ("block_skipped", "blocks_swapped", "other_checkpoint", "window"):
+        assert {(each.unit, each.place) for each in answer.differences} <= places
+        assert {each.unit for each in answer.differences}.isdisjoint(answer.right)
+
+
+def test_what_is_said_of_a_lost_bias(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference)
+    broken.transformer.h[1].mlp.c_proj.bias.data.zero_()
+    lines = verified(reference, broken, batches()).lines()
+    assert lines[0] == "DIFFERENT   first at block 1, mlp_out (mlp.c_proj) (all before agree to rounding)"
+    assert lines[1].startswith("  kind    its bias is zero")
+    assert lines[2] == "  weights h.1.mlp.c_proj.bias differs in 32 of 32 values; no other tensor does"
+    assert lines[3] == "  from    the first token on; 0 of 64 positions agree"
+    text = batches()[0]
+    with torch.no_grad():  # the same by a plain run
+        p, q = (F.log_softmax(m(**text.given).logits.double(), -1) for m in (reference, broken))
+    kl, same = (p.exp() * (p - q)).sum(-1).mean(), (p.argmax(-1) == q.argmax(-1)).double().mean()
+    assert lines[4] == f"  effect  next token: KL {float(kl):.2g} nats, the same choice in {100 * float(same):.1f} %"
+    assert "block 1: mlp_out (mlp.c_proj); " in lines[5]
+    assert "block 0, block 2, final_norm, head are right when given right inputs" in lines[5]
+
+
+def test_the_size_of_an_error_is_that_of_a_plain_run(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference)
+    weight(broken.transformer.h[0].mlp.c_fc).mul_(1.01)
+    seen = {}
+    reference.transformer.h[0].mlp.c_fc.register_forward_hook(lambda m, args, out: seen.update(x=args[0], r=out))
+    with torch.no_grad():
+        reference(**batches()[0].given)
+        off = broken.transformer.h[0].mlp.c_fc(seen["x"]) - seen["r"]
+    reference.transformer.h[0].mlp.c_fc._forward_hooks.clear()
+    first = verified(reference, broken, batches()).differences[0]
+    assert first.relative == pytest.approx(float(off.norm() / seen["r"].norm()), rel=1e-5)
+
+
+def test_two_faults_are_both_found(models):
+    reference = models("llama")
+    broken = copy.deepcopy(reference)
+    broken.model.layers[0].self_attn.v_proj.weight.data[3] *= 1.5
+    broken.model.layers[2].mlp.down_proj.weight.data.neg_()
+    answer = verified(reference, broken, batches())
+    assert [(each.unit, each.place, each.kind) for each in answer.differences] == [
+        ("block 0", "self_attn.v_proj", "part"),
+        ("block 2", "mlp.down_proj", "sign"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5"])
+def test_a_model_is_identical_with_its_copy(models, name):
+    reference = models(name) if name != "t5" else _t5()
+    given = batches()
+    if name == "t5":
+        given = [inputs.for_decoder(batch, reference.config) for batch in given]
+    answer = verified(reference, copy.deepcopy(reference), given)
+    assert answer.verdict == IDENTICAL
+    assert answer.same
+    assert not answer.differences
+
+
+def _t5():
+    from planted import tiny_config
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    settings = tiny_config("t5")
+    settings.pop("model_type")
+    return T5ForConditionalGeneration(T5Config(**settings, dropout_rate=0.0, use_cache=False)).eval()
+
+
+def test_a_fault_of_a_decoder_names_its_side():
+    reference = _t5()
+    broken = copy.deepcopy(reference)
+    broken.decoder.block[1].layer[2].DenseReluDense.wo.weight.data.mul_(2)
+    answer = verified(reference, broken, [inputs.for_decoder(batch, reference.config) for batch in batches()])
+    assert [(each.unit, each.place) for each in answer.differences] == [
+        ("decoder block 1", "layer.2.DenseReluDense.wo")
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "bert"])
+def test_another_attention_kernel_is_rounding(models, name, dtype):
+    reference = copy.deepcopy(models(name)).to(dtype)
+    other = copy.deepcopy(reference)
+    other.set_attn_implementation("sdpa")
+    answer = verified(reference, other, batches())
+    assert answer.verdict == ROUNDING
+    assert max(answer.worst) < 4
+
+
+def test_permuted_neurons_are_the_same_function(models):
+    reference = models("llama")
+    other = copy.deepcopy(reference)
+    mlp, order = other.model.layers[1].mlp, torch.randperm(48)
+    for module in (mlp.gate_proj, mlp.up_proj):
+        module.weight.data = module.weight.data[order]
+    mlp.down_proj.weight.data = mlp.down_proj.weight.data[:, order]
+    answer = verified(reference, other, batches())
+    assert answer.verdict == ROUNDING
+    assert "the same function, another layout inside: block 1, mlp." in str(answer)
+
+
+def test_padding_alone_shows_that_it_is_attended_to(models):
+    reference = models("llama")
+    broken = copy.deepcopy(reference)
+    forward = broken.model.forward
+    broken.model.forward = lambda *args, attention_mask=None, **kw: forward(*args, **kw)
+    first = verified(reference, broken, batches()).differences[0]
+    assert (first.unit, first.place, first.kind) == ("block 0", "self_attn:scores", "mask")
+    assert "text" not in first.inputs
+    assert "padding is attended to" in first.about
+
+
+def test_a_row_of_the_vocabulary_that_no_text_has_is_found(models):
+    reference = models("llama")
+    broken = copy.deepcopy(reference)
+    table = broken.get_input_embeddings()
+    table.weight = nn.Parameter(table.weight.data.clone())
+    table.weight.data[0] = 1.0  # that of padding
+    first = verified(reference, broken, batches()).differences[0]
+    assert first.unit == "embed"
+    assert first.inputs == ["every row of the vocabulary"]
+    assert "of 1 tokens (0)" in first.about
+
+
+def test_weights_that_no_input_uses_are_different(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference)
+    broken.transformer.wpe.weight.data[63] += 1  # of a position that no row reaches
+    first = verified(reference, broken, batches(context=32)).differences[0]
+    assert (first.unit, first.kind) == ("wpe", "weights")
+    assert not first.inputs
+
+
+def test_a_candidate_that_is_not_determined_is_refused(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference).train()
+    broken.transformer.drop.p = 0.5
+    with pytest.raises(BadInput, match=r"candidate: two passes .* differ, .*training mode; call eval\(\)"):
+        verified(reference, broken, batches())
+
+
+def test_models_of_other_depth_are_refused(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference)
+    broken.transformer.h = broken.transformer.h[:2]
+    with pytest.raises(BadInput, match="models: not comparable, got 3 blocks in the reference and 2 in the candidate"):
+        verified(reference, broken, batches())
+
+
+def test_any_two_modules_with_lists_of_blocks():
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.inner, self.out = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+        def forward(self, x):
+            return x + self.out(torch.tanh(self.inner(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(Block(16) for _ in range(3))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    reference = Model()
+    broken = copy.deepcopy(reference)
+    broken.blocks[2].inner.bias.data += 0.1
+    answer = verified(reference, broken, [inputs.given("text", torch.randn(12, 16))])
+    assert [(each.unit, each.place, each.kind) for each in answer.differences] == [("block 2", "inner", "offset")]
+    assert math.isfinite(answer.effect["relative"])
+
+
+def test_a_candidate_that_does_not_run_is_named(models):
+    reference = models("gpt2")
+    broken = copy.deepcopy(reference)
+    broken.transformer.h[1].mlp.forward = lambda x: x[..., 1:]
+    with pytest.raises(RunFailed, match="candidate: it fails on a row of 64 tokens, got RuntimeError"):
+        verified(reference, broken, batches())
+
+
+def _hooked(model, change):
+    model.transformer.h[1].mlp.c_fc.register_forward_hook(lambda _, args, out: change(out))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.clamp(-0.5, 0.5),
+        lambda x: x.abs(),
+        lambda x: x.roll(1, 1),
+        lambda x: x + 0.01 * x * x,
+        lambda x: x * (torch.arange(x.shape[1]) > 0)[:, None],
+    ],
+    ids=["clamped", "absolute", "of the token before", "squared", "first token lost"],
+)
+def test_a_fault_of_no_kind_is_unnamed(models, change):
+    broken = copy.deepcopy(models("gpt2"))
+    _hooked(broken, change)
+    (difference,) = verified(models("gpt2"), broken, batches()).differences
+    assert (difference.unit, difference.place, difference.kind) == ("block 1", "mlp.c_fc", "unnamed")
+
+
+def test_the_error_of_an_unmerged_adapter_has_its_rank(models):
+    broken = copy.deepcopy(models("gpt2"))
+    a, b = torch.randn(2, 128), torch.randn(32, 2)
+    module = broken.transformer.h[1].mlp.c_fc
+    module.register_forward_hook(lambda _, args, out: out + 0.01 * args[0] @ b @ a)
+    (difference,) = verified(models("gpt2"), broken, batches()).differences
+    assert difference.kind == "adapter"
+    assert "rank 2 of" in difference.about
