@@ -13,7 +13,7 @@ from torch import nn
 from repsim_cli import report
 from repsim_cli.api.entries import labelled, model_entry
 from repsim_cli.base.errors import BadInput, RepsimError
-from repsim_cli.binding import bind_model
+from repsim_cli.config.binding import bind_model
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.library import library
 from repsim_cli.models.memory import digest
