@@ -17,7 +17,7 @@ from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fitted
 from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
 from repsim_cli.figures.lines import by_layer, quantities
 from repsim_cli.figures.steps import step_panel
-from repsim_cli.findings import maps, sub_networks
+from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
 from repsim_cli.studies.probes import finding as probes
@@ -318,7 +318,7 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
     matrices = [Matrix(rows=side, columns=side, values="values.npy", details=details) for side in sides]
     card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
     measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None)  # fmt: skip
-    figure = maps._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
+    figure = map_figures._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
     marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
     assert marks == ([0.25] if known else [])
     assert ("chance is not known here" in figure.get_suptitle()) is not known

@@ -12,7 +12,7 @@ from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.localization import Localization, localization
-from repsim_cli.findings.maps import figures
+from repsim_cli.findings.map_figures import figures
 from repsim_cli.runs import results
 from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
 

@@ -16,7 +16,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.figures.heatmap import together
-from repsim_cli.findings import maps, sub_networks
+from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.partitions import (
     MARGIN,
@@ -289,7 +289,7 @@ def test_few_models_have_figures_of_their_layers(tmp_path, count, overview):
     names = [f"cka-{label}-layers" for label in labels]
     assert [name for name, _ in sub_networks.figures(run, False)] == (names if overview else [])
     assert [name for name, _ in sub_networks.figures(run, True)] == names
-    assert [name for name, _ in maps.figures(run, False)] == ([] if overview else ["cka-panels"])
+    assert [name for name, _ in map_figures.figures(run, False)] == ([] if overview else ["cka-panels"])
 
 
 def test_closest_layers():

@@ -325,7 +325,7 @@ def plainly(folder, sentences):
 @pytest.mark.drawn
 def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
-    monkeypatch.setattr("repsim_cli.findings.maps.MOST_PAIRS", 0)
+    monkeypatch.setattr("repsim_cli.findings.map_figures.MOST_PAIRS", 0)
     claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
     more = ["base=bert", f"claims=[{','.join(claims)}]"]
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
