@@ -19,7 +19,7 @@ from repsim_cli.base.settings import ESTIMATES, EveryData, EveryModel, Extract, 
 from repsim_cli.cli.docstrings import EXAMPLE, parsed
 from repsim_cli.config.presets import TABLES, conf_dir, described, entries
 from repsim_cli.config.run import RunKeys
-from repsim_cli.runs.results import GROUPS
+from repsim_cli.runs.reader import GROUPS
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
