@@ -12,11 +12,12 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import repsim_cli
-from repsim_cli.figures import layout, lines
+from repsim_cli.figures import lines
 from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fitted
 from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
 from repsim_cli.figures.lines import by_layer, quantities
 from repsim_cli.figures.steps import step_panel
+from repsim_cli.figures.texts import fold
 from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
@@ -227,10 +228,10 @@ def test_lines_are_folded_anew_for_another_room():
     text = Figure().text(0, 0, "column mean: the others' neurons, in it", fontsize=9)
     folded = []
     for inches in (1.2, 0.9, 1.2):
-        layout._fold([text], inches)
+        fold([text], inches)
         folded.append(text.get_text())
     assert folded[0] == folded[2] != folded[1]
-    layout._fold([text], 9.0)
+    fold([text], 9.0)
     assert "\n" not in text.get_text()
 
 
