@@ -178,15 +178,7 @@ def all_pairs(
             finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
     rows = [x for x in representations if isinstance(x, Tensor)]
     for group in by_preparation(measures):
-        some = next(iter(group.values()))
-        filed = work is not None and any(measure.slow is not None for measure in group.values())
-
-        def prepare(a: int, some: Pairwise = some, filed: bool = filed) -> Any:
-            state = some.prepared(rows[a], names[a], labels)
-            return work.keep(state) if work is not None and filed else state
-
-        with issued_by(group):
-            kept, failed = with_stand_ins(prepare, count)
+        kept, failed = _prepared_states(group, rows, names, labels, work)
         states, lacking = [opened(state) for state in kept], cells_of(failed, failed, count)
         left = wanted
         if lacking:
@@ -213,6 +205,26 @@ def all_pairs(
     for label in measures:
         lack(label, without[label])
     return {label: matrices[label] for label in measures}
+
+
+def _prepared_states(
+    group: Mapping[str, Pairwise],
+    rows: Sequence[Tensor],
+    names: Sequence[str],
+    labels: Tensor | None,
+    work: Work | None,
+) -> tuple[list[Any], dict[int, Degenerate]]:
+    """What the measures of a group prepare alike of every representation, kept where others are to read it; and why
+    some could not be prepared."""
+    some = next(iter(group.values()))
+    filed = work is not None and any(measure.slow is not None for measure in group.values())
+
+    def prepare(a: int) -> Any:
+        state = some.prepared(rows[a], names[a], labels)
+        return work.keep(state) if work is not None and filed else state
+
+    with issued_by(group):
+        return with_stand_ins(prepare, len(names))
 
 
 def hsic_products(

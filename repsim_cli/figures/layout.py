@@ -100,17 +100,7 @@ def name_powers(figure: Any) -> list[Any]:
 def _surround(figure: Any, width: float) -> float:
     """Folds the titles and labels around axes, and moves what stands above other axes clear of them. Returns the inches
     by which all is wider than this."""
-    for part in (part for axes in figure.axes for part in (axes, *axes.child_axes)):
-        for axis, turned in ((part.xaxis, 90), (part.yaxis, 0)):
-            if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
-                shorten_ticks(axis, NAMES * width)
-    for axes in figure.axes:
-        if axes.get_label() == MATRIX:
-            below = [part.xaxis.label for part in (axes, *axes.child_axes)]
-            fold(below, axes.get_window_extent().width / figure.dpi)
-        if axes.yaxis.label.get_rotation() == 90:
-            higher = 1.0 if axes.get_label() == MATRIX else 1.4
-            fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
+    _fold_labels(figure, width)
     pair = [axes for axes in figure.axes if axes.get_label() == MATRIX]
     if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
         _part(figure, *pair)
@@ -127,6 +117,27 @@ def _surround(figure: Any, width: float) -> float:
         for axes in titled:
             fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
         _spread(figure, titled)
+    _fold_whole(figure, width, least)
+    return figure.get_tightbbox().width - width
+
+
+def _fold_labels(figure: Any, width: float) -> None:
+    """Folds the labels of axes, and shortens the names beside them."""
+    for part in (part for axes in figure.axes for part in (axes, *axes.child_axes)):
+        for axis, turned in ((part.xaxis, 90), (part.yaxis, 0)):
+            if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
+                shorten_ticks(axis, NAMES * width)
+    for axes in figure.axes:
+        if axes.get_label() == MATRIX:
+            below = [part.xaxis.label for part in (axes, *axes.child_axes)]
+            fold(below, axes.get_window_extent().width / figure.dpi)
+        if axes.yaxis.label.get_rotation() == 90:
+            higher = 1.0 if axes.get_label() == MATRIX else 1.4
+            fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
+
+
+def _fold_whole(figure: Any, width: float, least: float) -> None:
+    """Folds the title and the label of the whole figure. least: where what stands around axes begins, in pixels."""
     whole = figure.get_window_extent()
     first = min(axes.get_window_extent().x0 for axes in figure.axes)
     for text, left in ((figure._suptitle, least), (figure._supxlabel, first)):
@@ -136,7 +147,6 @@ def _surround(figure: Any, width: float) -> float:
     if figure._suptitle is not None:
         top = max(axes.get_tightbbox().y1 for axes in figure.axes) + CLEAR * figure.dpi
         figure._suptitle.set_y(max(figure._suptitle.get_position()[1], top / whole.height))
-    return figure.get_tightbbox().width - width
 
 
 def _spread(figure: Any, panels: Sequence[Any]) -> None:
