@@ -173,16 +173,14 @@ def all_pairs(
         with issued_by([label]):
             values = value_of(measure, prepared.cross, *given)
         finish(label, prepared, within(measure.card, values), undefined)
-    for label, undefined in without.items():
-        if label not in matrices:  # no representation could be prepared
-            finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
+    unprepared = {label: undefined for label, undefined in without.items() if label not in matrices}
+    for label, undefined in unprepared.items():  # no representation could be prepared
+        finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
     rows = [x for x in representations if isinstance(x, Tensor)]
     for group in by_preparation(measures):
         kept, failed = _prepared_states(group, rows, names, labels, work)
         states, lacking = [opened(state) for state in kept], cells_of(failed, failed, count)
-        left = wanted
-        if lacking:
-            left = masked(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
+        left = _left(wanted, lacking, count)
         for label, measure in group.items():
             undefined = dict(lacking)
             if len(failed) == count:
@@ -225,6 +223,13 @@ def _prepared_states(
 
     with issued_by(group):
         return with_stand_ins(prepare, len(names))
+
+
+def _left(wanted: Wanted | None, lacking: Undefined, count: int) -> Wanted | None:
+    """The wanted pairs whose both sides could be prepared; None: all."""
+    if not lacking:
+        return wanted
+    return masked(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
 
 
 def hsic_products(
