@@ -36,7 +36,7 @@ from repsim_cli.execution import Unit, executor_of
 from repsim_cli.execution.driver import driving
 from repsim_cli.execution.ray_cluster import Ray
 from repsim_cli.execution.records import read_records
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.cache import key, using
 
 HERE = Path(__file__).parent
@@ -175,7 +175,7 @@ def bits(words: list[str]) -> None:
             for workers in (1, 2, 4):
                 wall = measured(f"{engine}-{workers}", [*words, *choice, f"hardware.processes={workers}"])
                 run = newest(folder)
-                timings = results.read_manifest(run)["timings"]
+                timings = reader.read_manifest(run)["timings"]
                 units = sum(seconds for stage, seconds in timings.items() if stage.startswith("units"))
                 single = single or units
                 same = "yes" if numbers(run) == alone else "NO"

@@ -112,9 +112,9 @@ def imported() -> None:
 
 
 def statuses(folder: Path) -> str:
-    from repsim_cli.runs import results
+    from repsim_cli.runs import reader
 
-    found = [results.read_manifest(m.parent)["status"] for m in sorted((folder / "outputs").rglob("manifest.json"))]
+    found = [reader.read_manifest(m.parent)["status"] for m in sorted((folder / "outputs").rglob("manifest.json"))]
     return ", ".join(dict.fromkeys(found)) or "no run"
 
 

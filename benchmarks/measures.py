@@ -28,8 +28,8 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli import measures
 from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.measures.distance_ranks import ranks
 from repsim_cli.measures.inner import Packed, State, products
-from repsim_cli.measures.rdm import ranks
 
 
 def layers(models: int, depth: int, n: int, d: int, seed: int = 0) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.recorded import recorded
 
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
@@ -28,7 +28,7 @@ def test_the_numbers_of_the_cpu(dtype, difference, repsim, newest):
         code, _, err = repsim(*WORDS, *settings)
         assert code == 0, err
         found[settings] = values(newest())
-        assert results.read_manifest(newest())["device"] == settings[0].removeprefix("hardware.device=")
+        assert reader.read_manifest(newest())["device"] == settings[0].removeprefix("hardware.device=")
     here, there = found.values()
     assert here.keys() == there.keys()
     for key, x in here.items():

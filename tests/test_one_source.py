@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.report.record import record
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import CHANCE, QUANTITIES
 
 TESTED = (
@@ -30,13 +30,13 @@ def run(finished, tmp_path):
 
 def tabled(folder):
     """The rows of the table of the closest layers, by column."""
-    table = results.read_results(folder).tables["closest layers"]
+    table = reader.read_results(folder).tables["closest layers"]
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
 def test_the_closest_layers_have_the_numbers_of_their_own_cell(run, tmp_path, repsim):
     """In results.json, `show`, CSV, LaTeX, the page, Python: value, and what the test says of that pair of layers."""
-    whole, rows, result = results.read_results(run), tabled(run), repsim_cli.load(run)
+    whole, rows, result = reader.read_results(run), tabled(run), repsim_cli.load(run)
     code, _, err = repsim("export", run, "--csv", "--latex", "--output", tmp_path / "paper")
     assert code == 0, err
     with (tmp_path / "paper" / "table-closest_layers.csv").open() as file:
@@ -57,7 +57,7 @@ def test_the_closest_layers_have_the_numbers_of_their_own_cell(run, tmp_path, re
         label, *models, first, second = list(row.values())[:5]
         (measured,) = (each for each in whole.measures if each.label == label)
         (matrix,) = (m for m in measured.matrices if [m.rows.model, m.columns.model] == models)
-        arrays = {what: results.read_array(run, path) for what, path in matrix.cells.items()}
+        arrays = {what: reader.read_array(run, path) for what, path in matrix.cells.items()}
         cell = matrix.rows.layers.index(first), matrix.columns.layers.index(second)
         numbers = {"value" if what == "values" else what: array[cell] for what, array in arrays.items()}
         best = np.argmax if measured.larger_is_closer else np.argmin
@@ -104,16 +104,16 @@ def test_every_quantity_of_every_pair_is_one_number(run):
 
 def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
     """In figures, on the page and in Python, where the level of all models together is another."""
-    whole, result = results.read_results(run), repsim_cli.load(run)
-    about = Finished(folder=run, manifest=results.read_manifest(run), results=whole)
+    whole, result = reader.read_results(run), repsim_cli.load(run)
+    about = Finished(folder=run, manifest=reader.read_manifest(run), results=whole)
     for measured, of_page in zip(whole.measures, record(run)["measures"], strict=True):
         share = f"{100 * measured.null['share']:.0f} % of the rows"
         for matrix, level in zip(measured.matrices, of_page["matrices"], strict=True):
             models = matrix.rows.model, matrix.columns.model
-            cells = results.read_array(run, matrix.details[CHANCE])
+            cells = reader.read_array(run, matrix.details[CHANCE])
             chance = result.chance(*models, measured.label)
             assert (chance.low, chance.middle, chance.high) == (cells.min(), np.median(cells), cells.max())
-            values = results.read_array(run, matrix.values)
+            values = reader.read_array(run, matrix.values)
             sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
             drawn, said = chance_in(about, measured, values, *sides)
             assert (drawn, said) == (chance, f"chance, closer than 95 % of random pairings of {share}")
@@ -131,7 +131,7 @@ def test_the_answer_of_a_comparison_has_the_numbers_of_the_table(repsim, newest)
     (row,) = tabled(newest())
     (told,) = re.findall(r"closest by mutual_knn: (\S+) of tiny_a and (\S+) of tiny_b, (\S+)\n", out)
     assert told == (row["layer a"], row["layer b"], f"{row['value']:.3f}")
-    share = results.read_results(newest()).measures[0].null["share"]
+    share = reader.read_results(newest()).measures[0].null["share"]
     named = {"chance": CHANCE, "calibrated": "calibrated", "p": "p", "family-wise p": "p_family"}
     judged = ", ".join(f"{name} {row[key]:.3g}" for name, key in named.items())
     assert f"      {row['tested']:.3f} on the {100 * share:.0f} % of rows that were tested: {judged}\n" in out

@@ -22,7 +22,7 @@ from repsim_cli.data.base import with_keys
 from repsim_cli.data.memory import texts as documents
 from repsim_cli.data.packing import pack
 from repsim_cli.data.padding import pad
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 VOCABULARY = ["<s>", "</s>", "<unk>", "!", ".", "?", "[", "]", *"abcdefgh"]
 # by what is special: the tokens added before, between and behind texts, and the names of tokens
@@ -240,6 +240,6 @@ def test_a_run_counts_them(repsim, newest, folder, tmp_path):
         f"data.path={tmp_path / 'a.csv'}", "extract=pooled", "measure=[cka]",
     )  # fmt: skip
     assert code == 0, err
-    manifest = results.read_manifest(newest())["data"]
+    manifest = reader.read_manifest(newest())["data"]
     assert manifest["special_tokens_in_text"] == {"m": {"!": 25, "<unk>": 10}}
     assert (manifest["rows_kept"], manifest["rows_dropped"]) == (35, 0)

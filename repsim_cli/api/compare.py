@@ -30,7 +30,7 @@ ROWS = ("auto", "tokens", "words", "pooled")
 MEASURES = ("cka_unbiased", "mutual_knn")
 
 
-def compare(
+def compare(  # noqa: PLR0913 - the public interface
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
     *,

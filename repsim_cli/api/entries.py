@@ -115,7 +115,7 @@ def data_entry(given: Any) -> dict[str, Any]:
     return texts_in_memory.hold(key, held)
 
 
-def configuration(
+def configuration(  # noqa: PLR0913 - the public interface
     models: dict[str, Any],
     data: Any,
     measures: Sequence[str],

@@ -19,7 +19,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.chance import Chance, level_of
 from repsim_cli.findings.analyse import asked, card_of, draw
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results
 
 SCREEN = 80  # dots per inch of the map in a notebook
@@ -41,11 +41,11 @@ class Result:
 
     @cached_property
     def results(self) -> Results:
-        return results.read_results(self.folder)
+        return reader.read_results(self.folder)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        return results.read_manifest(self.folder)
+        return reader.read_manifest(self.folder)
 
     @property
     def measures(self) -> list[str]:
@@ -95,7 +95,7 @@ class Result:
         raise BadInput(f"measure: not of this run, got '{label}'; {did_you_mean(str(label), self.measures)}")
 
     def _array(self, path: str) -> np.ndarray:
-        return results.read_array(self.folder, path)
+        return reader.read_array(self.folder, path)
 
     def closest(self, first: str, second: str, measure: str | None = None) -> tuple[str, str, float]:
         """The closest layers of two models, and their value. Raises BadInput as `matrix` does, and where there is
@@ -110,7 +110,7 @@ class Result:
         """The same with all numbers of this pair of layers, by quantity."""
         matrix = self._matrix(first, second, measure)
         cells = {what: self._array(path) for what, path in matrix.cells.items()}
-        found = results.closest(self._measured(measure), matrix, cells)
+        found = reader.closest(self._measured(measure), matrix, cells)
         if found is None:
             raise BadInput(
                 f"closest: no layers of these models have a value, got '{first}' and '{second}'; name others"
@@ -140,7 +140,7 @@ class Result:
         """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
         label = self._measured(measure).label
         run = Finished(
-            folder=self.folder, manifest=results.read_manifest(self.folder), results=results.marked(self.results)
+            folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.marked(self.results)
         )
         make = card_of("maps").figures
         assert make is not None
@@ -198,5 +198,5 @@ def _png(figure: Any) -> bytes:
 def load(run: str | os.PathLike[str]) -> Result:
     """The result of a run folder, its name, or `latest`. Raises BadInput where there is none."""
     folder = folders.find(os.fspath(run))
-    results.read_results(folder)
+    reader.read_results(folder)
     return Result(folder)

@@ -83,6 +83,16 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=command)
         return sub
 
+    add_first(add)
+    add_of_finished(add)
+    return top
+
+
+Add = Callable[..., argparse.ArgumentParser]
+
+
+def add_first(add: Add) -> None:
+    """Commands that run, list and explain, and what they need."""
     sub = add("run", lambda _: 0, "run an experiment", "repsim run experiment=tiny/pythia_cka seed=1", RUN_HELP)
     sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
@@ -218,6 +228,9 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("target", metavar="FOLDER", help="where the converted model goes: a new folder")
     sub.add_argument("--revision", help="of a hub id")
 
+
+def add_of_finished(add: Add) -> None:
+    """Commands on what a run left, and on arrays."""
     sub = add(
         "plot",
         _command("show", "plot_command"),
@@ -315,7 +328,6 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of the measure")
     sub.add_argument("--labels", metavar="L.npy", help="a class code per row, for measures that need them")
     sub.add_argument("--json", action="store_true", help="print value, settings and card as JSON")
-    return top
 
 
 RUN_HELP = """\

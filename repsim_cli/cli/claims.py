@@ -11,7 +11,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.cli.terminal import log, say
 from repsim_cli.config.presets import described
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 
 TINY = "tiny"
 COLUMNS = ("claim", "source", "statistic", "holds where")
@@ -46,7 +46,7 @@ def newest(root: Path) -> dict[str, Path]:
     """The newest run with results of each name."""
     known = folders.runs(root) if root.is_dir() else []
     return {
-        manifest["name"]: folder for folder in known if results.has_results(manifest := results.read_manifest(folder))
+        manifest["name"]: folder for folder in known if reader.has_results(manifest := reader.read_manifest(folder))
     }
 
 
@@ -56,7 +56,7 @@ def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dic
     by_claim: dict[str, dict[str, list[str]]] = {}
     for name, folder in sorted(runs.items()):
         try:
-            tested = results.read_results(folder, arrays=False).claims
+            tested = reader.read_results(folder, arrays=False).claims
         except BadInput as error:
             log.warning("%s", error)
             continue

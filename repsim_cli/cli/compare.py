@@ -15,7 +15,7 @@ from repsim_cli.cli.run import plan_lines
 from repsim_cli.cli.show import spread, summary
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.config.presets import FILES, entries, entry_of
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import CHANCE
 
 if TYPE_CHECKING:
@@ -151,9 +151,9 @@ def diff_command(parsed: argparse.Namespace) -> int:
 
     first, second = _run(parsed.first), _run(parsed.second)
     if first.resolve() == second.resolve():
-        name = results.read_manifest(first)["name"]
+        name = reader.read_manifest(first)["name"]
         others = [f for f in folders.runs(results.outputs_root()) if f.resolve() != first.resolve()]
-        same = [folder for folder in others if results.read_manifest(folder)["name"] == name]
+        same = [folder for folder in others if reader.read_manifest(folder)["name"] == name]
         hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
         raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
     differences, unmatched = comparison.compare(first, second)

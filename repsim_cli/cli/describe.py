@@ -4,12 +4,9 @@ import difflib
 import inspect
 import shlex
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
-
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, get_args
 
 from repsim_cli.base import registry
 from repsim_cli.base.documents import read_yaml
@@ -17,110 +14,18 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
 from repsim_cli.cli.docstrings import EXAMPLE, parsed
+from repsim_cli.cli.settings import EMPTY, Setting, range_of, sample, settings
 from repsim_cli.config.presets import TABLES, conf_dir, described, entries
 from repsim_cli.config.run import RunKeys
-from repsim_cli.runs.results import GROUPS
+from repsim_cli.runs.reader import GROUPS
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
-REQUIRED = "???"
 RUN = "run"
 SUGGESTED = 3
 WIDTH = 100
-EMPTY = inspect.Parameter.empty
-WORDS = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    NoneType: "null",
-    Any: "any value",
-}
-PLACEHOLDERS = {int: 8, float: 0.1, str: "TEXT", dict: "{...}"}
-GUARD = 10**9  # larger bounds only guard against overflow and are not shown
-
-
-def in_words(annotation: Any) -> str:
-    """The range of a setting.
-
-    >>> in_words(Literal["all"] | list[int] | None)
-    'all, or a list, each a whole number, or null'
-    """
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        bounds = [bound for data in inner[1:] for bound in getattr(data, "metadata", [data])]
-        return in_words(inner[0]) + "".join(map(_bound, bounds))
-    if origin in (Union, UnionType):
-        return ", or ".join(map(in_words, inner))
-    if origin is Literal:
-        return f"one of {', '.join(map(plain, inner))}" if len(inner) > 1 else plain(*inner)
-    if origin is list:
-        return f"a list, each {in_words(inner[0])}"
-    if origin is dict:
-        return f"a mapping from {in_words(inner[0])} to {in_words(inner[1])}"
-    return WORDS.get(annotation) or ("settings of their own" if is_dataclass(annotation) else "an entry of data")
-
-
-def _bound(bound: Any) -> str:
-    match bound:
-        case MinLen(min_length=least):
-            return f", at least {least} of them"
-        case Ge(ge=int() | float() as limit) if abs(limit) < GUARD:
-            return f" from {limit}"
-        case Gt(gt=int() | float() as limit):
-            return f" above {limit}"
-        case Le(le=int() | float() as limit) if abs(limit) < GUARD:
-            return f" to {limit}"
-        case Lt(lt=int() | float() as limit) if abs(limit) < GUARD:
-            return f" below {limit}"
-    return ""
-
-
-def plain(value: Any) -> str:
-    """A value as YAML writes it."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(plain, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {plain(inner)}' for key, inner in value.items())}}}"
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-class Setting(NamedTuple):
-    """The meaning of a keyword argument, its type, and its default (Parameter.empty where it is required)."""
-
-    meaning: str
-    annotation: Any
-    default: Any
-
-    @property
-    def group(self) -> type | None:
-        """The dataclass, where the setting is a group of settings."""
-        options = _options(self.annotation)
-        return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
-
-
-def _options(annotation: Any) -> list[Any]:
-    """The types that a value may have, without their bounds."""
-    if get_origin(annotation) is Annotated:
-        return _options(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, UnionType):
-        return [option for part in get_args(annotation) for option in _options(part)]
-    return [annotation]
-
-
-def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
-    """The keyword arguments of a component, or the fields of a dataclass; those of its bases are described there."""
-    classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
-    meaning = {key: text for source in classes for key, text in parsed(source.__doc__).settings.items()}
-    declared = fields(function) if isinstance(function, type) and is_dataclass(function) else ()
-    made = {each.name: each.default_factory() for each in declared if each.default_factory is not MISSING}
-    return {
-        key: Setting(meaning.get(key, ""), parameter.annotation, made.get(key, parameter.default))
-        for key, parameter in inspect.signature(function).parameters.items()
-        if key not in without
-    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,47 +103,14 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
             prose=[setting.meaning],
             settings=settings(setting.group) if setting.group else {},
             given=value if isinstance(value, dict) else {},
-            facts=[_range(setting, topic.given, key)],
-            example=f"{command} {shlex.quote(f'{path}={_sample(setting, value)}')}",
+            facts=[range_of(setting, topic.given, key)],
+            example=f"{command} {shlex.quote(f'{path}={sample(setting, value)}')}",
         )
     return topic
 
 
 def _joined(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
-
-
-def _sample(setting: Setting, value: Any) -> str:
-    """An example value: another choice where there are several, else the current value, else a placeholder."""
-    value = setting.default if value is None else value
-    options = _options(setting.annotation)
-    choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
-    if isinstance(value, bool):
-        value = not value
-    elif others := [choice for choice in choices if choice != value]:
-        value = others[0]
-    elif value is None or value is EMPTY:
-        value = next(filter(None, map(_placeholder, options)), "VALUE")
-    return plain(value).replace(", ", ",")
-
-
-def _placeholder(option: Any) -> Any:
-    """A placeholder for a value of a type, if there is one."""
-    if get_origin(option) is list:
-        return [_placeholder(inner) for inner in _options(get_args(option)[0])[:1]]
-    return PLACEHOLDERS.get(option)
-
-
-def _range(setting: Setting, given: Mapping[str, Any], key: str) -> str:
-    """The range of a setting, its default, and its value here."""
-    parts = [] if setting.annotation is EMPTY else [in_words(setting.annotation)]
-    if setting.default is not EMPTY:
-        parts.append(f"default {plain(setting.default)}")
-    elif setting.group is None:  # a group that is not given has its own defaults
-        parts.append("required")
-    if key in given and not setting.group and given[key] not in (setting.default, REQUIRED):
-        parts.append(f"here {plain(given[key])}")
-    return "; ".join(parts)
 
 
 def _settings_topic(name: str) -> Topic:
@@ -434,7 +306,7 @@ def shown(topic: Topic) -> str:
 def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, setting in described.items():
         yield _filled(f"{key}: {setting.meaning}", indent, f"{indent}    ")
-        yield _filled(_range(setting, given, key), f"{indent}    ", f"{indent}    ")
+        yield _filled(range_of(setting, given, key), f"{indent}    ", f"{indent}    ")
         if setting.group:
             inner = given.get(key)
             yield from _lines(settings(setting.group), inner if isinstance(inner, dict) else {}, f"{indent}    ")

@@ -12,7 +12,7 @@ import numpy as np
 
 from repsim_cli.base.plain import escaped
 from repsim_cli.report.record import block_means
-from repsim_cli.runs import results, so_far
+from repsim_cli.runs import reader, so_far
 
 FOLLOWED = 1.0  # seconds between two looks at a running run
 LINES = 30.0  # seconds between two lines about the same map, elsewhere than on a terminal
@@ -26,7 +26,7 @@ def follow(folder: Path) -> None:
     log, shown, told = folder / "repsim.log", 0, -LINES
     terminal, below = sys.stdout.isatty(), []
     while True:
-        ended = results.read_manifest(folder)["status"] != "running"  # before the log: nothing comes after it
+        ended = reader.read_manifest(folder)["status"] != "running"  # before the log: nothing comes after it
         new = b""
         if log.is_file():
             with log.open("rb") as lines:

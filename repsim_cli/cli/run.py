@@ -19,7 +19,7 @@ from repsim_cli.base.workers import followed_joblib
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, Lines, check_torch, complain, log, say, terminal_log
 from repsim_cli.config.words import PRINTING, UNASKED, as_hydra_takes, split, typed, unasked, with_models
-from repsim_cli.runs import cache, folders, results
+from repsim_cli.runs import cache, folders, reader, results
 
 COMMAND = "REPSIM_COMMAND"  # the command line, for manifests
 STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of a command note how they ended
@@ -274,8 +274,8 @@ def _opened(checked: Any, folder: Path) -> results.Run | None:
             target, complete = folders.unfinished(config)
         else:
             target = folders.find(keys.resume)
-            complete = results.read_manifest(target)["status"] == "complete"
-            different = results.differences(results.what(config), results.read_config(target))
+            complete = reader.read_manifest(target)["status"] == "complete"
+            different = results.differences(reader.what(config), reader.read_config(target))
             if different:
                 raise BadInput(
                     f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"

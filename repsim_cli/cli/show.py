@@ -14,7 +14,7 @@ from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.config.presets import GROUPS, UNSELECTED, described
 from repsim_cli.execution.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 def summary(folder: Path) -> list[str]:
     """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
-    manifest = results.read_manifest(folder)
+    manifest = reader.read_manifest(folder)
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest.get("remedies"):
         lines.append(f"  remedies: {', '.join(f'{key} {_cell(value)}' for key, value in manifest['remedies'].items())}")
-    if manifest["status"] == "complete" or results.has_results(manifest):
-        whole = results.read_results(folder)
+    if manifest["status"] == "complete" or reader.has_results(manifest):
+        whole = reader.read_results(folder)
         many = len(whole.measures) > SHOWN_MEASURES
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)
@@ -119,7 +119,7 @@ def spread(values: np.ndarray) -> str:
 def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
     """A pair of models, and the values between their layers; by hook point where both have several."""
     rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (pair.rows, pair.columns))
-    values, name = results.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
+    values, name = reader.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
     points = [point for point in dict.fromkeys(rows) if point in columns]
     if len(points) < 2 or len(set(rows)) == len(rows):  # names of layers that are no hook points differ throughout
         yield name, values
@@ -139,7 +139,7 @@ def show_command(parsed: argparse.Namespace) -> int:
     if parsed.follow:
         follow(folder)
     say(*summary(folder))
-    for name, seconds in results.read_manifest(folder)["timings"].items():
+    for name, seconds in reader.read_manifest(folder)["timings"].items():
         say(f"  {name}: {seconds:.1f} s")
     say(*_unit_lines(folder))
     return 0
@@ -147,7 +147,7 @@ def show_command(parsed: argparse.Namespace) -> int:
 
 def _unit_lines(folder: Path) -> Iterator[str]:
     """Where the units of a run ran, and how long; the longest first."""
-    about = results.read_manifest(folder).get("executor")
+    about = reader.read_manifest(folder).get("executor")
     records = read_records(folder)
     if not records:
         return
@@ -184,7 +184,7 @@ def plot_command(parsed: argparse.Namespace) -> int:
 
     folder = folders.find(parsed.run)
     if parsed.heads:
-        jobs = list(heads.figures(folder, results.read_results(folder), *parsed.heads))
+        jobs = list(heads.figures(folder, reader.read_results(folder), *parsed.heads))
         drawn = save(folder / "figures", jobs, Bar())
     else:
         drawn = analyse.draw(folder, Bar(), whole=parsed.all)
@@ -221,8 +221,8 @@ def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.findings.analyse import ANALYSES, analyse, asked, draw
 
     folder = folders.find(parsed.run)
-    whole, config = results.read_results(folder), results.read_config(folder)
-    options, claims = analyses_of(results.read_manifest(folder), whole, config, parsed.changes)
+    whole, config = reader.read_results(folder), reader.read_config(folder)
+    options, claims = analyses_of(reader.read_manifest(folder), whole, config, parsed.changes)
     with results.amending(folder) as run:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])
@@ -350,7 +350,7 @@ def list_command(parsed: argparse.Namespace) -> int:
         if not known:
             say(f"no runs that can be read in {root}; start one with: repsim run")
         for folder in known:
-            manifest = results.read_manifest(folder)
+            manifest = reader.read_manifest(folder)
             say(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
         return 0
     if parsed.what == "architecture":

@@ -35,7 +35,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.guard import Guarded
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
 from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
 ALONE = threading.RLock()  # Hydra composes one configuration at a time
@@ -189,7 +189,7 @@ def repeated(words: list[str]) -> tuple[list[str], str]:
     experiment = next((word for word in words if word.startswith("experiment=")), None)
     if experiment:
         raise BadInput(f"--from: the run's configuration is complete, got {experiment} as well; give one of them")
-    keys = results.read_config(folders.find(words[at + 1]))
+    keys = reader.read_config(folders.find(words[at + 1]))
     for key in {"defaults", "hydra"} & keys.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
     if text := interpolated(keys):

@@ -39,7 +39,7 @@ from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
 from repsim_cli.report import tracking
 from repsim_cli.runs.content import Facts
-from repsim_cli.runs.results import GROUPS
+from repsim_cli.runs.reader import GROUPS
 
 LONGEST = 512  # tokens of `extract.length=auto`
 # by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)

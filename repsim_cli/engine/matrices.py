@@ -35,7 +35,8 @@ from repsim_cli.engine.without_value import kept
 from repsim_cli.measures import Measure
 from repsim_cli.runs.cache import Entry, key
 from repsim_cli.runs.content import CHANCE, Measured, Table
-from repsim_cli.runs.results import SAVE_EVERY, STATE, Progress, Run, closest, dumps, read_array, write
+from repsim_cli.runs.reader import STATE, closest, read_array
+from repsim_cli.runs.results import SAVE_EVERY, Progress, Run, dumps, write
 
 PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
 ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles

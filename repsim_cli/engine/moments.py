@@ -46,62 +46,20 @@ def moment_pairs(
     """
     for measure in measures.values():
         check_estimate(measure, "moments")
-    forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
-    values = {label: torch.full((len(names), len(names)), torch.nan, dtype=torch.float64) for label in measures}
-    undefined, failed = Reasons(list(measures)), dict[tuple[str, int], Degenerate]()
-    alive: dict[int, Tensor] = {}
+    layers = _Layers(measures, names, keep)
     notices: Notices = {}
-    states: dict[tuple[Any, int], Any] = {}
-
-    def compare(a: int, b: int, covariance: Tensor) -> None:
-        for label, form in forms.items():
-            if error := failed.get((label, a)) or failed.get((label, b)):
-                undefined.add(label, {(a, b): error, (b, a): error})
-                continue
-            cells = covariance
-            if form.drops_dead and not (alive[a].all() and alive[b].all()):
-                cells = covariance[alive[a]][:, alive[b]]
-            both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
-            try:
-                with issued_by([label]):
-                    values[label][a, b], values[label][b, a] = at(f"{names[a]} and {names[b]}", both)
-            except Degenerate as error:
-                undefined.add(label, {(a, b): error, (b, a): error})
-
-    def prepare(a: int, x: Second) -> None:
-        living = x
-        if dropping := [label for label, form in forms.items() if form.drops_dead]:
-            lengths = x.covariance.diagonal().clamp_min(0).sqrt()
-            try:
-                with issued_by(dropping):
-                    alive[a] = at(names[a], partial(rank.varying, lengths, x.sizes, x.eps))
-                living = x._replace(covariance=x.covariance[alive[a]][:, alive[a]], sizes=x.sizes[alive[a]])
-            except Degenerate as error:
-                failed.update({(label, a): error for label in dropping})
-        for label, form in forms.items():
-            if (label, a) in failed:
-                continue
-            given = living if form.drops_dead else x
-            try:
-                measures[label].check([names[a]], [(x.rows, len(given.sizes))], None)
-                if (form.prepare, a) not in states:
-                    with issued_by(other for other, its in forms.items() if its.prepare == form.prepare):
-                        states[form.prepare, a] = keep(at(names[a], partial(form.prepare, given)))
-            except Degenerate as error:
-                failed[label, a] = error
-
     rows = 0
     for cells in passes_of(widths, room):
         chosen = sorted({layer for cell in cells for layer in cell})
-        covariances, layers = _covariances(passes(chosen), chosen, cells)
-        rows = layers[chosen[0]].rows
+        covariances, read = _covariances(passes(chosen), chosen, cells)
+        rows = read[chosen[0]].rows
         _trim()
         with noticed(notices, measures):
             for a, b in cells:  # layers with themselves first
                 if a == b:
-                    prepare(a, layers[a].second(covariances[a, a]))
+                    layers.prepare(a, read[a].second(covariances[a, a]))
                     _trim()
-                compare(a, b, covariances[a, b])
+                layers.compare(a, b, covariances[a, b])
         del covariances
     matrices = {
         label: SimilarityMatrix(
@@ -112,11 +70,63 @@ def moment_pairs(
             batches=1,
             statistics={},
             notices=notices.get(label, []),
-            undefined=undefined.cells[label],
+            undefined=layers.undefined.cells[label],
         )
-        for label, matrix in values.items()
+        for label, matrix in layers.values.items()
     }
     return matrices, joined(matrices.values())
+
+
+class _Layers:
+    """The prepared states of all layers and the values of their pairs, as far as they are known."""
+
+    def __init__(self, measures: Mapping[str, Measure], names: Sequence[str], keep: Callable[[Any], Any]):
+        self.measures, self.names, self.keep = measures, names, keep
+        self.forms = {label: measure.moments for label, measure in measures.items() if measure.moments is not None}
+        empty = torch.full((len(names), len(names)), torch.nan, dtype=torch.float64)
+        self.values = {label: empty.clone() for label in measures}
+        self.undefined, self.failed = Reasons(list(measures)), dict[tuple[str, int], Degenerate]()
+        self.alive: dict[int, Tensor] = {}
+        self.states: dict[tuple[Any, int], Any] = {}
+
+    def compare(self, a: int, b: int, covariance: Tensor) -> None:
+        names, states, alive = self.names, self.states, self.alive
+        for label, form in self.forms.items():
+            if error := self.failed.get((label, a)) or self.failed.get((label, b)):
+                self.undefined.add(label, {(a, b): error, (b, a): error})
+                continue
+            cells = covariance
+            if form.drops_dead and not (alive[a].all() and alive[b].all()):
+                cells = covariance[alive[a]][:, alive[b]]
+            both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
+            values = self.values[label]
+            try:
+                with issued_by([label]):
+                    values[a, b], values[b, a] = at(f"{names[a]} and {names[b]}", both)
+            except Degenerate as error:
+                self.undefined.add(label, {(a, b): error, (b, a): error})
+
+    def prepare(self, a: int, x: Second) -> None:
+        name, living = self.names[a], x
+        if dropping := [label for label, form in self.forms.items() if form.drops_dead]:
+            lengths = x.covariance.diagonal().clamp_min(0).sqrt()
+            try:
+                with issued_by(dropping):
+                    alive = self.alive[a] = at(name, partial(rank.varying, lengths, x.sizes, x.eps))
+                living = x._replace(covariance=x.covariance[alive][:, alive], sizes=x.sizes[alive])
+            except Degenerate as error:
+                self.failed.update({(label, a): error for label in dropping})
+        for label, form in self.forms.items():
+            if (label, a) in self.failed:
+                continue
+            given = living if form.drops_dead else x
+            try:
+                self.measures[label].check([name], [(x.rows, len(given.sizes))], None)
+                if (form.prepare, a) not in self.states:
+                    with issued_by(other for other, its in self.forms.items() if its.prepare == form.prepare):
+                        self.states[form.prepare, a] = self.keep(at(name, partial(form.prepare, given)))
+            except Degenerate as error:
+                self.failed[label, a] = error
 
 
 def _trim() -> None:

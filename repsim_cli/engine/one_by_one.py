@@ -16,7 +16,8 @@ from repsim_cli.engine.known import AUDIT, VALUES, Cell, KnownPairs
 from repsim_cli.engine.processes import Turn, Work, hidden, solve_all
 from repsim_cli.engine.undefined import Matrix, Undefined, Wanted
 from repsim_cli.measures import Pairwise
-from repsim_cli.measures.base import Slow, Solved, at, issued_by
+from repsim_cli.measures.base import at, issued_by
+from repsim_cli.measures.cards import Slow, Solved
 
 
 def pairs(

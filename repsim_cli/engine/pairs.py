@@ -173,24 +173,14 @@ def all_pairs(
         with issued_by([label]):
             values = value_of(measure, prepared.cross, *given)
         finish(label, prepared, within(measure.card, values), undefined)
-    for label, undefined in without.items():
-        if label not in matrices:  # no representation could be prepared
-            finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
+    unprepared = {label: undefined for label, undefined in without.items() if label not in matrices}
+    for label, undefined in unprepared.items():  # no representation could be prepared
+        finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
     rows = [x for x in representations if isinstance(x, Tensor)]
     for group in by_preparation(measures):
-        some = next(iter(group.values()))
-        filed = work is not None and any(measure.slow is not None for measure in group.values())
-
-        def prepare(a: int, some: Pairwise = some, filed: bool = filed) -> Any:
-            state = some.prepared(rows[a], names[a], labels)
-            return work.keep(state) if work is not None and filed else state
-
-        with issued_by(group):
-            kept, failed = with_stand_ins(prepare, count)
+        kept, failed = _prepared_states(group, rows, names, labels, work)
         states, lacking = [opened(state) for state in kept], cells_of(failed, failed, count)
-        left = wanted
-        if lacking:
-            left = masked(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
+        left = _left(wanted, lacking, count)
         for label, measure in group.items():
             undefined = dict(lacking)
             if len(failed) == count:
@@ -213,6 +203,33 @@ def all_pairs(
     for label in measures:
         lack(label, without[label])
     return {label: matrices[label] for label in measures}
+
+
+def _prepared_states(
+    group: Mapping[str, Pairwise],
+    rows: Sequence[Tensor],
+    names: Sequence[str],
+    labels: Tensor | None,
+    work: Work | None,
+) -> tuple[list[Any], dict[int, Degenerate]]:
+    """What the measures of a group prepare alike of every representation, kept where others are to read it; and why
+    some could not be prepared."""
+    some = next(iter(group.values()))
+    filed = work is not None and any(measure.slow is not None for measure in group.values())
+
+    def prepare(a: int) -> Any:
+        state = some.prepared(rows[a], names[a], labels)
+        return work.keep(state) if work is not None and filed else state
+
+    with issued_by(group):
+        return with_stand_ins(prepare, len(names))
+
+
+def _left(wanted: Wanted | None, lacking: Undefined, count: int) -> Wanted | None:
+    """The wanted pairs whose both sides could be prepared; None: all."""
+    if not lacking:
+        return wanted
+    return masked(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
 
 
 def hsic_products(

@@ -26,7 +26,8 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.base.workers import spawned, spawning, starting
 from repsim_cli.engine.known import Cell, KnownPairs
-from repsim_cli.measures.base import MeasureWarning, Solved
+from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.cards import Solved
 from repsim_cli.runs.results import PAIRS, Progress, quiet, write
 
 PATIENCE = 1.0  # seconds in this process before others are considered

@@ -5,7 +5,6 @@ Under the null, the rows of one side are paired at random with those of the othe
 closed form. The tested similarity is then that of the rows in these segments.
 """
 
-import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,10 @@ from torch import Tensor
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
-from repsim_cli.engine import pairs
+from repsim_cli.engine.closed_null import standardised, tail
+from repsim_cli.engine.corrections import corrected
 from repsim_cli.engine.estimates import Beside, Key
+from repsim_cli.engine.one_by_one import pairs
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics, all_pairs
 from repsim_cli.engine.undefined import value_of
 from repsim_cli.measures import Card, InnerProduct, Measure
@@ -41,103 +42,8 @@ from repsim_cli.measures.inner import (
 )
 
 TOGETHER = 8  # permutations in a tiled pass
-SMALLEST = 1e-6  # lower limit of p values in closed form
 SKEWED = 3.0  # skewness of a null above which p values in closed form cause a warning
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
-
-
-class Moments(NamedTuple):
-    """What the permutation null of an inner product needs from a symmetric matrix M.
-
-    Off the diagonal, M_ij = U_ij + a_i + a_j + mean, where the rows of U sum to 0.
-    norm, trace, cubes: |U|^2, tr U^3 and the sum of U_ij^3.
-    linear: F, a and the centred diagonal, weighted so that inner products of permuted parts are sums of products.
-    constant: the part that does not depend on the order.
-    squares: F' (row sums of U_ij^2). form: F' U F.
-    """
-
-    norm: float
-    trace: float
-    cubes: float
-    linear: Float[Tensor, "n 2"]
-    constant: Float[Tensor, " 2"]
-    squares: Float[Tensor, " 2"]
-    form: Float[Tensor, "2 2"]
-
-
-def moments(matrix: Float[Tensor, "n n"]) -> Moments:
-    n = len(matrix)
-    diagonal = matrix.diagonal().double()
-    off = matrix.clone()
-    off.fill_diagonal_(0)
-    sums = off.sum(1, dtype=torch.float64)
-    mean = sums.sum() / (n * (n - 1))
-    effects = (sums - (n - 1) * mean) / (n - 2)
-    off -= (effects + mean / 2).to(off.dtype)[:, None]
-    off -= (effects + mean / 2).to(off.dtype)[None]
-    off.fill_diagonal_(0)
-    squares = off.square()
-    linear = torch.stack([effects * math.sqrt(2 * (n - 2)), diagonal - diagonal.mean()], 1)
-    return Moments(
-        norm=float(squares.sum(dtype=torch.float64)),
-        trace=float(((off @ off) * off).sum(dtype=torch.float64)),
-        cubes=float((squares * off).sum(dtype=torch.float64)),
-        linear=linear,
-        constant=torch.stack([mean * math.sqrt(n * (n - 1)), diagonal.mean() * math.sqrt(n)]),
-        squares=squares.sum(1, dtype=torch.float64) @ linear,
-        form=linear.T @ (off @ linear.to(off.dtype)).double(),
-    )
-
-
-class Null(NamedTuple):
-    """Mean, standard deviation and skewness of the inner products of all pairs if the rows of a side are permuted."""
-
-    mean: Matrix
-    deviation: Matrix
-    skewness: Matrix
-
-
-def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
-    """The permutation null of <M_a, P N_b P'>: mean and variance exact, skewness to leading order.
-
-    The U parts and the linear parts are uncorrelated. Their variances: 2 |U|^2 |V|^2 / (n (n - 3)), and for sums
-    of f_i g_P(i): |f|^2 |g|^2 / (n - 1) (Hoeffding 1951).
-    """
-    n = len(rows[0].linear)
-
-    def stacked(side: Sequence[Moments]) -> tuple[Tensor, ...]:
-        linear = torch.stack([m.linear for m in side])
-        scalars = torch.tensor([[m.norm, m.trace, m.cubes] for m in side], dtype=torch.float64, device=linear.device)
-        return (
-            *scalars.unbind(1),
-            torch.stack([m.constant for m in side]),
-            torch.stack([m.squares for m in side]),
-            torch.stack([m.form for m in side]).flatten(1),
-            torch.einsum("rik,ril->rkl", linear, linear).flatten(1),
-            torch.einsum("rik,ril,rim->rklm", linear, linear, linear).flatten(1),
-        )
-
-    norm, trace, cubes, constant, squares, form, second, third = (
-        a.view(len(rows), -1) @ b.view(len(columns), -1).T for a, b in zip(stacked(rows), stacked(columns), strict=True)
-    )
-    unit = 2 / (n * (n - 3))
-    deviation = (unit * norm + second / (n - 1)).sqrt()
-    quadratic = unit**1.5 * (math.sqrt(8) * trace + math.sqrt(2) * n * cubes)
-    mixed = (12 * squares + 6 * form) / (n * (n - 1))
-    linear = third * n / ((n - 1) * (n - 2))
-    return Null(constant, deviation, (quadratic + mixed + linear) / deviation**3)
-
-
-def tail(z: Matrix, skewness: Matrix) -> Matrix:
-    """P(Z >= z) for a Pearson type III variable with mean 0, variance 1 and this skewness.
-
-    At least SMALLEST, since three moments do not determine how far a tail reaches. Compared with 600 to 1000
-    permutations of 40 to 300 rows (normal, lognormal, t, one large row), the p value differs by up to 0.10, or 0.07
-    where it is below 0.1, at a skewness up to SKEWED. Above that, where a few rows hold most of the variance, it
-    differs by up to 0.58.
-    """
-    p = scipy.stats.pearson3.sf(z.cpu().numpy(), skewness.cpu().numpy())
-    return torch.from_numpy(np.asarray(p, dtype=np.float64)).clamp_min(SMALLEST)
 
 
 def check_measure(settings: Significance, measure: Measure) -> None:
@@ -335,89 +241,6 @@ def judge(
             null=null,
         )
     return Judged()
-
-
-def corrected(
-    p: Matrix, tested: Matrix, null: Float[Tensor, "k r r"] | None, card: Card, places: Sequence[slice]
-) -> tuple[Matrix, Matrix]:
-    """p corrected for the cells of a map, that is, of the layers of two models: family-wise, and as the false discovery
-    rate at which a cell is counted as a discovery (Benjamini and Hochberg 1995).
-
-    null: for the step-down max-T; without it, Holm's correction. Each pair of layers counts once, and a layer with
-    itself, which is no test, keeps its p.
-    """
-    family, rate = p.clone(), p.clone()
-    sign = 1 if card.larger_is_closer else -1
-    for (i, row), (j, column) in itertools.product(enumerate(places), repeat=2):
-        if card.symmetric and j < i:
-            continue
-        cells = tested[row, column].isfinite().cpu()
-        if i == j:
-            cells &= ~torch.eye(len(cells), dtype=torch.bool)
-            cells = cells.triu() if card.symmetric else cells
-        if not cells.any():
-            continue
-        raw = p[row, column][cells]
-        rate[row, column][cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
-        if null is None:
-            family[row, column][cells] = holm_adjusted(raw)
-        else:
-            family[row, column][cells] = max_t(sign * tested[row, column][cells], sign * null[:, row, column][:, cells])
-    if card.symmetric:
-        upper = torch.ones_like(p, dtype=torch.bool).triu()
-        family, rate = (torch.where(upper, half, half.mT) for half in (family, rate))
-    return family, rate
-
-
-def holm_adjusted(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """Holm's (1979) step-down correction, valid under any dependence.
-
-    >>> holm_adjusted(torch.tensor([0.03, 0.01, 0.02]))
-    tensor([0.0400, 0.0300, 0.0400])
-    """
-    order = p.argsort(stable=True)
-    left = torch.arange(len(p), 0, -1)
-    adjusted = torch.empty_like(p)
-    adjusted[order] = (left * p[order]).cummax(0).values.clamp_max(1)
-    return adjusted
-
-
-def max_t(observed: Float[Tensor, " m"], null: Float[Tensor, "k m"]) -> Float[Tensor, " m"]:
-    """p values of m cells corrected for each other: step-down max-T from the joint null (Westfall and Young 1993,
-    algorithm 4.1). Larger is closer.
-
-    Each cell is standardised by the mean and the deviation of its values, observed and drawn together, so that cells
-    with a wide null do not decide alone. A cell is compared with the largest of the cells that are no closer than it.
-    """
-    both = torch.cat([observed[None], null])
-    both = both - both.mean(0)
-    both /= both.square().mean(0).sqrt().clamp_min(torch.finfo(both.dtype).tiny)
-    order = both[0].argsort(descending=True, stable=True)
-    ordered = both[:, order]
-    largest = ordered[1:].flip(1).cummax(1).values.flip(1)
-    counts = (largest >= ordered[0] - 1e-9).sum(0)  # equal values may differ by rounding
-    adjusted = torch.empty_like(observed)
-    adjusted[order] = ((1 + counts).to(observed.dtype) / (1 + len(null))).cummax(0).values
-    return adjusted
-
-
-def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
-    """z and skewness of the inner products of all pairs under the null, in closed form."""
-    measure = prepared.measure
-    known = {
-        kernel: [moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
-        for kernel in dict.fromkeys((measure.row, measure.column))
-    }
-    null = closed_form(known[measure.row], known[measure.column])
-    return {"z": (prepared.cross - null.mean) / null.deviation, "skewness": null.skewness}
-
-
-def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
-    """The whole (n, n) matrix of a representation."""
-    if isinstance(kernel, Packed):
-        return unpacked(state.features.values, n)
-    whole = slice(0, n)
-    return kernel.cells(state.fit, gram_tile(state.features, whole, whole), whole, whole)
 
 
 def permuted(

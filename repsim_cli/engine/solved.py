@@ -8,7 +8,7 @@ from jaxtyping import Float
 
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import Audit, Detail
+from repsim_cli.measures.cards import Audit, Detail
 from repsim_cli.runs.content import Table
 from repsim_cli.runs.results import Run
 

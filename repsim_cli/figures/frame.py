@@ -11,7 +11,8 @@ from typing import Any, Literal
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import escaped, once
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.layout import axes_of, name_powers, narrowed, room, titles_of
+from repsim_cli.figures.layout import name_powers, narrowed, room
+from repsim_cli.figures.texts import axes_of, titles_of
 from repsim_cli.runs.results import Progress, quiet, write
 
 DPI = 150

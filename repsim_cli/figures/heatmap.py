@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.figures.chance import Chance
-from repsim_cli.figures.layout import MATRIX, available, distinct, shortened
+from repsim_cli.figures.layout import MATRIX, available
 from repsim_cli.figures.panels import bar_beside, edges, headline, panels
+from repsim_cli.figures.texts import distinct, shortened
 
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32

@@ -1,18 +1,15 @@
 """The width of figures: what stands around axes keeps its size, and nothing is written over anything else."""
 
-import itertools
-import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
-APART = 2.0  # pixels between tick labels
+from repsim_cli.figures.texts import axes_of, fold, part_ticks, shorten_ticks, shortened, titles_of
+
 LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
 ROWS = 24  # of a legend
@@ -21,9 +18,6 @@ LETTER = 0.6  # the mean width of a letter over the size of the text
 NAMES = 0.3  # the share of the width that names beside axes take at most
 CLEAR = 0.06  # inches between rows of panels
 MATRIX = "matrix"  # the label of the axes of matrices that belong together
-_FOLDED: WeakKeyDictionary[Any, tuple[str, str]] = WeakKeyDictionary()  # of texts: what they were, and are
-LINES = textwrap.TextWrapper()
-LINES.wordsep_re = re.compile(r"(\s+|(?<=[_/@])(?=\w)|(?<=\.)(?=[A-Za-z*]))")  # type: ignore[misc]
 
 
 @dataclass
@@ -78,7 +72,7 @@ def narrowed(figure: Any, width: float, asked: bool) -> float:
             text.set_fontsize(text.get_fontsize() * scale)
             text.set_visible(text.get_fontsize() >= LEAST)
     for axis in axes_of(figure):
-        _part_ticks(axis)
+        part_ticks(axis)
     for legend in legends:
         _legend_below(figure, legend, width)
     return surplus
@@ -103,53 +97,10 @@ def name_powers(figure: Any) -> list[Any]:
     return powers
 
 
-def _part_ticks(axis: Any) -> None:
-    """Names below an axis that touch are folded, and turned where that is not enough; of other labels that touch every
-    second, third ... stays."""
-    low, high = sorted(axis.get_view_interval())
-    ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
-    shown = [
-        label for at, label in ticks if low <= at <= high and label.get_text().strip() and label.get_visible()
-    ]  # fmt: skip
-    if len(shown) < 2 or shown[0].get_rotation() not in (0, 90) or not _touch(shown, axis):
-        return
-    words = sum(any(map(str.isalpha, label.get_text())) for label in shown) > len(shown) / 2
-    if axis.axis_name == "x" and words and all(label.get_rotation() == 0 for label in shown):
-        pitch = axis.axes.get_window_extent().width / axis.axes.figure.dpi / len(shown)
-        _fold(shown, pitch, least=4)
-        if not _touch(shown, axis):
-            return
-        for label in shown:
-            label.set(text=label.get_text().replace("\n", ""), rotation=90)
-    for step in range(2, len(shown)):
-        if not _touch(shown[::step], axis):
-            break
-    else:
-        step = len(shown)
-    for place, label in enumerate(shown if _touch(shown, axis) else ()):
-        label.set_visible(place % step == 0)
-
-
-def _touch(labels: Sequence[Any], axis: Any) -> bool:
-    boxes = [label.get_window_extent() for label in labels]
-    ends = sorted((box.x0, box.x1) if axis.axis_name == "x" else (box.y0, box.y1) for box in boxes)
-    return any(start < end + APART for (_, end), (start, _) in itertools.pairwise(ends))
-
-
 def _surround(figure: Any, width: float) -> float:
     """Folds the titles and labels around axes, and moves what stands above other axes clear of them. Returns the inches
     by which all is wider than this."""
-    for part in (part for axes in figure.axes for part in (axes, *axes.child_axes)):
-        for axis, turned in ((part.xaxis, 90), (part.yaxis, 0)):
-            if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
-                _shorten_ticks(axis, NAMES * width)
-    for axes in figure.axes:
-        if axes.get_label() == MATRIX:
-            below = [part.xaxis.label for part in (axes, *axes.child_axes)]
-            _fold(below, axes.get_window_extent().width / figure.dpi)
-        if axes.yaxis.label.get_rotation() == 90:
-            higher = 1.0 if axes.get_label() == MATRIX else 1.4
-            _fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
+    _fold_labels(figure, width)
     pair = [axes for axes in figure.axes if axes.get_label() == MATRIX]
     if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
         _part(figure, *pair)
@@ -161,21 +112,41 @@ def _surround(figure: Any, width: float) -> float:
         for axes in titled[:1]:  # flush with the names beside it
             box = axes.get_window_extent()
             axes._left_title.set_x((least - box.x0) / box.width)
-            _fold(titles_of(axes), width)
+            fold(titles_of(axes), width)
     elif titled:
         for axes in titled:
-            _fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+            fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
         _spread(figure, titled)
+    _fold_whole(figure, width, least)
+    return figure.get_tightbbox().width - width
+
+
+def _fold_labels(figure: Any, width: float) -> None:
+    """Folds the labels of axes, and shortens the names beside them."""
+    for part in (part for axes in figure.axes for part in (axes, *axes.child_axes)):
+        for axis, turned in ((part.xaxis, 90), (part.yaxis, 0)):
+            if all(label.get_rotation() == turned for label in axis.get_ticklabels()):
+                shorten_ticks(axis, NAMES * width)
+    for axes in figure.axes:
+        if axes.get_label() == MATRIX:
+            below = [part.xaxis.label for part in (axes, *axes.child_axes)]
+            fold(below, axes.get_window_extent().width / figure.dpi)
+        if axes.yaxis.label.get_rotation() == 90:
+            higher = 1.0 if axes.get_label() == MATRIX else 1.4
+            fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
+
+
+def _fold_whole(figure: Any, width: float, least: float) -> None:
+    """Folds the title and the label of the whole figure. least: where what stands around axes begins, in pixels."""
     whole = figure.get_window_extent()
     first = min(axes.get_window_extent().x0 for axes in figure.axes)
     for text, left in ((figure._suptitle, least), (figure._supxlabel, first)):
         if text is not None:
             text.set(x=left / whole.width, ha="left")
-            _fold([text], width - (left - least) / figure.dpi)
+            fold([text], width - (left - least) / figure.dpi)
     if figure._suptitle is not None:
         top = max(axes.get_tightbbox().y1 for axes in figure.axes) + CLEAR * figure.dpi
         figure._suptitle.set_y(max(figure._suptitle.get_position()[1], top / whole.height))
-    return figure.get_tightbbox().width - width
 
 
 def _spread(figure: Any, panels: Sequence[Any]) -> None:
@@ -227,9 +198,9 @@ def _shrink(figure: Any, width: float) -> None:
         first = min(axes.get_window_extent().x0 for axes in titled) / figure.dpi
         left = first - min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes) / figure.dpi
         for axes in titled:
-            _fold(titles_of(axes), 0.97 * (width - left) / len(columns))
+            fold(titles_of(axes), 0.97 * (width - left) / len(columns))
     if figure._suptitle is not None:
-        _fold([figure._suptitle], 0.9 * width)
+        fold([figure._suptitle], 0.9 * width)
     # text takes more of a small panel: only squares have to shrink in height as in width
     taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
     for turn in range(12):  # that ticks change with the size may take more turns
@@ -240,7 +211,7 @@ def _shrink(figure: Any, width: float) -> None:
         smaller = max(0.7, 1 - (surplus + 0.005 * (turn + 1)) / wide)
         figure.set_size_inches(wide * smaller, high * smaller**taller)
     for axes in figure.axes:
-        _fold([axes.yaxis.label], figure.get_size_inches()[1])
+        fold([axes.yaxis.label], figure.get_size_inches()[1])
 
 
 def _are_alike(panels: Sequence[Any]) -> bool:
@@ -259,7 +230,7 @@ def _stack(figure: Any, width: float) -> float:
     box, size = panels[0].get_position(original=True), figure.get_size_inches()
     wide, high = box.width * size[0], box.height * size[1]
     columns = len({round(axes.get_position(original=True).x0, 3) for axes in panels})
-    _shorten_ticks(panels[0].yaxis, 0.5 * width)
+    shorten_ticks(panels[0].yaxis, 0.5 * width)
     new, left, between = 0.0, 0.0, 0.0
     for across in range(columns, 0, -1):
         _show_outer(panels, across)
@@ -275,19 +246,19 @@ def _stack(figure: Any, width: float) -> float:
     # text takes more of a small panel: only squares have to shrink in height as in width
     high *= new / wide if square else min(1.0, new / wide) ** 0.3
     for axes in panels:
-        _fold([axes.yaxis.label], high)
+        fold([axes.yaxis.label], high)
         if across == 1 and left > new:  # long names leave little: texts may stand above and below these
             for text in (*titles_of(axes), axes.xaxis.label):
                 text.set(x=1, ha="right")
-            _fold([*titles_of(axes), axes.xaxis.label], left + new)
+            fold([*titles_of(axes), axes.xaxis.label], left + new)
         else:
-            _fold(titles_of(axes), new)
-            _fold([axes.xaxis.label], new + (between if across > 1 else 0))
+            fold(titles_of(axes), new)
+            fold([axes.xaxis.label], new + (between if across > 1 else 0))
     grown = max(_around(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
     left, new = left + grown, new - grown / across
     top = 0.0
     if figure._suptitle is not None and figure._suptitle.get_text():
-        _fold([figure._suptitle], width)
+        fold([figure._suptitle], width)
         top = figure._suptitle.get_window_extent().height / figure.dpi + 0.05
     down = -(-len(panels) // across)
     for _ in range(2):  # what stands above and below panels depends on their size
@@ -331,81 +302,6 @@ def _around(axes: Any) -> tuple[float, float, float, float]:
     parts = box.x0 - whole.x0, whole.x1 - box.x1, box.y0 - whole.y0, whole.y1 - box.y1
     left, right, below, above = (max(0.0, float(part)) / axes.figure.dpi for part in parts)
     return left, right, below, above
-
-
-def _fold(texts: Sequence[Any], inches: float, least: int = 7) -> None:
-    """Breaks each line of the texts that is longer, into lines of so many letters at least; lines that were broken for
-    another room are put together before."""
-    for text in texts:
-        whole, folded = _FOLDED.get(text, (text.get_text(), text.get_text()))
-        text.set_text(whole if text.get_text() == folded else text.get_text())
-        whole = text.get_text()
-        lines, room = text.get_text().split("\n"), inches * text.figure.dpi
-        length, most = _length(text), max(map(len, lines))
-        LINES.width = most = min(most, int(1.15 * most * room / length) + 1) if length > room else most
-        while length > room and most > least:
-            text.set_text("\n".join(LINES.fill(line) for line in lines))
-            length, most = _length(text), most - 1
-            LINES.width = most
-        _FOLDED[text] = whole, text.get_text()
-
-
-def _length(text: Any) -> float:
-    """Along the lines of a text, in pixels."""
-    extent = text.get_window_extent()
-    return extent.height if text.get_rotation() == 90 else extent.width
-
-
-def _shorten_ticks(axis: Any, inches: float) -> None:
-    """Names across an axis in smaller letters, and without their middle, where they would take more than this."""
-    labels = [label for label in axis.get_ticklabels() if label.get_text()]
-    extents = [label.get_window_extent() for label in labels]
-    long = max((box.width if axis.axis_name == "y" else box.height for box in extents), default=0.0)
-    share = inches * axis.figure.dpi / long if long else 1.0
-    if share >= 1 or not all("\n" not in label.get_text() for label in labels):
-        return
-    size = labels[0].get_fontsize()
-    smaller = max(5.0, size * share)
-    most = int(max(len(label.get_text()) for label in labels) * share * size / smaller)
-    names = distinct([label.get_text() for label in axis.get_ticklabels()], most)
-    axis.set_ticks(axis.get_ticklocs(), names, fontsize=smaller)
-
-
-def distinct(names: Sequence[str], most: int) -> list[str]:
-    """The names with so many letters at most; without their common ends where they would be the same else.
-
-    >>> distinct(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
-    ['…0.…', '…1.…']
-    """
-    short = [shortened(name, most) for name in names]
-    if len(set(short)) == len(set(names)):
-        return short
-    parts = [re.split(r"(?<=[._@/])", name) for name in names]
-    first = _alike(parts)
-    last = min(_alike([part[::-1] for part in parts]), min(map(len, parts)) - first - 1)
-    middles = [shortened("".join(part[first : len(part) - last]), most - 2) for part in parts]
-    return [f"{'…' * bool(first)}{middle}{'…' * bool(last)}" for middle in middles]
-
-
-def _alike(parts: Sequence[Sequence[str]]) -> int:
-    """With how many parts all begin."""
-    return len(list(itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))))
-
-
-def shortened(name: str, most: int) -> str:
-    """The ends of a name that is too long for its place, or of both names of a pair.
-
-    >>> shortened("gelu_trained", 12), shortened("gelu_trained_3l", 8), shortened("gelu_trained_1 → gelu_trained_2", 17)
-    ('gelu_trained', 'gelu…_3l', 'gel…d_1 → gel…d_2')
-    """
-    if len(name) <= most:
-        return name
-    if (said := re.fullmatch(r"(.+)( \([^()]*\))", name)) and len(said[2]) < most / 2:
-        return shortened(said[1], most - len(said[2])) + said[2]
-    for between in (" → ", " – "):
-        if between in name:
-            return between.join(shortened(part, (most - len(between)) // 2) for part in name.split(between))
-    return f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
 def _without_wide_legends(figure: Any, width: float) -> list[Any]:
@@ -452,13 +348,3 @@ def _legend_below(figure: Any, legend: Any, width: float) -> None:
         if columns == least or again.get_window_extent().width <= width * figure.dpi:
             return
         again.remove()
-
-
-def axes_of(figure: Any) -> list[Any]:
-    from matplotlib.axis import Axis
-
-    return figure.findobj(Axis)
-
-
-def titles_of(axes: Any) -> list[Any]:
-    return [axes.title, axes._left_title, axes._right_title]

@@ -10,8 +10,9 @@ import numpy as np
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import MARKERS, legend_beside, several
 from repsim_cli.figures.heatmap import by_block
-from repsim_cli.figures.layout import SHADED, distinct
+from repsim_cli.figures.layout import SHADED
 from repsim_cli.figures.panels import panels
+from repsim_cli.figures.texts import distinct
 from repsim_cli.runs.content import Band, Curve
 
 PANEL = (4.4, 3.2)  # inches

@@ -13,7 +13,7 @@ from repsim_cli.figures.frame import Figures, Style, save, settings_of
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, known
 from repsim_cli.findings.complete import complete
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import Matrix, Results, Verdict
 from repsim_cli.runs.results import Progress, Run, quiet
 
@@ -86,7 +86,7 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
 
     Raises RunFailed where one cannot be made; what was measured, and the analyses before it, are kept.
     """
-    whole = results.read_results(run.folder)
+    whole = reader.read_results(run.folder)
     finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.of_study(), level=level)
     given, left_out = complete(finished)
     for warning in left_out if options else ():
@@ -116,7 +116,7 @@ def noted(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -
     return [
         verdict
         for each in verdicts
-        for verdict in results.qualified(
+        for verdict in reader.qualified(
             [each], {label: why for label, why in short.items() if label in models.get(each.name, short)}
         )
     ]
@@ -141,7 +141,7 @@ def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, 
 
 def asked(folder: Path) -> Figures:
     """Which figures the configuration of a run asks for, and how they are drawn."""
-    given = results.read_config(folder).get("figures", {}) if (folder / "config.yaml").is_file() else {}
+    given = reader.read_config(folder).get("figures", {}) if (folder / "config.yaml").is_file() else {}
     return Figures(**settings_of(given))
 
 
@@ -159,10 +159,10 @@ def draw(
     whole: all figures, not those of the overview alone. only: those of these analyses. into: the folder of the files;
     None: figures/ of the run.
     """
-    before = results.read_results(folder)
-    manifest = results.read_manifest(folder)
+    before = reader.read_results(folder)
+    manifest = reader.read_manifest(folder)
     for matrix in [*before.matrices.values(), *(matrix for x in before.measures for matrix in x.matrices)]:
-        results.read_array(folder, matrix.values, mapped=True)  # no figure is drawn of a damaged run
+        reader.read_array(folder, matrix.values, mapped=True)  # no figure is drawn of a damaged run
     drawn = [name for name in before.analyses if only is None or name in only]
 
     def jobs(shown: Results) -> list[tuple[str, Any]]:
@@ -172,6 +172,6 @@ def draw(
         return [job for name, its in given.items() if its and (make := makers[name]) for job in make(its, whole)]
 
     # files are named by the models' labels, figures show these with their marks
-    names, makers = jobs(before), jobs(results.marked(before))
+    names, makers = jobs(before), jobs(reader.marked(before))
     both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
     return save(into or folder / "figures", both, progress, style or asked(folder)) if both else []

@@ -15,7 +15,7 @@ import numpy as np
 
 from repsim_cli.base import registry
 from repsim_cli.findings.claims import Claim
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict
 
 Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
@@ -94,7 +94,7 @@ class Finished:
         return {about.training: label for label, about in reversed(self.models.items()) if about.training}
 
     def array(self, path: str) -> np.ndarray:
-        return results.read_array(self.folder, path)[self.left.get(path, ...)]
+        return reader.read_array(self.folder, path)[self.left.get(path, ...)]
 
     def measured(self, kind: str) -> list[Matrix]:
         """The matrices of a study that are no similarity of layers, by their `about.kind`."""

@@ -1,36 +1,17 @@
-"""Maps of all layers of all models: their heatmaps, and what publications say of such maps."""
+"""Maps of all layers of all models, and what publications say of such maps; `map_figures.py` draws them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Float
-from scipy.cluster import hierarchy
 
-from repsim_cli.base.plain import slug
-from repsim_cli.base.settings import treatment
-from repsim_cli.figures.heatmap import (
-    Beside,
-    Chance,
-    add_strips,
-    bar_label,
-    by_block,
-    colour_range,
-    colours,
-    heatmap,
-    outer_names,
-    pair,
-    small_heatmaps,
-)
-from repsim_cli.findings import multiples, sub_networks
-from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
-from repsim_cli.findings.chance import level_in
+from repsim_cli.findings.analysis import Finished, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.distances import tree
 from repsim_cli.findings.evidence import (
     arrangements,
     by_chance,
@@ -41,9 +22,7 @@ from repsim_cli.findings.evidence import (
     ranks,
     thirds,
 )
-from repsim_cli.findings.layers import in_order
-from repsim_cli.findings.multiples import MOST_PAIRS
-from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
+from repsim_cli.findings.map_figures import Order, figures
 
 Models = Mapping[str, slice]
 
@@ -351,254 +330,6 @@ def _shared(whole: Map, less: str, more: str) -> Weighed | Untestable:
         return Untestable("needs three models, and two families whichever model is left out")
     value = gap(np.ones(len(owners), bool))
     return Weighed(value, by_jackknife(value, 0.0, left_out, f"standard error over {len(whole.models)} models"))
-
-
-# ---- figures ----
-
-
-def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """NAME-all of every measure, or NAME-panels where models are compared with themselves alone. On demand, or where
-    there are few pairs of models, NAME-MODEL-MODEL of each, and measures-MODEL-MODEL of it under all measures; on
-    demand NAME-all-se. What another analysis draws with its sub-networks is not drawn twice."""
-    yield from multiples.figures(run, whole)
-    drawn_with_layers = sub_networks.drawn(run, whole)
-    count = sum(len(measured.matrices) for measured in run.results.measures)
-    each = (whole or count <= MOST_PAIRS) and not run.groups
-    for measured in run.results.measures:
-        matrices, label = measured.matrices, measured.label
-        models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
-        pairs = {frozenset((matrix.rows.model, matrix.columns.model)) for matrix in matrices}
-        alone = drawn_with_layers and len(models) == 1
-        complete = len(pairs) == len(models) * (len(models) + 1) // 2 and not alone
-        if len(models) > 1 and not drawn_with_layers and all(matrix.rows == matrix.columns for matrix in matrices):
-            yield slug(label, "panels"), partial(_panels, run, measured)
-            continue
-        if complete:
-            yield slug(label, "all"), partial(_grid, run, measured, "values")
-        if complete and whole and matrices[0].se is not None:
-            yield slug(label, "all", "se"), partial(_grid, run, measured, "se")
-        limits = cache(partial(_limits, run, measured))
-        for matrix in matrices if each and len(models) > 1 else ():
-            if drawn_with_layers and matrix.rows == matrix.columns:
-                continue
-            i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
-            name = slug(label, f"{i:02d}", f"{j:02d}", models[i], models[j])
-            yield name, partial(_pair, run, measured, matrix, drawn_with_layers, limits)
-
-
-def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
-    """The matrices of all pairs of models in one, its layers in the order of the analysis."""
-    layers = {matrix.rows.model: matrix.rows.layers for matrix in measured.matrices}
-    models = list(layers)
-    ends = np.cumsum([0, *map(len, layers.values())])
-    larger = measured.card["larger_is_closer"]
-    order = run.results.analyses["maps"].get("options", {}).get("order", "model")
-
-    def joined(quantity: str) -> np.ndarray:
-        cells = np.full((ends[-1], ends[-1]), np.nan)
-        for matrix in measured.matrices:
-            i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
-            block = run.array(getattr(matrix, quantity))
-            cells[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
-            if measured.card["symmetric"]:
-                cells[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
-        return cells
-
-    raw = joined("values")
-    at = ORDERS[order](np.diff(ends), raw if larger else -raw)
-    cells = np.ix_(at, at)
-    everywhere = [(model, name) for model in models for name in layers[model]]
-    owners, names = map(list, zip(*(everywhere[i] for i in at), strict=True))
-    values = quantity == "values"
-    p = joined(tested(measured.null)[0])[cells] if values and measured.null else None
-    score = joined("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
-    level = level_in(run, measured, raw[cells], owners, owners) if values else None
-    shown, said = by_block(names)
-    mixed = order != "model"
-    labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
-    starts = (0,) if mixed else ends[:-1].tolist()
-    whole = (raw if values else joined(quantity))[cells]
-    figure, _ = _measured(whole, p, labels, labels, measured, quantity, starts, score, level)
-    for number, each in enumerate(pair(figure)):
-        if mixed:
-            each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
-            continue
-        for end in ends[1:-1]:
-            each.axhline(end - 0.5, color="white", linewidth=1.2)
-            each.axvline(end - 0.5, color="white", linewidth=1.2)
-        for which in "x" if number and each.get_position().y0 == pair(figure)[0].get_position().y0 else "xy":
-            outer_names(each, which, models, ends, said)
-    if values:
-        _diagnose(run, figure, list(zip(owners, names, strict=True)))
-    return figure
-
-
-def by_depth(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
-    """Places of all layers by their share of the way through their model. counts: the layers of each model.
-
-    >>> by_depth([2, 3], np.eye(5)).tolist()
-    [0, 2, 3, 1, 4]
-    """
-    return np.argsort(np.concatenate([np.linspace(0, 1, count) for count in counts]), kind="stable")
-
-
-def by_cluster(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
-    """Places of all layers as the leaves of a tree of average linkage, neighbours as close as the tree allows. Pairs
-    that were not compared are as far apart as any.
-
-    >>> by_cluster([4], np.array([[3, 0, 2, 0], [0, 3, 0, 2], [2, 0, 3, 1], [0, 2, 1, 3]])).tolist()
-    [0, 2, 3, 1]
-    """
-    both = (closeness + closeness.T) / 2
-    apart = np.nanmax(both) - np.where(np.isnan(both), np.nanmin(both), both)
-    np.fill_diagonal(apart, 0)
-    return hierarchy.leaves_list(tree(apart))
-
-
-Order = Literal["model", "depth", "cluster"]
-ORDERS: dict[Order, Callable[[Any, np.ndarray], np.ndarray]] = {
-    "model": lambda counts, closeness: np.arange(len(closeness)),
-    "depth": by_depth,
-    "cluster": by_cluster,
-}
-
-
-def matrix_has(measured: Measured, quantity: str) -> bool:
-    return all(getattr(matrix, quantity) is not None for matrix in measured.matrices)
-
-
-def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) -> None:
-    """Strips above a matrix whose columns are these (model, layer): how much of their variance a single feature, and
-    the largest rows, have."""
-    table = run.results.tables.get(DIAGNOSTICS)
-    if table is None:
-        return
-    rows = {(row["model"], row["layer"]): row for row in (dict(zip(table.columns, x, strict=True)) for x in table.rows)}
-    if not all(layer in rows for layer in columns):
-        return
-    shares = {
-        name: np.array([rows[layer][share] or 0.0 for layer in columns], float)
-        for name, share in (("largest feature", FEATURE_SHARE), ("largest 1 % of rows", ROWS_SHARE))
-    }
-    for axes in pair(figure)[:1]:
-        add_strips(axes, shares)
-
-
-def _panels(run: Finished, measured: Measured) -> Any:
-    """A small matrix per model."""
-    matrices = measured.matrices
-    squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
-    _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
-    models = [matrix.rows.model for matrix in matrices]
-    chance, level = level_in(run, measured, np.full((len(models), len(models)), np.nan), models, models)
-    title = (f"{measured.label}, {said}" if said else measured.label) + (f"\n{level}" if level else "")
-    return small_heatmaps(squares, measured.card, title, chance)[0]
-
-
-def _limits(run: Finished, measured: Measured) -> tuple[float, float]:
-    """Of the colours of all pairs of models, so that their figures can be compared."""
-    arrays = [x[np.isfinite(x)] for x in (run.array(matrix.values) for matrix in measured.matrices)]
-    ends = np.array([end for values in arrays if values.size for end in (values.min(), values.max())])
-    return colour_range(ends, measured.card, "values")
-
-
-def _pair(
-    run: Finished,
-    measured: Measured,
-    matrix: Matrix,
-    ordered: bool,
-    limits: Callable[[], tuple[float, float]],
-) -> Any:
-    """ordered: layers are drawn in the order of the network, not in that of the file. limits: of the colours."""
-    orders = [
-        in_order(side.layers) if ordered else list(range(len(side.layers))) for side in (matrix.rows, matrix.columns)
-    ]
-    cells = np.ix_(*orders)
-    values = run.array(matrix.values)[cells]
-    p = run.array(file)[cells] if measured.null and (file := getattr(matrix, tested(measured.null)[0])) else None
-    down, across = (
-        [side.layers[i] for i in order] for side, order in zip((matrix.rows, matrix.columns), orders, strict=True)
-    )
-    score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
-    models = matrix.rows.model, matrix.columns.model
-    level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
-    figure, axes = _measured(values, p, down, across, measured, "values", (0,), score, level, limits())
-    _, said = by_block([*down, *across])
-    axes.set_ylabel(models[0], parse_math=False)
-    for each in pair(figure):
-        each.set_xlabel(models[1] + (f"\n{said}" if said else ""), parse_math=False)
-    _diagnose(run, figure, [(models[1], layer) for layer in across])
-    return figure
-
-
-FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}
-
-
-def tested(null: Mapping[str, Any]) -> tuple[str, str]:
-    """Which p values cross out cells, and how they are corrected for the cells of a map, where the run did so."""
-    return ("p_family", FAMILY[null["family"]]) if "family" in null else ("p", "uncorrected")
-
-
-SAMPLED = {
-    "full": "one sample",
-    "per_batch": "mean over {}",
-    "ratio_of_sums": "HSIC summed over {}",
-    "moments": "second moments of all rows",
-}
-
-
-def _measured(
-    values: np.ndarray,
-    p: np.ndarray | None,
-    rows: list[str],
-    columns: list[str],
-    measured: Measured,
-    quantity: str,
-    starts: Sequence[int] = (0,),
-    score: np.ndarray | None = None,
-    level: tuple[Chance | None, str] | None = None,
-    limits: tuple[float, float] | None = None,
-) -> tuple[Any, Any]:
-    """A heatmap of a measure's values or standard errors, in the colours of its card; chance is crossed out. score:
-    the calibrated scores, drawn beside it. level: of chance, and what is said of it. limits: of the colours, by default
-    those of these values."""
-    card, estimate = measured.card, measured.estimate
-    batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
-    alpha = measured.null["alpha"] if p is not None and measured.null else 1.0
-    chance = np.zeros(values.shape, bool) if p is None else p > alpha
-    _, said = by_block([*rows, *columns])
-    parts = [
-        SAMPLED[estimate["kind"]].format(batches),
-        f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
-    ]
-    treated = treatment(estimate.get("remedies", {}))
-    crosses = f" (×: p > {alpha:g}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
-    return heatmap(
-        values,
-        by_block(rows)[0] if said else rows,
-        by_block(columns)[0] if said else columns,
-        title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
-        + "".join(f"\n{line}" for line in (treated, level[1] if level else "") if line),
-        bar_label="standard error" if quantity == "se" else bar_label(card),
-        limits=limits or colour_range(values, card, quantity),
-        colours=colours(card, quantity),
-        form="{:.2g}" if quantity == "se" or card.get("reads") == "outputs" else "{:.2f}",
-        starts=starts,
-        crossed=chance,
-        chance=level[0] if level else None,
-        beside=None if score is None else Beside(values=score, **_calibrated(score, card)),
-    )
-
-
-def _calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
-    """How calibrated scores are drawn: as shares of the way from chance to the best value, where there is one."""
-    best = card["bounds"][1] if card["larger_is_closer"] else card["bounds"][0]
-    limits = (0.0, 1.0 if best is not None else float(score[np.isfinite(score)].max(initial=1e-12)))
-    return {
-        "label": "calibrated score (0: chance)",
-        "limits": limits,
-        "colours": colours({"larger_is_closer": True}, ""),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

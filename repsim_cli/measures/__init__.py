@@ -12,7 +12,8 @@ from typing import Any
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.measures.base import Card, InnerProduct, Measure, OfAttention, OfHsic, Pairwise
+from repsim_cli.measures.base import InnerProduct, Measure, OfAttention, OfHsic, Pairwise
+from repsim_cli.measures.cards import Card
 
 __all__ = [
     "Card", "InnerProduct", "Measure", "OfAttention", "OfHsic", "Pairwise", "available", "card", "get", "names",

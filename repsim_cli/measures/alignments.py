@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.base import centred
 from repsim_cli.measures.bases import Basis, alive, overlap
+from repsim_cli.measures.centring import centred
 
 
 class Rotation(NamedTuple):

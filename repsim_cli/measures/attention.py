@@ -17,8 +17,9 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
-from repsim_cli.measures.base import Card, Invariance, Measure, Moments, OfAttention, Totals, Unit
+from repsim_cli.measures.base import Measure, OfAttention
 from repsim_cli.measures.bases import Variance
+from repsim_cli.measures.cards import Card, Invariance, Moments, Totals, Unit
 from repsim_cli.measures.cca import projection_weighted_of_moments, svcca_of_moments
 from repsim_cli.measures.hsic import OF_COVARIANCES
 from repsim_cli.measures.inner import Matrix

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,27 +16,14 @@ from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.base.gram import gram_matrix, squared_norms, strips
 from repsim_cli.base.settings import Hardware
-from repsim_cli.measures.inner import AnyKernel, CentredRows, Matrix, Packed, Products, State, products, states_of
+from repsim_cli.measures.cards import Card, Labels, Moments, Slow, Totals, Unit
+from repsim_cli.measures.centring import blocks, rounding_floor
+from repsim_cli.measures.inner import AnyKernel, Matrix, Packed, Products, State, products, states_of
 from repsim_cli.measures.room import check_room
 
-Labels = Sequence[int] | np.ndarray | Tensor | None  # n class codes
-CACHED = 1 << 17  # cells
-FEW = 512  # rows, of which the whole Gram matrix is held
 PACKED, WHOLE = 5.0, 3.0  # (n, n) matrices of float64 that a direct call of such kernels holds at a time
 LARGEST = 1e60  # absolute value where scale counts: sums of fourth powers of larger ones overflow
-
-Invariance = Literal[
-    "permutation_of_neurons",
-    "orthogonal",
-    "isotropic_scaling",
-    "scaling_of_neurons",
-    "translation",
-    "invertible_linear",
-    "permutation_of_heads",
-]
-Unit = Literal["sentences", "words", "cells"]
 
 
 class MeasureWarning(UserWarning):
@@ -60,130 +47,6 @@ def issued_by(labels: Iterable[str] = ()) -> Iterator[list[warnings.WarningMessa
         if isinstance(notice.message, MeasureWarning):
             notice.message.measures = notice.message.measures or measures
         warnings.warn(notice.message, notice.category, stacklevel=3)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    """The claims of a measure; tests verify them, figures and the report display them.
-
-    bounds: (lowest, highest) possible value, None where unbounded.
-    minimum_rows: fewer rows are refused. Of attention, rows are the units that it averages over.
-    reads: activations (n, d), outputs, or the attention maps of sentences.
-    width_limit: the warning where there are no more rows than features.
-    refuses_wide: that is an error.
-    equal_widths: representations of different widths are refused.
-    labelled: it needs a class code per row.
-    paired: it depends on how rows are paired, so that random pairings are a null for it.
-    takes_constant: a representation of equal rows has a value; other measures refuse it.
-    infinite_to_itself: a representation has no value with itself, so that matrices of all layers refuse the measure.
-    package: an optional package that it needs, from the extra `topology`.
-    """
-
-    label: str
-    larger_is_closer: bool
-    bounds: tuple[float | None, float | None]
-    symmetric: bool
-    is_metric: bool
-    invariant_to: frozenset[Invariance]
-    minimum_rows: int
-    cost: str
-    source: str
-    reads: Literal["activations", "outputs", "attention"] = "activations"
-    width_limit: str | None = None
-    refuses_wide: bool = False
-    equal_widths: bool = False
-    labelled: bool = False
-    paired: bool = True
-    takes_constant: bool = False
-    infinite_to_itself: bool = False
-    package: str | None = None
-    note: str = ""
-
-    @property
-    def sees_scale_of_features(self) -> bool:
-        """Whether a feature of large variance counts for more than the others."""
-        return self.reads == "activations" and "scaling_of_neurons" not in self.invariant_to
-
-    def record(self) -> dict[str, Any]:
-        """The card as plain JSON."""
-        return {
-            **{k: v for k, v in vars(self).items() if k != "invariant_to"},
-            "bounds": list(self.bounds),
-            "invariant_to": sorted(self.invariant_to),
-            "sees_scale_of_features": self.sees_scale_of_features,
-        }
-
-
-Totals = Mapping[str, Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moments:
-    """A measure computed from second moments alone, whatever the number of rows.
-
-    Covariances are sums over rows of products of centred neurons, float64.
-    prepare(moments.Second): what depends on a single representation; once for all measures that share the function.
-    compare(a, b, covariance (d_a, d_b)): the entries (row a, column b) and (row b, column a).
-    drops_dead: dead neurons are left out.
-    """
-
-    prepare: Callable[[Any], Any]
-    compare: Callable[[Any, Any, Tensor], tuple[float, float]]
-    drops_dead: bool = True
-
-
-class Solved(NamedTuple):
-    """The value of a pair. details: further numbers, those of `Slow.details` in order."""
-
-    value: float
-    details: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A check of some pairs of a run, drawn under its seed, by a second solver.
-
-    share: of the pairs, at least one.
-    solver: its name.
-    reference(a, b): its value, with the detail whether costs are tied, in which case the two may differ.
-    agrees(value, reference): whether the value is `claim` the reference.
-    """
-
-    share: float
-    solver: str
-    reference: Callable[[Any, Any], Solved]
-    agrees: Callable[[float, float], bool]
-    claim: str
-
-
-class Detail(NamedTuple):
-    """A number of every pair beside its value; label: in the table of solved pairs.
-
-    kind: a `count`, whether a start `won` (1, else 0), or a lower `bound` on the value.
-    """
-
-    kind: Literal["count", "won", "bound"]
-    label: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slow:
-    """For measures whose pairs take a millisecond or more: pairs are solved one by one, in several processes.
-
-    Prepared states are arrays or tensors, or named tuples of them; functions can be pickled by name and issue no
-    warnings.
-    solve(a, b): the pair with its details; by default `compare` alone.
-    details: by their keys in results.json.
-    squares: the number of (n, n) matrices of float64 that a pair needs at a time.
-    products: the number of products of (n, n) matrices in float32 that take as long as a pair, to estimate the time.
-    audit: a second solver that checks some of the pairs.
-    """
-
-    solve: Callable[[Any, Any], Solved] | None = None
-    details: Mapping[str, Detail] = field(default_factory=dict)
-    squares: int = 8
-    products: float = 8.0
-    audit: Audit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -494,104 +357,3 @@ def cosine(products: Products) -> Matrix:
 def is_cosine(measure: Measure) -> bool:
     """Whether its value is a normalised inner product."""
     return isinstance(measure, InnerProduct) and measure.value is cosine
-
-
-def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
-    """x with column means removed and scaled to mean squared row norm 1, and the scale that was divided out.
-
-    In x's precision (float32 for half-precision input): the first pass removes a large common offset, exact up to
-    rounding; the second removes what is left, a mean in float64. Raises Degenerate for a constant representation.
-    """
-    x = x if x.dtype == torch.float64 else x.float()
-    unit = float(unit_of(x))
-    x = x / unit
-    largest = float(x.abs().max())
-    x -= x.mean(0)
-    x -= x.mean(0, dtype=torch.float64).to(x.dtype)
-    scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
-    # for a constant column, float64 rounding of the mean leaves this much
-    if scale <= 1e-13 * largest:
-        raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    return x / scale, scale * unit
-
-
-def unit_of(x: Tensor, dim: int | None = None) -> Tensor:
-    """A power of two: divided by it, no square of a number that counts overflows or vanishes. It is at the largest
-    number, of all or along a dimension, where that is far from 1."""
-    largest = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
-    most = -math.log2(torch.finfo(x.dtype).tiny)  # so that it and its inverse are numbers of the type
-    exponents = torch.frexp(largest).exponent.double().clamp(-most, most)
-    return torch.where(exponents.abs() < most / 8, 0, exponents).exp2().to(x.dtype)
-
-
-# share of the largest entry: rows closer than this differ by the rounding of float32 alone
-FLAT = 1e-5
-
-
-def blocks(x: Float[Tensor, "n d"]) -> Iterator[slice]:
-    """All rows, as many at a time as fit into the processor's cache."""
-    size = max(1, CACHED // x.shape[1])
-    return (slice(start, start + size) for start in range(0, len(x), size))
-
-
-def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
-    """`centred` rows without a copy, as features of every kernel on their Gram matrix."""
-    n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
-    if n <= min(x.shape[1], FEW) and (wide := _wide(x)) is not None:
-        return wide
-    sums, largest = x.new_zeros(x.shape[1], dtype=torch.float64), 0.0
-    for rows in blocks(x):
-        block = x[rows].to(dtype)
-        sums += block.sum(0)
-        largest = max(largest, *(abs(float(end)) for end in block.aminmax()))
-    mean, sums = (sums / n).to(dtype), torch.zeros_like(sums)
-    for rows in blocks(x):
-        sums += (x[rows].to(dtype) - mean).sum(0)
-    rest = sums / n
-    # in units of the largest entry, whose square neither overflows nor vanishes
-    least = 4 * torch.finfo(dtype).tiny  # the inverse of less may overflow
-    unit = _inverse_is_exact(max(largest, least), dtype)
-    given = CentredRows(x, mean, (-rest / unit).to(dtype), unit, x.new_empty(0, dtype=torch.float64))
-    norms = torch.cat([squared_norms(given.block(rows)) for rows in blocks(x)])
-    size = math.sqrt(float(norms.sum()) / n)
-    # for a constant column, float64 rounding of the mean leaves this much
-    if size <= 1e-13 or size * unit < least:
-        raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-    scale = _inverse_is_exact(size * unit, dtype)
-    return CentredRows(x, mean, (-rest / scale).to(dtype), scale, norms * (unit / scale) ** 2)
-
-
-def _wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
-    """Few rows of many features: centred, and their Gram matrix, strip by strip, so that they are read once.
-
-    None where rows differ by little beside their mean, or by so much or little that squares would not do.
-    """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    means, rests, gram = [], [], None
-    for strip in strips(x):
-        part = x[:, strip].to(dtype)
-        means.append(part.mean(0))
-        near = part - means[-1]
-        rests.append(near.mean(0))
-        product = gram_matrix(near.sub_(rests[-1]))
-        gram = product if gram is None else gram.double() + product
-    assert gram is not None
-    mean, norms = torch.cat(means), gram.diagonal().double()
-    size = math.sqrt(max(float(norms.mean()), 0.0))
-    if not 1e-12 < size < 1e15 or not size > 1e-4 * float(torch.linalg.vector_norm(mean)):
-        return None
-    scale = _inverse_is_exact(size, dtype)
-    return CentredRows(x, mean, torch.cat(rests) / -scale, scale, norms / scale**2, gram.div_(scale**2).to(dtype))
-
-
-def _inverse_is_exact(scale: float, dtype: torch.dtype) -> float:
-    """The nearest scale whose inverse, by which rows are multiplied, is a number of the type."""
-    return 1 / torch.tensor(1 / scale, dtype=dtype).item()
-
-
-def rounding_floor(n: int, dtype: torch.dtype) -> float:
-    """Self-products of (n, n) matrices of `centred` rows below this are rounding and count as 0.
-
-    Rounding is eps |x_i|^2 per cell, and |x_i|^2 at most n, in a single row: eps^2 n^3 in total.
-    """
-    return 100 * torch.finfo(dtype).eps ** 2 * n**3

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.measures import moments, rank
-from repsim_cli.measures.base import Invariance, unit_of
+from repsim_cli.measures.cards import Invariance
+from repsim_cli.measures.centring import unit_of
 from repsim_cli.measures.rdm import SHAPE
 
 AFFINE: frozenset[Invariance] = frozenset({*SHAPE, "invertible_linear", "scaling_of_neurons"})

@@ -13,7 +13,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import Align, directions
-from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
+from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import (
     AFFINE,
     NEURONS,
@@ -25,6 +25,7 @@ from repsim_cli.measures.bases import (
     permuted,
     thin_svd,
 )
+from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import SURE, Axes
 from repsim_cli.measures.rdm import SHAPE

@@ -15,7 +15,8 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Seed, Share, Tries
 from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import TIE, assign
-from repsim_cli.measures.base import Audit, Card, Detail, Measure, Pairwise, Slow, Solved
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Audit, Card, Detail, Slow, Solved
 from repsim_cli.measures.gromov_descents import SINGLE, gromov_objective
 from repsim_cli.measures.gromov_search import GromovStart, best_gromov, starts
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permuted, space

@@ -11,7 +11,8 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0
 from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import Coupling
-from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov_descents import gromov_objective
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permuted, space
 from repsim_cli.measures.rdm import SHAPE

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.base import FLAT, centred
+from repsim_cli.measures.centring import FLAT, centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import packed_distances
 

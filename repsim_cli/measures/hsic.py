@@ -19,16 +19,9 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0
 from repsim_cli.measures import moments
-from repsim_cli.measures.base import (
-    Card,
-    InnerProduct,
-    Measure,
-    Moments,
-    OfHsic,
-    centred_rows,
-    check_self_products,
-    cosine,
-)
+from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_products, cosine
+from repsim_cli.measures.cards import Card, Moments
+from repsim_cli.measures.centring import centred_rows
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Positive, Seed, Several, Small
-from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
+from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import thin_svd
+from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.rank import floor, of_single, stored
 from repsim_cli.measures.rdm import SHAPE
 

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise, centred
+from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
+from repsim_cli.measures.centring import centred
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rank import precision
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Positive
-from repsim_cli.measures.base import Card, Measure
+from repsim_cli.measures.base import Measure
+from repsim_cli.measures.cards import Card
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure
 from repsim_cli.measures.rdm import SHAPE
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Positive
-from repsim_cli.measures.base import Card, Measure, Pairwise
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, neighbours, permuted, stacked
 from repsim_cli.measures.rdm import SHAPE

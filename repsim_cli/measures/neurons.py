@@ -14,8 +14,9 @@ from torch import Tensor
 from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import Align, best, by_correlation, different, fit, partners, transport
-from repsim_cli.measures.base import Card, Measure, Moments, Pairwise
+from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permuted, thin_svd, working
+from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
 

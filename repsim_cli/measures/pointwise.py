@@ -10,8 +10,9 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
-from repsim_cli.measures.base import Card, Measure, Pairwise
+from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import working
+from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
 
 _BLOCK = 64  # rows held at a time, of all representations

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.alignments import permutation, rotation
-from repsim_cli.measures.base import Card, Measure, MeasureWarning, Pairwise, centred
+from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
 from repsim_cli.measures.bases import NEURONS, nuclear_norm
+from repsim_cli.measures.cards import Card
+from repsim_cli.measures.centring import centred
 from repsim_cli.measures.rdm import SHAPE
 
 _NEAR = 1e-3  # squared distances below this share of their terms are computed from differences

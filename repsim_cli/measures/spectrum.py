@@ -15,7 +15,9 @@ from torch import Tensor
 
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Medium, Positive
-from repsim_cli.measures.base import Card, Measure, Pairwise, centred
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Card
+from repsim_cli.measures.centring import centred
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import in_order, rounded, warn_of_rounding, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
-from repsim_cli.measures.base import Card, Invariance, Measure, Pairwise, centred, unit_of
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Card, Invariance
+from repsim_cli.measures.centring import centred, unit_of
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 

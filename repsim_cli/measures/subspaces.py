@@ -16,8 +16,9 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import From0
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import directions, fit
-from repsim_cli.measures.base import Card, InnerProduct, Measure, Moments
+from repsim_cli.measures.base import InnerProduct, Measure
 from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
+from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.hsic import CENTRED
 from repsim_cli.measures.inner import Features, Kernel, Matrix, Products, State
 from repsim_cli.measures.moments import SURE, Axes, condition, whitening

@@ -16,7 +16,9 @@ from torch import Tensor
 from repsim_cli.base.gram import squared_norms
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0, Medium, Seed
-from repsim_cli.measures.base import Card, Measure, MeasureWarning, Pairwise, centred
+from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
+from repsim_cli.measures.cards import Card
+from repsim_cli.measures.centring import centred
 from repsim_cli.measures.inner import unpacked
 from repsim_cli.measures.rdm import SHAPE, packed_distances
 

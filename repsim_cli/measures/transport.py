@@ -17,7 +17,8 @@ from repsim_cli.base.settings import Seed, Share, Small
 from repsim_cli.measures.alignments import Coupling as OfOneKind
 from repsim_cli.measures.alignments import Couplings
 from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
-from repsim_cli.measures.base import Card, Measure, Pairwise, Slow
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov import LOCAL
 from repsim_cli.measures.gromov_descents import SETTLED, STEPS, descend, gromov_objective
 from repsim_cli.measures.gromov_search import mixtures, of_few

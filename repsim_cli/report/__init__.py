@@ -23,7 +23,7 @@ from repsim_cli.base.environment import version
 from repsim_cli.base.plain import TURNING
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.results import write
 
 FILE = "report.html"
@@ -42,7 +42,7 @@ def save(folders: Sequence[Path], file: Path) -> Path:
 
 def save_while_running(folder: Path, file: Path) -> None:
     """Writes the page of a run every few seconds, as one that reloads itself, until the run ends."""
-    while results.read_manifest(folder)["status"] == "running":
+    while reader.read_manifest(folder)["status"] == "running":
         write(file, page([folder], reload=True).encode())
         time.sleep(RELOAD)
 

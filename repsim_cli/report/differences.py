@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import heatmap
-from repsim_cli.runs.results import read_array, read_results
+from repsim_cli.runs.reader import read_array, read_results
 
 SMALLEST_RANGE = 1e-12
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from repsim_cli.base.plain import Name, csv_bytes, escaped, once
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.runs.content import QUANTITIES, Curve, Matrix
-from repsim_cli.runs.results import read_array, read_results, write
+from repsim_cli.runs.reader import read_array, read_results
+from repsim_cli.runs.results import write
 
 FORMATS = ("csv", "latex", "parquet")
 SUFFIXES = {"csv": "csv", "latex": "tex", "parquet": "parquet"}

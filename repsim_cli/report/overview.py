@@ -12,7 +12,7 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.runs.folders import runs
-from repsim_cli.runs.results import read_config, read_manifest
+from repsim_cli.runs.reader import read_config, read_manifest
 
 FILE = "index.html"
 MOST = 200  # the newest runs that have a thumbnail

@@ -18,17 +18,17 @@ from repsim_cli.figures.chance import level_of
 from repsim_cli.figures.heatmap import colour_range, colours
 from repsim_cli.runs import so_far
 from repsim_cli.runs.content import CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
-from repsim_cli.runs.results import (
+from repsim_cli.runs.reader import (
     closest,
     has_results,
     marked,
-    outputs_root,
     read_array,
     read_config,
     read_manifest,
     read_results,
     without_value,
 )
+from repsim_cli.runs.results import outputs_root
 
 SHARES = ("p", "p_family", "q", "calibrated")  # quantities from 0 to 1 whatever the measure
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure

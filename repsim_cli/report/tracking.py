@@ -18,7 +18,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import free, once
 from repsim_cli.report import export
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.results import Run
 
 PROJECT = "repsim"  # of wandb, experiment of mlflow
@@ -39,11 +39,11 @@ class Record:
     @cached_property
     def numbers(self) -> dict[str, float]:
         """The mean, lowest and highest value of each pair of models by each measure, and each claim's statistic."""
-        whole = results.read_results(self.folder)
+        whole = reader.read_results(self.folder)
         numbers: dict[str, float] = {}
         for measured in whole.measures:
             for matrix in measured.matrices:
-                values = results.read_array(self.folder, matrix.values)
+                values = reader.read_array(self.folder, matrix.values)
                 values = values[np.isfinite(values)]
                 where = f"{measured.label}/{matrix.rows.model} x {matrix.columns.model}"
                 for word, function in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
@@ -136,7 +136,7 @@ def check(name: Any) -> None:
 def track(name: str, run: Run) -> None:
     """Logs what the run has found. What goes wrong is a warning, so that the run is not lost."""
     try:
-        TRACKERS[name](Record(run.folder, results.read_config(run.folder)))
+        TRACKERS[name](Record(run.folder, reader.read_config(run.folder)))
     except Exception as error:  # of a library or its server: any
         run.warn(f"track: {name} did not log the run ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
 

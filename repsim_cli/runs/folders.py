@@ -8,7 +8,8 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explained, walk
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.runs.results import differences, linkless, outputs_root, read_config, read_manifest, what
+from repsim_cli.runs.reader import read_config, read_manifest, what
+from repsim_cli.runs.results import differences, linkless, outputs_root
 
 log = logging.getLogger("repsim")
 

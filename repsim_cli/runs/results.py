@@ -9,7 +9,6 @@ report.html     made again by `repsim report`, like repsim.log not among the has
 repsim.log
 """
 
-import hashlib
 import io
 import json
 import logging
@@ -29,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.base.environment import git_state, versions
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explained, in_utf8, inside
@@ -39,69 +37,18 @@ from repsim_cli.runs.content import (
     SCHEMA,
     WITHOUT_VALUE,
     WITHOUT_VALUE_COLUMNS,
-    Matrix,
-    Measured,
     Results,
     Table,
-    Verdict,
-    from_json,
     to_json,
 )
+from repsim_cli.runs.reader import LOCK, STATE, has_results, read_manifest, sha256
 
-LOCK, STATE = ".lock", "state.safetensors"
 SAVE_EVERY = 5.0  # seconds between two saved states
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
 SO_FAR = ".so_far.npz"  # the maps as far as they are known, until the run ends
-# keys that results do not depend on
-HOW = (
-    "resume",
-    "dry_run",
-    "track",
-    *(
-        f"hardware.{key}"
-        for key in (
-            "processes",
-            "memory_gb",
-            "resident",
-            "executor",
-            "address",
-            "gpus_per_worker",
-            "partition",
-            "account",
-            "timeout_min",
-            "price_per_node_hour",
-        )
-    ),
-)
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
 log = logging.getLogger("repsim")
 
-# shapes, as `misfit` takes them, of what is read after a run; studies add further keys
-NUMBER = int | float
-MANIFEST = {
-    "name": str,
-    "study": str,
-    "status": str,
-    "error": str | None,
-    "started": str,
-    "resumed": [str],
-    "command": [str],
-    "overrides": [str],
-    "seed": int,
-    "git": dict | None,
-    "packages": {str: str | None},
-    "timings": {str: NUMBER},
-    "peak_memory_mb_after": {str: NUMBER},
-    "warnings": [str],
-    "seconds?": NUMBER,
-    "files?": {str: str},
-    "models?": {str: dict},
-    "facts?": {str: dict},
-    "base?": str | None,
-    "groups?": {str: dict},
-}
-GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
-CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)
 
 Progress = Callable[..., Iterator[Any]]
 
@@ -386,20 +333,6 @@ def differences(now: Any, then: Any, path: str = "") -> list[str]:
     return [] if now == then else [f"{path}: {then} then, {now} now"]
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run, without the keys that say how it was started."""
-    return what(_read(folder / "config.yaml", read_yaml, CONFIG))
-
-
-def what(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the keys of `HOW`."""
-    kept = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}
-    for path in HOW:
-        *group, key = path.split(".")
-        (kept.get(group[0], {}) if group else kept).pop(key, None)
-    return kept
-
-
 def alive(pid: int) -> bool:
     """Whether this process of this machine is running."""
     try:
@@ -420,10 +353,6 @@ def drop_empty(folder: Path) -> None:
         parent.rmdir()
 
 
-def sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
 def peak_memory_mb() -> float:
     """Peak resident memory of this process so far, in MB (10^6 bytes)."""
     status = Path("/proc/self/status")
@@ -431,130 +360,3 @@ def peak_memory_mb() -> float:
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return round(int(line.split()[1]) * 1024 / 1e6, 1)
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1)
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest; the status is "killed" where it says running but no process writes the run."""
-    manifest = _read_json(folder / "manifest.json", MANIFEST)
-    if manifest["status"] == "running" and not held(folder):
-        manifest["status"] = "killed"
-    return manifest
-
-
-def held(folder: Path) -> bool:
-    """Whether a process writes this run; yes where its lock cannot be read."""
-    import filelock
-
-    try:
-        with filelock.FileLock(folder / LOCK, timeout=0):
-            return False
-    except OSError:  # filelock's Timeout is one
-        return True
-
-
-def read_results(folder: Path, *, arrays: bool = True) -> Results:
-    """results.json of a run whose study has finished and whose numbers are unchanged since. arrays: whether those in
-    arrays/ must be unchanged too."""
-    manifest = read_manifest(folder)
-    if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
-        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
-    for name, digest in manifest.get("files", {}).items():
-        if name == "results.json" or (arrays and name.startswith("arrays/")):
-            file = inside(folder, name)
-            if file is None or not file.is_file() or sha256(file) != digest:
-                raise BadInput(f"{folder / name}: not as the run left it, got another or no file; run it again")
-    file = folder / "results.json"
-    try:
-        return from_json(_read_json(file, dict))
-    except Unreadable as error:
-        raise BadInput(f"{file}: {error}; the run is damaged, run it again") from None
-
-
-def has_results(manifest: Mapping[str, Any]) -> bool:
-    """Whether the run of this manifest has results."""
-    return "results.json" in manifest.get("files", {})
-
-
-def _read_json(file: Path, shape: Any) -> dict[str, Any]:
-    value = _read(file, read_json, object)
-    schema = value.get("schema") if isinstance(value, dict) else None
-    if schema is None:
-        raise BadInput(f"{file}: not a file of repsim, got no schema; the run is damaged, run it again")
-    if schema != SCHEMA:
-        advice = "run it again: repsim run --from RUN" if schema == 1 else "update repsim"
-        raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); {advice}")
-    return _shaped(file, value, shape)
-
-
-def _read(file: Path, reader: Callable[[Path], Any], shape: Any) -> Any:
-    try:
-        return _shaped(file, reader(file), shape)
-    except Unreadable as error:
-        raise BadInput(f"{file}: cannot be read, got {error}; the run is damaged, run it again") from None
-
-
-def _shaped(file: Path, value: Any, shape: Any) -> Any:
-    wrong = misfit(value, shape)
-    if wrong:
-        raise BadInput(f"{file}: {wrong}; the run is damaged, run it again")
-    return value
-
-
-def qualified(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
-    """The verdicts with a note on every model that falls short of what it was trained for."""
-    notes = [f"{label}: {why}" for label, why in short.items()]
-    return [replace(claim, why="; ".join([*filter(None, [claim.why]), *notes])) for claim in claims]
-
-
-def marked(results: Results) -> Results:
-    """Results as they are drawn: marks are appended to their labels.
-
-    >>> marked(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
-    ['a (93.1 %)', 'ab']
-    """
-
-    def with_marks(value: Any) -> Any:
-        if isinstance(value, str):
-            return f"{value} ({results.marks[value]})" if value in results.marks else value
-        if isinstance(value, dict):
-            return {with_marks(key): with_marks(inner) for key, inner in value.items()}
-        return [with_marks(inner) for inner in value] if isinstance(value, list) else value
-
-    return from_json(with_marks(to_json(results))) if results.marks else results
-
-
-def closest(
-    measured: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]
-) -> tuple[str, str, dict[str, float | None]] | None:
-    """The two layers of a matrix that are closest by value, the first of equal ones, and all numbers of their cell, as
-    every table and page shows them. None where no cell has a value. cells: the arrays of `matrix.cells`."""
-    nearer = cells["values"] if measured.larger_is_closer else -cells["values"]
-    if np.isnan(nearer).all():
-        return None
-    i, j = np.unravel_index(np.nanargmax(nearer), nearer.shape)
-    numbers = {what: None if np.isnan(x[i, j]) else float(x[i, j]) for what, x in cells.items()}
-    return matrix.rows.layers[i], matrix.columns.layers[j], numbers
-
-
-def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.ndarray:
-    """Which cells of a matrix are listed as without a value; no other number of theirs may be missing."""
-    table, sides = results.tables.get(WITHOUT_VALUE), (matrix.rows, matrix.columns)
-    places = [{layer: i for i, layer in enumerate(side.layers)} for side in sides]
-    mask = np.zeros([len(side) for side in places], bool)
-    for label, *models, layer, other, _ in table.rows if table else ():
-        if label == measured.label and models == [side.model for side in sides]:
-            mask[places[0][layer], places[1][other]] = True
-    return mask
-
-
-def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:
-    """An array of a run; the path may not leave the folder. mapped: its content is read when it is used."""
-    file = inside(folder, relative)
-    if file is None:
-        raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
-    if file.exists() and not file.is_file():  # reading a pipe would never return
-        raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
-    try:
-        return np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except (FileNotFoundError, ValueError, EOFError) as error:
-        raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

@@ -21,7 +21,8 @@ from repsim_cli.models.configs import config_hash, inline_config, source
 from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.source import Source, Work
 from repsim_cli.models.transformers import headed, load
-from repsim_cli.runs.results import STATE, Progress, dumps
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.finetune import EncoderRecipe
 from repsim_cli.training.masked import MASKED_TOKENS, marked_tokenizer, sequences_of, train_masked, with_fresh_weights
 from repsim_cli.training.trained import Metrics, Trained

@@ -28,7 +28,8 @@ from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source, Work
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import check_place, headed, load, place
-from repsim_cli.runs.results import STATE, Progress, dumps, write
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress, dumps, write
 from repsim_cli.training.blocks import first_blocks, freeze_blocks, frozen
 from repsim_cli.training.encoder import (
     RECORD,

@@ -20,7 +20,8 @@ from repsim_cli.data.packing import Text
 from repsim_cli.models.configs import config_hash, inline_config, source
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
-from repsim_cli.runs.results import STATE, Progress, dumps
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, from_text, words_of
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.masked import (

@@ -11,7 +11,7 @@ from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import transformers
 from repsim_cli.runs.folders import find
-from repsim_cli.runs.results import read_manifest
+from repsim_cli.runs.reader import read_manifest
 from repsim_cli.training.trained import stored
 
 

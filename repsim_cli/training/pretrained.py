@@ -16,7 +16,8 @@ from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
-from repsim_cli.runs.results import STATE, Progress
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress
 from repsim_cli.training.pretrain import TextRecipe, causal_training, held_out_metrics
 from repsim_cli.training.trained import Metrics, Trained
 

@@ -26,7 +26,8 @@ from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images
 from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.source import Source
-from repsim_cli.runs.results import STATE, Progress, dumps, quiet, write
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress, dumps, quiet, write
 from repsim_cli.training.loop import train
 from repsim_cli.training.resnet_model import (
     ResNet9,

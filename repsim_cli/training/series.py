@@ -15,7 +15,8 @@ from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformers import headed, load
-from repsim_cli.runs.results import STATE, Progress
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress
 from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, corpus, pretrain
 from repsim_cli.training.trained import Metrics, Trained
 

@@ -25,7 +25,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.bounds import passing
-from repsim_cli.runs import cache, results
+from repsim_cli.runs import cache, reader
 
 LENGTHS = np.random.default_rng(0).geometric(0.12, size=30).clip(1, 30)
 HARDWARE = [
@@ -284,10 +284,10 @@ def test_what_the_manifest_counts(repsim, newest):
         "extract.sequences=60",
     )
     assert repsim(*words)[0] == 0
-    data = results.read_manifest(newest())["data"]
+    data = reader.read_manifest(newest())["data"]
     assert data["tokens"] == data["tokens_read"] <= data["places"] < 1.1 * data["tokens_read"]
     assert repsim(*words, "measure=[cka_unbiased]")[0] == 0
-    data = results.read_manifest(newest())["data"]
+    data = reader.read_manifest(newest())["data"]
     assert (data["tokens_read"], data["places"]) == (0, 0)
 
 

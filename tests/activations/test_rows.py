@@ -15,7 +15,7 @@ from repsim_cli.activations.stored import activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.architectures import ARCHITECTURES
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 TEXTS = ["rain falls", "a dog runs outside and a cat runs", "we met", "it is wet", "we did meet a wet cat"]
 FIRST, SECOND = TEXTS, TEXTS[::-1]
@@ -171,10 +171,10 @@ def test_the_batch_size_changes_no_result(repsim, newest, tmp_path, data, unit):
         )  # fmt: skip
         assert code == 0, err
         measure = recorded(newest())["measures"][0]
-        found.append(np.stack([results.read_array(newest(), m["values"]) for m in measure["matrices"]]))
+        found.append(np.stack([reader.read_array(newest(), m["values"]) for m in measure["matrices"]]))
     assert np.abs(found[0] - found[1]).max() <= 1e-6
     assert np.abs(found[0] - found[2]).max() <= 1e-6
-    manifest = results.read_manifest(newest())["data"]
+    manifest = reader.read_manifest(newest())["data"]
     assert manifest["labels"] == {"entailment": 1, "neutral": 2, "contradiction": 2}
     assert manifest["rows_kept"] == (5 if unit != "token" else measure["estimate"]["rows"])
     assert manifest["unit"] == unit
@@ -254,7 +254,7 @@ def test_documents_are_rows_whatever_the_tokenizers(repsim, newest, tmp_path, be
     )  # fmt: skip
     code, _, err = repsim(*words, "data.sample_by=paragraph", "significance=closed_form")
     assert code == 0, err
-    manifest = results.read_manifest(newest())
+    manifest = reader.read_manifest(newest())
     counts = ("rows_kept", "documents_read", "examples_truncated")
     assert [manifest["data"][key] for key in counts] == [6, 6, {"tiny_a": 1, "bert": 1}]
     for label in ("tiny_a", "bert"):
@@ -270,19 +270,19 @@ def test_documents_are_rows_whatever_the_tokenizers(repsim, newest, tmp_path, be
 def test_pooled_documents_are_stored(repsim, newest):
     words = ("run", "-q", "model=[tiny_a]", "measure=[cka]", "extract=pooled", "extract.sequences=20")
     assert repsim(*words)[0] == 0
-    manifest = results.read_manifest(newest())
+    manifest = reader.read_manifest(newest())
     assert (manifest["data"]["rows_kept"], manifest["data"]["rows_dropped"], manifest["rows"]) == (20, 0, 20)
     assert repsim(*words)[0] == 0
-    assert results.read_manifest(newest())["models_run"] == []
+    assert reader.read_manifest(newest())["models_run"] == []
     assert repsim(*words, "extract.unit=last")[0] == 0
-    assert results.read_manifest(newest())["models_run"] == ["tiny_a"]
+    assert reader.read_manifest(newest())["models_run"] == ["tiny_a"]
 
 
 def test_models_of_different_runs_are_compared_from_what_both_cached(repsim, newest):
     words = ("run", "-q", "measure=[cka]", "extract.sequences=2", "extract.batch_rows=64")
     for chosen, run in (("tiny_a", ["tiny_a"]), ("tiny_b", ["tiny_b"]), ("tiny_a,tiny_b", [])):
         assert repsim(*words, f"model=[{chosen}]")[0] == 0
-        assert results.read_manifest(newest())["models_run"] == run
+        assert reader.read_manifest(newest())["models_run"] == run
 
 
 def test_attention_maps_of_a_language_model(repsim, newest):
@@ -299,7 +299,7 @@ def test_a_type_without_a_table_is_run_with_a_warning(repsim, newest, monkeypatc
     monkeypatch.delitem(ARCHITECTURES, "gpt_neox")
     words = ["model=[tiny_a]", "measure=[cka]", "extract.length=16", "extract.sequences=4", "extract.estimate=full"]
     assert repsim("run", *words)[0] == 0
-    (warning,) = (w for w in results.read_manifest(newest())["warnings"] if "table" in w)
+    (warning,) = (w for w in reader.read_manifest(newest())["warnings"] if "table" in w)
     assert warning == (
         "model.tiny_a: gpt_neox has no table of hook points; its blocks were found by structure (layers), and only the "
         "stream is read"

@@ -18,7 +18,7 @@ from repsim_cli.config.binding import bind_model
 from repsim_cli.config.presets import conf_dir
 from repsim_cli.config.run import validate
 from repsim_cli.models.checkpoints import shipped_folder
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 
 SMALL = {"extract.sequences": 8, "extract.batch_rows": 400}
 TEXTS = [f"rain falls on {i} roofs and runs down the wall of house number {i * i}" for i in range(120)]
@@ -565,7 +565,7 @@ def test_a_comparison_takes_what_a_run_takes(repsim, newest):
     assert not list(results.outputs_root().rglob("manifest.json"))
     code, out, err = repsim(*words, "--set", "+analyses.blocks={least: 5}", "--set", "figures=all")
     assert code == 0, err
-    config = results.read_config(newest())
+    config = reader.read_config(newest())
     assert list(config["measure"]) == ["cka", "rsa"]
     assert (config["extract"]["unit"], config["extract"]["rows"], config["figures"]["which"]) == ("mean", 64, "all")
     assert config["analyses"]["blocks"] == {"least": 5}

@@ -24,7 +24,7 @@ from repsim_cli.figures.frame import save
 from repsim_cli.findings.analyse import draw
 from repsim_cli.report import ASSETS, export
 from repsim_cli.report.record import drawn_from
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Matrix, Measured, Results, Side, Table
 
 LONG = "Llama-3-8B-Instruct-sft-openhermes-lr1e-5-bs128-warmup-cosine-seed0"
@@ -78,7 +78,7 @@ def test_two_labels_are_two_files(tmp_path, pair, turned):
     labels = pair[::-1] if turned else pair
     paths = [run.write_array(slug("probes", label, "control"), np.array([n])) for n, label in enumerate(labels)]
     assert len({path.casefold() for path in paths}) == 2
-    assert [results.read_array(run.folder, path).item() for path in paths] == [0, 1]
+    assert [reader.read_array(run.folder, path).item() for path in paths] == [0, 1]
     assert all(path == f"arrays/{path.rpartition('/')[2]}" for path in paths)
 
 
@@ -259,10 +259,10 @@ def test_a_run_of_labels_that_begin_alike(repsim, newest, tmp_path):
         "run", "--config-dir", tmp_path / "c", "experiment=long", "hardware.threads=1", "hardware.processes=1"
     )
     assert code == 0, err
-    whole = results.read_results(newest())
+    whole = reader.read_results(newest())
     told = [[row[4] for row in whole.tables["probes"].rows if row[0] == label] for label in labels]
     assert told[0] != told[1]
-    kept = [results.read_array(newest(), whole.matrices[f"ridge_classification, {x}"].values)[:, 0] for x in labels]
+    kept = [reader.read_array(newest(), whole.matrices[f"ridge_classification, {x}"].values)[:, 0] for x in labels]
     np.testing.assert_array_equal(kept, told)
     assert len([file for file in draw(newest(), only=["probes"]) if file.name.startswith("probes-")]) == 4
     tables = [file.read_text() for file in export.export(newest(), tmp_path / "out", ["csv"]) if "matrix-" in file.name]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from repsim_cli.base import signals
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 AT_IMPORT = """
 import importlib.abc, os, sys
@@ -72,7 +72,7 @@ def test_a_comparison_records_its_interruption(ours, repsim, newest, monkeypatch
     monkeypatch.setattr("repsim_cli.api.compare.perform", lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM))
     code, _, err = repsim("compare", "tiny_a", "tiny_b")
     assert (code, err) == (signals.INTERRUPTED, "interrupted\n")
-    assert results.read_manifest(newest())["status"] == "interrupted"
+    assert reader.read_manifest(newest())["status"] == "interrupted"
 
 
 def test_what_is_ignored_stays_ignored(ours):

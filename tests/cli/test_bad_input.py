@@ -22,7 +22,7 @@ from helpers import mutations
 
 from repsim_cli.data.images import CIFAR10
 from repsim_cli.models import precomputed
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 MANY = ("model=[tiny_a]", "measure=[cka]")
 
@@ -711,7 +711,7 @@ def test_stored_arrays_that_are_not_finite(repsim, tmp_path, newest, value, monk
     problem = "too large to be squared and summed" if value == 1e30 else "not finite"
     assert f"error: layer of 'stored': activations are {problem}, got " in err
     assert "in row 7; fix the array or what the module reads (float32)" in err
-    assert results.read_manifest(newest())["status"] == "failed"
+    assert reader.read_manifest(newest())["status"] == "failed"
 
 
 MUTATIONS = mutations.kept()
@@ -753,7 +753,7 @@ def forged(**values):
     def change(folder):
         changed("results.json", **values)(folder)
         manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["files"]["results.json"] = results.sha256(folder / "results.json")
+        manifest["files"]["results.json"] = reader.sha256(folder / "results.json")
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     return change
@@ -782,7 +782,7 @@ def test_a_damaged_chunk_of_a_stored_array(repsim, tmp_path, newest, monkeypatch
     assert (code, out) == (1, "")
     assert f"error: {file}: rows of 'layer' cannot be read, got '0 to 39' (" in err
     assert "; write the file again" in err
-    assert results.read_manifest(newest())["status"] == "failed"
+    assert reader.read_manifest(newest())["status"] == "failed"
 
 
 @pytest.mark.parametrize("dtype", [">f8", ">f4", "longdouble", "f2"])

@@ -21,7 +21,7 @@ from helpers.recorded import recorded
 from repsim_cli import cli
 from repsim_cli.base import registry
 from repsim_cli.cli import doctor
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
 
@@ -37,7 +37,7 @@ def stacked(folder, what="values"):
     grid = [[None] * len(labels) for _ in labels]
     for m in measure["matrices"]:
         i, j = labels.index(m["rows"]["model"]), labels.index(m["columns"]["model"])
-        grid[i][j] = results.read_array(folder, m[what])
+        grid[i][j] = reader.read_array(folder, m[what])
         grid[j][i] = grid[i][j].T
     return np.block(grid)
 
@@ -47,7 +47,7 @@ def test_the_default_run(repsim, newest):
     code, out, err = repsim("run", "-q")
     assert (code, out, err) == (0, "", "")
     folder = newest()
-    manifest, found = results.read_manifest(folder), recorded(folder)
+    manifest, found = reader.read_manifest(folder), recorded(folder)
     assert manifest["status"] == "complete"
     assert set(manifest["models"]) == {"tiny_a_step100", "tiny_a_step400", "tiny_a", "tiny_b"}
     assert all(len(model["weights_hash"]) == 64 for model in manifest["models"].values())
@@ -55,7 +55,7 @@ def test_the_default_run(repsim, newest):
     assert [m["label"] for m in found["measures"]] == ["cka_unbiased", "mutual_knn"]
     assert all(len(m["matrices"]) == 10 for m in found["measures"])
     for name, digest in manifest["files"].items():
-        assert results.sha256(folder / name) == digest
+        assert reader.sha256(folder / name) == digest
     assert {p.name for p in folder.iterdir()} == {
         "manifest.json", "config.yaml", "results.json", "arrays", "figures", "report.html", "repsim.log",
     }  # fmt: skip
@@ -129,7 +129,7 @@ def test_all_measures_and_hook_points_of_one_model(repsim, newest, tiny_folder):
     assert layers[:4] == ["embed", "resid_post@0", "resid_post@1", "resid_post@2"]
     assert layers[-5:] == ["q@1.h2", "v@0", "mlp_post@2", "final_norm", "module:h.1.ln_1"]
     for measure in found["measures"]:
-        values = results.read_array(newest(), measure["matrices"][0]["values"])
+        values = reader.read_array(newest(), measure["matrices"][0]["values"])
         best = 1.0 if measure["card"]["larger_is_closer"] else 0.0
         np.testing.assert_allclose(np.diagonal(values), best, atol=1e-6)
     assert found["measures"][0]["label"] in out
@@ -198,7 +198,7 @@ def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, ti
     code, _, err = repsim("run", "-m", "-q", *SMALL, local("a", tiny_folder("gpt2")), "seed=0,1", "measure=[cka]")
     assert code == 0, err
     made = folders.runs(tmp_path / "outputs")
-    assert [results.read_manifest(f)["seed"] for f in made] == [0, 1]
+    assert [reader.read_manifest(f)["seed"] for f in made] == [0, 1]
     assert len({f.parent for f in made}) == 1
     assert {f.name for f in made} == {"0-demo", "1-demo"}
 
@@ -216,7 +216,7 @@ def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
     paths = f"+model.x={{kind: transformers, path: {good}}},{{kind: transformers, path: {folder}}}"
     code, _, err = repsim("run", "-m", "-q", *SMALL, paths, "measure=[cka]", "seed=0,1")
     assert code == 1
-    statuses = [results.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")]
+    statuses = [reader.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")]
     assert sorted(statuses) == ["complete", "complete", "failed", "failed"]
     assert "resid_post@1 of 'x': activations are not finite, got nan in sequences 0 to 7; check the model's" in err
     assert "error: job 2 (" in err
@@ -251,7 +251,7 @@ def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_pat
         "gromov_wasserstein": "significance.method: gromov_wasserstein does not depend on how rows are paired",
         "mean_cca": "measure: mean_cca needs more rows than features, got 60 for 64",
     }
-    found, manifest = recorded(newest()), results.read_manifest(newest())
+    found, manifest = recorded(newest()), reader.read_manifest(newest())
     assert [one["name"] for one in found["measures"]] == ["cka_unbiased"]
     assert manifest["measures_skipped"].keys() == reasons.keys()
     report = (newest() / "report.html").read_text()
@@ -274,7 +274,7 @@ def test_words_go_with_the_default_measures(repsim, newest):
     code, _, err = repsim("run", "model=[tiny_a]", "extract=words", "data=embedded_sentences", "extract.sequences=20")
     assert code == 0, err
     assert [one["name"] for one in recorded(newest())["measures"]] == ["cka_unbiased", "mutual_knn"]
-    assert results.read_manifest(newest())["data"]["length"] == 256  # the context of the model
+    assert reader.read_manifest(newest())["data"]["length"] == 256  # the context of the model
 
 
 def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, tiny_folder):
@@ -286,7 +286,7 @@ def test_a_study_on_tiny_models_passes_no_length_on(repsim, newest, tmp_path, ti
         f"data.path={tmp_path / 'dev.tsv'}", "extract.sequences=40",
     )  # fmt: skip
     assert code == 0, err
-    manifest = results.read_manifest(newest())
+    manifest = reader.read_manifest(newest())
     assert (manifest["data"]["length"], manifest["data"]["examples_truncated"]) == (256, {})
     code, _, err = repsim(
         "run", "model=[]", local("a", tiny_folder("gpt2")), "measure=[cka]", "data=sst2", "extract=pooled",
@@ -324,7 +324,7 @@ def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, new
     assert "audited pairs" in out
     assert "audit of pairs" not in out
     (record, _) = recorded(newest())["measures"]
-    values = results.read_array(newest(), record["matrices"][0]["values"])
+    values = reader.read_array(newest(), record["matrices"][0]["values"])
     for i, point in enumerate(("resid_post", "mlp_out")):
         block = values[2 * i : 2 * i + 2, 2 * i : 2 * i + 2]
         assert re.search(rf"    tiny_a x tiny_a, {point} +mean {block.mean():6.3f}   lowest {block.min():6.3f}", out)
@@ -466,7 +466,7 @@ def test_a_users_own_configs(repsim, tmp_path, newest):
         "run", "-q", "--config-dir", str(tmp_path / "mine"), "experiment=ours", "extract.sequences=10"
     )
     assert code == 0, err
-    assert results.read_manifest(newest())["name"] == "ours"
+    assert reader.read_manifest(newest())["name"] == "ours"
 
 
 @pytest.mark.parametrize("text", ["a: [1", "a: 1\na: 2", "\t- x", "a: \xff\x00"])
@@ -707,7 +707,7 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
     code, out, err = repsim("run", "model=[tiny_a]")
     assert (code, out) == (1, "")
     assert "internal error: ZeroDivisionError: oops; please report it with" in err
-    assert results.read_manifest(newest())["status"] == "failed"
+    assert reader.read_manifest(newest())["status"] == "failed"
     assert "Traceback" in (newest() / "repsim.log").read_text()
 
 
@@ -740,7 +740,7 @@ def test_ctrl_c(tmp_path, sent):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert err.splitlines()[-1] == "interrupted; the same command with resume=latest resumes it"
-    assert results.read_manifest(manifests[0].parent)["status"] == "interrupted"
+    assert reader.read_manifest(manifests[0].parent)["status"] == "interrupted"
 
 
 def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):

@@ -15,8 +15,9 @@ from pydantic import Field
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 from repsim_cli.cli import docstrings
-from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue, in_words, settings
+from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue
 from repsim_cli.cli.docstrings import LINE, parsed
+from repsim_cli.cli.settings import in_words, settings
 from repsim_cli.config.presets import GROUPS, conf_dir, described
 from repsim_cli.config.run import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard

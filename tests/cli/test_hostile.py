@@ -11,7 +11,7 @@ import yaml
 
 import repsim_cli
 from repsim_cli.base.errors import BadInput
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 
 SECRET = "hunter2"
 QUICK = ("model=[tiny_a]", "measure=[cka]", "extract.sequences=10", "extract.batch_rows=100", "cache=false")
@@ -322,7 +322,7 @@ def outside(folder, tmp_path):
     other = f"arrays/{os.path.relpath(tmp_path / 'away.npy', folder / 'arrays')}"
     (folder / "results.json").write_text(json.dumps(results_).replace(name, other))
     manifest["files"][other] = manifest["files"].pop(name)
-    manifest["files"]["results.json"] = results.sha256(folder / "results.json")
+    manifest["files"]["results.json"] = reader.sha256(folder / "results.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return other
 

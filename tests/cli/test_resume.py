@@ -15,7 +15,7 @@ import torch
 import yaml
 from helpers.recorded import recorded
 
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 
 SMALL = ("model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=24")
 SMALL = (*SMALL, "extract.batch_rows=64", "hardware.batch_size=2")
@@ -83,7 +83,7 @@ def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch
     assert repsim("run", *words)[0] == 130
     monkeypatch.setattr(matrices, "_keep", original)
     folder = newest()
-    assert (folder / results.STATE).is_file()
+    assert (folder / reader.STATE).is_file()
     (kept,) = folder.glob(".per-batch-*")
     kept.unlink()
     assert repsim("run", "-q", *words, "resume=latest")[0] == 0
@@ -96,14 +96,14 @@ def test_a_state_without_the_matrices_of_its_batches(repsim, newest, monkeypatch
 
 def changed(folder, change):
     """The manifest as `change` leaves it."""
-    manifest = results.read_manifest(folder)
+    manifest = reader.read_manifest(folder)
     change(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def test_other_models_are_not_mixed_into_a_run(repsim, broken_off):
     folder = broken_off()
-    began = results.read_manifest(folder)["models"]["tiny_a"]["weights_hash"]
+    began = reader.read_manifest(folder)["models"]["tiny_a"]["weights_hash"]
     changed(folder, lambda manifest: manifest["models"]["tiny_a"].update(weights_hash="another"))
     code, _, err = repsim("run", *SMALL, "resume=latest")
     assert code != 0
@@ -117,7 +117,7 @@ def test_other_code_is_warned_about(repsim, broken_off):
     folder = broken_off()
     changed(folder, lambda manifest: manifest["packages"].update(torch="1.0"))
     assert repsim("run", *SMALL, "resume=latest", "hardware.processes=1", "hardware.memory_gb=5")[0] == 0
-    skipped, warning = results.read_manifest(folder)["warnings"]
+    skipped, warning = reader.read_manifest(folder)["warnings"]
     assert skipped.startswith("extract.skip: ")
     assert warning.startswith("the run resumes with other code than it began with: torch: 1.0 then, ")
 
@@ -132,15 +132,15 @@ def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tm
     expected = numbers(newest())
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "two"))
     folder = broken_off(*words)
-    assert results.read_manifest(folder)["status"] == "interrupted"
-    assert (folder / results.STATE).is_file()
+    assert reader.read_manifest(folder)["status"] == "interrupted"
+    assert (folder / reader.STATE).is_file()
     code, out, err = repsim("run", *SMALL, *words, "resume=latest")
     assert code == 0
     assert f"resuming {folder}" in err
     assert numbers(folder) == expected
-    manifest = results.read_manifest(folder)
+    manifest = reader.read_manifest(folder)
     assert (manifest["status"], len(manifest["resumed"])) == ("complete", 1)
-    assert not (folder / results.STATE).exists()
+    assert not (folder / reader.STATE).exists()
     assert len(folders.runs(tmp_path / "outputs")) == 2
     code, out, _ = repsim("run", *SMALL, *words, f"resume={folder}")
     assert code == 0
@@ -154,7 +154,7 @@ def test_resume_of_another_configuration_is_refused(repsim, broken_off):
     assert (
         "has another configuration, got seed: 0 then, 3 now; extract.layers: all then, [0] now; start a new run" in err
     )
-    assert results.read_manifest(folder)["status"] == "interrupted"
+    assert reader.read_manifest(folder)["status"] == "interrupted"
 
 
 def test_a_key_that_is_null_and_one_that_is_not_there_are_alike(repsim, broken_off):
@@ -187,9 +187,9 @@ def test_in_a_sweep_each_job_looks_for_its_own(repsim, tmp_path, broken_off):
     code, _, err = repsim("run", "-m", "-q", *SMALL, "seed=0,1", "resume=latest")
     assert code == 0, err
     runs = folders.runs(tmp_path / "outputs")
-    assert [results.read_manifest(f)["seed"] for f in runs] == [1, 0]
+    assert [reader.read_manifest(f)["seed"] for f in runs] == [1, 0]
     assert runs[0] == folder
-    assert {results.read_manifest(f)["status"] for f in runs} == {"complete"}
+    assert {reader.read_manifest(f)["status"] for f in runs} == {"complete"}
 
 
 def test_from_repeats_a_run(repsim, newest):
@@ -202,11 +202,11 @@ def test_from_repeats_a_run(repsim, newest):
         k: v for k, v in again.items() if k.endswith(".npy")
     }
     assert repsim("run", "-q", "--from", str(first), "seed=5")[0] == 0
-    assert results.read_manifest(newest())["seed"] == 5
+    assert reader.read_manifest(newest())["seed"] == 5
     assert (
         repsim("run", "-q", f"--from={first}", "model=[tiny_a_step100]", "measure=[cka]", "data=embedded_train")[0] == 0
     )
-    config = results.read_config(newest())
+    config = reader.read_config(newest())
     assert (list(config["model"]), list(config["measure"])) == (["tiny_a_step100"], ["cka"])
     assert (config["data"]["split"], config["seed"]) == ("train", 4)
     code, out, err = repsim("run", "--from")
@@ -242,7 +242,7 @@ def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch
     assert "Traceback" not in err
     monkeypatch.setattr(matrices, "estimated", original)
     assert repsim("run", "-q", *SMALL)[0] == 0
-    assert results.read_manifest(newest())["models_run"] == []
+    assert reader.read_manifest(newest())["models_run"] == []
 
 
 def test_the_disk_fills_up_while_results_are_written(repsim, newest, monkeypatch):
@@ -257,12 +257,12 @@ def test_the_disk_fills_up_while_results_are_written(repsim, newest, monkeypatch
     folder = newest()
     told = f"{folder}: cannot be used, got 'No space left on device'; free space there, or choose another place"
     assert err.splitlines()[-1] == f"error: {told}"
-    manifest = results.read_manifest(folder)
+    manifest = reader.read_manifest(folder)
     assert (manifest["status"], manifest["error"]) == ("failed", told)
     monkeypatch.setattr(results.Run, "write_array", original)
     assert repsim("run", "-q", *SMALL, "resume=latest")[0] == 0
-    assert results.read_manifest(folder)["status"] == "complete"
-    assert results.read_manifest(folder)["models_run"] == []
+    assert reader.read_manifest(folder)["status"] == "complete"
+    assert reader.read_manifest(folder)["models_run"] == []
 
 
 def test_a_clock_that_jumps_back(repsim, monkeypatch, tmp_path):
@@ -273,7 +273,7 @@ def test_a_clock_that_jumps_back(repsim, monkeypatch, tmp_path):
     assert repsim("run", "-q", *SMALL)[0] == 0
     assert repsim("run", "-q", *SMALL)[0] == 0
     for folder in folders.runs(tmp_path / "outputs"):
-        manifest = results.read_manifest(folder)
+        manifest = reader.read_manifest(folder)
         assert manifest["seconds"] > 0
         assert all(seconds >= 0 for seconds in manifest["timings"].values())
 
@@ -361,7 +361,7 @@ def test_compare(repsim, newest, tmp_path):
     def matrix(folder, rows, columns):
         for m in recorded(folder)["measures"][0]["matrices"]:
             if (m["rows"]["model"], m["columns"]["model"]) == (rows, columns):
-                return results.read_array(folder, m["values"])
+                return reader.read_array(folder, m["values"])
         raise KeyError((rows, columns))
 
     expected = matrix(newest(), "tiny_b", "tiny_a").T - matrix(one, "tiny_a", "tiny_b")
@@ -398,7 +398,7 @@ def test_jobs_of_joblib_solve_pairs_in_processes(repsim, tmp_path):
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hardware.threads=1", "hardware.processes=2")
     code, _, err = repsim("run", "-q", "-m", *launcher, *words, "model=[tiny_a],[tiny_b]")
     assert code == 0, err
-    assert {results.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")} == {"complete"}
+    assert {reader.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")} == {"complete"}
 
 
 @pytest.mark.nightly
@@ -420,7 +420,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     jobs = json.loads(table.read_text())
     assert [job["status"] for job in jobs] == ["complete", "complete"]  # the refused ones leave no folder
     for folder in folders.runs(tmp_path):
-        assert results.read_manifest(folder)["threads"] == 1
+        assert reader.read_manifest(folder)["threads"] == 1
 
 
 def test_the_slurm_launcher_composes():
@@ -482,4 +482,4 @@ def test_an_outputs_disk_without_inodes(repsim, tmp_path, monkeypatch, free):
         assert (again, "resume: no unfinished run" in more) == (2, True)
     else:
         assert (code, again) == (1, 0)
-        assert [results.read_manifest(folder)["status"] for folder in folders.runs(outputs)] == ["complete"]
+        assert [reader.read_manifest(folder)["status"] for folder in folders.runs(outputs)] == ["complete"]

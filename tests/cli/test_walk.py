@@ -9,7 +9,7 @@ from helpers.printed import SHORTER, words_of
 from helpers.recorded import recorded
 
 from repsim_cli.cli import docstrings
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import Run
 
@@ -136,6 +136,6 @@ def test_a_study_goes_on_from_each_of_its_stages(
     begin(cache="one")
     expected = content(newest())
     ends = ended(begin)
-    assert len(results.read_manifest(newest())["resumed"]) == len(ends) >= 4
+    assert len(reader.read_manifest(newest())["resumed"]) == len(ends) >= 4
     found = content(newest())
     assert [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)] == []

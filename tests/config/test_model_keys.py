@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import EveryModel
 from repsim_cli.config.run import validate
 from repsim_cli.models.source import Series, with_keys
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
 
@@ -38,7 +38,7 @@ def test_models_with_hook_points_of_their_own_meet(repsim, newest, tiny_folder):
         "a": ["module:layers.0.mlp", "module:layers.1.mlp", "module:layers.2.mlp", "embed"],
         "b": ["resid_post@0", "resid_post@1", "resid_post@2"],
     }
-    facts = results.read_manifest(own)["facts"]
+    facts = reader.read_manifest(own)["facts"]
     assert facts["a"]["layers"] == sides(own)["a"]
     plain = (entry("a", tiny_folder("llama", 0)), entry("b", tiny_folder("llama", 1)))
     points = "extract.hook_points=[mlp_out,embed,resid_post]"
@@ -46,7 +46,7 @@ def test_models_with_hook_points_of_their_own_meet(repsim, newest, tiny_folder):
 
     def between(folder):
         return next(
-            results.read_array(folder, m["values"])
+            reader.read_array(folder, m["values"])
             for m in recorded(folder)["measures"][0]["matrices"]
             if (m["rows"]["model"], m["columns"]["model"]) == ("a", "b")
         )
@@ -77,7 +77,7 @@ def test_a_series_is_read_at_its_own_hook_points(repsim, newest):
     series = "+model.a={kind: series, shipped: tiny_a, hook_points: ['module:layers.*.mlp']}"
     code, _, err = repsim("run", "-q", *words, series)
     assert code == 0, err
-    assert results.read_manifest(newest())["facts"]["a"]["layers"] == [f"module:layers.{i}.mlp" for i in range(6)]
+    assert reader.read_manifest(newest())["facts"]["a"]["layers"] == [f"module:layers.{i}.mlp" for i in range(6)]
 
 
 def test_seeds_make_a_family_of_a_model_with_a_seed():
@@ -229,16 +229,14 @@ def test_a_length_above_a_context_is_lowered_for_all(repsim, newest, tiny_folder
     code, _, err = repsim("run", "-q", *words, "extract.length=200")
     assert code == 0, err
     lowered = newest()
-    manifest, found = results.read_manifest(lowered), recorded(lowered)
+    manifest, found = reader.read_manifest(lowered), recorded(lowered)
     assert note in manifest["warnings"]
     assert note in found["warnings"]
     assert note in (lowered / "repsim.log").read_text()
     assert manifest["data"]["length"] == 64
     assert repsim("run", "-q", *words, "extract.length=64")[0] == 0
-    assert not any("lowered" in warning for warning in results.read_manifest(newest())["warnings"])
+    assert not any("lowered" in warning for warning in reader.read_manifest(newest())["warnings"])
     for a, b in zip(found["measures"][0]["matrices"], recorded(newest())["measures"][0]["matrices"], strict=True):
-        np.testing.assert_array_equal(
-            results.read_array(lowered, a["values"]), results.read_array(newest(), b["values"])
-        )
+        np.testing.assert_array_equal(reader.read_array(lowered, a["values"]), reader.read_array(newest(), b["values"]))
     _, out, _ = repsim("run", *words, "extract.length=200", "dry_run=true")
     assert f"notes: {note}" in out

@@ -19,7 +19,7 @@ from repsim_cli.base.settings import Extract
 from repsim_cli.data.images import CIFAR10, RECORD, Patches
 from repsim_cli.models.configs import inline_config, patch_grid
 from repsim_cli.models.library import library
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 VIT = {
     "model_type": "vit",
@@ -320,7 +320,7 @@ def test_modules_of_convolutions_meet_patches(repsim, newest):
         "hook_points: ['module:encoder.stages.*.layers.*']}", "measure=[cka]", "extract.sequences=32", "extract=pooled",
     )  # fmt: skip
     assert code == 0, err
-    manifest = results.read_manifest(newest())
+    manifest = reader.read_manifest(newest())
     assert manifest["facts"]["resnet"]["widths"] == [16, 32]
     assert not [warning for warning in manifest["warnings"] if "found by structure" in warning]
     code, _, err = repsim(
@@ -353,8 +353,8 @@ def test_a_run_on_digits(repsim, newest, vit_folder, unit):
             f"hardware.batch_size={batch_size}",
         )  # fmt: skip
         assert code == 0, err
-        manifest, run = results.read_manifest(newest()), recorded(newest())
-        found.append([results.read_array(newest(), m["values"]) for m in run["measures"][0]["matrices"]])
+        manifest, run = reader.read_manifest(newest()), recorded(newest())
+        found.append([reader.read_array(newest(), m["values"]) for m in run["measures"][0]["matrices"]])
     for one, two in zip(*found, strict=True):
         assert np.abs(one - two).max() <= 1e-6
     assert manifest["data"]["rows_kept"] == 32 * (16 if unit == "token" else 1)

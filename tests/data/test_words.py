@@ -20,7 +20,7 @@ from repsim_cli.data.packing import Text
 from repsim_cli.data.treebank import Treebank
 from repsim_cli.data.words import check_offsets, words_in
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 GRID = [(i, j) for i, words in enumerate(SENTENCES) for j in range(len(words))]
 
@@ -265,7 +265,7 @@ def test_runs_on_words_need_the_same_words(repsim, newest, tmp_path):
         "significance=permutation", "significance.permutations=19", "hardware.threads=1",
     )  # fmt: skip
     assert code == 0, err
-    assert results.read_manifest(newest())["rows"] == 125
+    assert reader.read_manifest(newest())["rows"] == 125
 
 
 def test_shipped_sentences_under_shipped_tokenizers():
@@ -454,7 +454,7 @@ def test_models_with_different_tokenizers_meet_on_the_words_of_any_text(repsim, 
         "extract.layers=[-1]",
     )  # fmt: skip
     assert code == 0, err
-    about = results.read_manifest(newest())["data"]
+    about = reader.read_manifest(newest())["data"]
     assert about["unit"] == "word"
     assert about["rows_kept"] > 20
 
@@ -559,5 +559,5 @@ def test_a_run_on_spans(repsim, newest, tmp_path, tiny_folder):
         "extract=words", "extract.unit=span", "extract.piece=mean", "measure=[cka]",
     )  # fmt: skip
     assert code == 0, err
-    about = results.read_manifest(newest())["data"]
+    about = reader.read_manifest(newest())["data"]
     assert (about["unit"], about["rows_kept"]) == ("span", 24)

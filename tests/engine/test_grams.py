@@ -13,7 +13,7 @@ from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.grams import Shape, packed
 from repsim_cli.engine.rows import Rows
 from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 NAMES = ["cka", "cka_unbiased"]
 WIDTHS = [5, 90, 33, 64]
@@ -71,7 +71,7 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate):
 
 def values_of(folder):
     return [
-        results.read_array(folder, m[key])
+        reader.read_array(folder, m[key])
         for one in recorded(folder)["measures"]
         for m in one["matrices"]
         for key in ("values", "se")

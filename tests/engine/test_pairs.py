@@ -20,7 +20,7 @@ from repsim_cli.engine.one_by_one import AUDITED, audited, note_name, plain
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.engine.processes import Work
 from repsim_cli.measures import gromov, gromov_descents, gromov_search, gromov_spaces
-from repsim_cli.runs import folders, results, so_far
+from repsim_cli.runs import folders, reader, results, so_far
 
 N = 24
 
@@ -297,7 +297,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     os.waitpid(process, 0)
     assert not psutil.wait_procs(children, timeout=60)[1]
     (folder,) = folders.runs(tmp_path / "killed")
-    assert results.read_manifest(folder)["status"] == "killed"
+    assert reader.read_manifest(folder)["status"] == "killed"
     assert (folder / results.SO_FAR).exists()
     assert done < 21
     monkeypatch.setattr(processes, "WORTH", 1e9)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from repsim_cli import measures
 from repsim_cli.activations import segments
 from repsim_cli.base.settings import Significance
+from repsim_cli.engine import closed_null, corrections
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
 
@@ -59,8 +60,8 @@ def test_closed_form_has_the_moments_of_all_permutations(name):
     squares = []
     for kernel, side in zip((measure.row, measure.column), sides, strict=True):
         states, _ = prepared(name, [side, side])
-        squares.append(judging._square(kernel, states.states[kernel][0], 7))
-    null = judging.closed_form(*([judging.moments(square)] for square in squares))
+        squares.append(closed_null._square(kernel, states.states[kernel][0], 7))
+    null = closed_null.closed_form(*([closed_null.moments(square)] for square in squares))
     orders = torch.tensor(list(itertools.permutations(range(7))))
     moved = squares[1][orders[:, :, None], orders[:, None, :]]
     drawn = (squares[0] * moved).sum((1, 2))
@@ -80,15 +81,15 @@ def test_closed_form_keeps_its_false_positive_rates(name):
     found, _ = prepared(name, sides)
     rows, columns = (found.states[kernel] for kernel in (measure.row, measure.column))
     left, right = (
-        torch.stack([judging._square(kernel, state, n) for state in side])
+        torch.stack([closed_null._square(kernel, state, n) for state in side])
         for kernel, side in ((measure.row, rows), (measure.column, columns))
     )
-    null = judging.closed_form([judging.moments(m) for m in left], [judging.moments(m) for m in right])
+    null = closed_null.closed_form([closed_null.moments(m) for m in left], [closed_null.moments(m) for m in right])
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(n, generator=generator) for _ in range(draws)]
     cross = torch.stack([torch.einsum("aij,bij->ab", left, right[:, o][:, :, o]) for o in orders])
     z = (cross - null.mean) / null.deviation
-    p = torch.stack([judging.tail(one, null.skewness) for one in z])[:, [0, 0, 1], [1, 2, 2]]
+    p = torch.stack([closed_null.tail(one, null.skewness) for one in z])[:, [0, 0, 1], [1, 2, 2]]
     for level in (0.05, 0.01, 0.001):
         rate = float((p < level).double().mean())
         # pairs share their orders, so that the error is that of `draws` alone; the skewness is of leading order
@@ -339,7 +340,7 @@ def test_max_t_by_hand():
         before = max(before, (1 + count) / 31)
         expected[closest] = before
         left.remove(closest)
-    assert judging.max_t(observed, null).tolist() == pytest.approx(expected.tolist())
+    assert corrections.max_t(observed, null).tolist() == pytest.approx(expected.tolist())
 
 
 def test_errors_on_planted_maps():
@@ -354,12 +355,12 @@ def test_errors_on_planted_maps():
         fill = torch.ones(65, 65, dtype=torch.float64)
         p_all, tested, nulls = fill.clone(), fill.clone(), torch.ones(len(null), 65, 65, dtype=torch.float64)
         p_all[0, 1:], tested[0, 1:], nulls[:, 0, 1:] = p, observed, null
-        family, q = (part[0, 1:] for part in judging.corrected(p_all, tested, nulls, measures.card("cka"), whole))
-        assert torch.equal(family, judging.max_t(observed, null))
+        family, q = (part[0, 1:] for part in corrections.corrected(p_all, tested, nulls, measures.card("cka"), whole))
+        assert torch.equal(family, corrections.max_t(observed, null))
         found = q <= 0.05
         errors.append(bool((family[20:] <= 0.05).any()))
         false.append(float(found[20:].sum() / max(1, found.sum())))
-        power.append([float((x[:20] <= 0.05).float().mean()) for x in (judging.holm_adjusted(p), family, q)])
+        power.append([float((x[:20] <= 0.05).float().mean()) for x in (corrections.holm_adjusted(p), family, q)])
     assert np.mean(errors) <= 0.05 + 4 * np.sqrt(0.05 * 0.95 / maps)
     assert np.mean(false) <= 0.05 + 4 * np.std(false) / np.sqrt(maps)
     assert np.mean(false) > 0  # the bound could be exceeded
@@ -370,7 +371,9 @@ def test_errors_on_planted_maps():
 def test_a_measure_in_both_directions_has_two_tests_per_pair():
     """Under a symmetric measure a pair of layers counts once, under an asymmetric one twice."""
     p = torch.full((3, 3), 0.01, dtype=torch.float64)
-    both = {name: judging.corrected(p, p, None, measures.card(name), [slice(0, 3)])[0] for name in ("cka", "neuronsim")}
+    both = {
+        name: corrections.corrected(p, p, None, measures.card(name), [slice(0, 3)])[0] for name in ("cka", "neuronsim")
+    }
     off = ~torch.eye(3, dtype=torch.bool)
     assert both["cka"][off].tolist() == pytest.approx([0.03] * 6)
     assert both["neuronsim"][off].tolist() == pytest.approx([0.06] * 6)
@@ -398,7 +401,7 @@ def test_a_run_with_permutations(repsim, newest):
         assert f"of {100 * null['share']:.0f} % of the rows, in {null['segments']} segments" in warned
         for matrix in measure["matrices"]:
             keys = ("p", "p_family", "q", "calibrated", "tested", "values", "low", "high")
-            parts = {key: results.read_array(newest(), matrix[key]) for key in keys}
+            parts = {key: reader.read_array(newest(), matrix[key]) for key in keys}
             assert parts["p"].min() >= 0.05 - 1e-12
             assert (parts["tested"] != parts["values"]).any()
             for corrected in ("p_family", "q"):
@@ -418,7 +421,7 @@ def test_bands_of_a_ratio_of_sums(repsim, newest):
     assert repsim("run", "measure=[cka_unbiased]", "significance.bands=true", *words)[0] == 0
     (measure,) = recorded(newest())["measures"]
     (matrix,) = measure["matrices"]
-    low, values, high, se = (results.read_array(newest(), matrix[key]) for key in ("low", "values", "high", "se"))
+    low, values, high, se = (reader.read_array(newest(), matrix[key]) for key in ("low", "values", "high", "se"))
     off = ~np.eye(len(values), dtype=bool)
     assert (low[off] < values[off]).all()
     assert (values[off] <= high[off]).all()
@@ -467,7 +470,7 @@ def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     words = ("model=[]", *models, "extract.estimate=full", "significance=closed_form", "measure=[cka_unbiased]")
     assert repsim("run", *words)[0] == 0
     found = recorded(newest())["measures"][0]["matrices"]
-    p = {(m["rows"]["model"], m["columns"]["model"]): results.read_array(newest(), m["p"]) for m in found}
+    p = {(m["rows"]["model"], m["columns"]["model"]): reader.read_array(newest(), m["p"]) for m in found}
     assert p["one", "one"].max() == 1e-6
     assert p["one", "other"].min() > 0.05
     assert repsim("plot", newest())[0] == 0

@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import check_estimate, estimate_all_pairs
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import inner
-from repsim_cli.measures.base import centred_rows
+from repsim_cli.measures.centring import centred_rows
 
 
 def streamed(batches):

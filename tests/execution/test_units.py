@@ -18,7 +18,7 @@ from repsim_cli.engine import permutations, significance
 from repsim_cli.engine import rows as sample
 from repsim_cli.engine.rows import loaded
 from repsim_cli.execution import units
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 
 STEPS = (
     "study=convergence", "model=[tiny_a_series]", "measure=[cka_unbiased]", "extract.sequences=8", "extract.layers=[0,-1]",
@@ -90,7 +90,7 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     kinds = [kind for kind, _ in driver.done]
     assert {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)} == count
     assert all(computed for _, computed in driver.done)
-    manifest = results.read_manifest(ahead)
+    manifest = reader.read_manifest(ahead)
     assert manifest.get("models_run", []) == []  # the run itself loads no model for rows
     driver.again()
     assert not any(computed for _, computed in driver.done)  # all is there
@@ -179,5 +179,5 @@ def test_engines_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, en
         assert repsim("run", *pairs, f"name=on-{workers}", *words)[0] == 0
         run = folders.find(f"on-{workers}")
         assert numbers(run) == alone
-        about = results.read_manifest(run)["executor"]
+        about = reader.read_manifest(run)["executor"]
         assert (about["name"], about["units"], about["computed"], about["attempts"]) == (engine, count, count, count)

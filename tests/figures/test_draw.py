@@ -12,12 +12,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 import repsim_cli
-from repsim_cli.figures import layout, lines
+from repsim_cli.figures import lines
 from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fitted
 from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
 from repsim_cli.figures.lines import by_layer, quantities
 from repsim_cli.figures.steps import step_panel
-from repsim_cli.findings import maps, sub_networks
+from repsim_cli.figures.texts import fold
+from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table
 from repsim_cli.studies.probes import finding as probes
@@ -227,10 +228,10 @@ def test_lines_are_folded_anew_for_another_room():
     text = Figure().text(0, 0, "column mean: the others' neurons, in it", fontsize=9)
     folded = []
     for inches in (1.2, 0.9, 1.2):
-        layout._fold([text], inches)
+        fold([text], inches)
         folded.append(text.get_text())
     assert folded[0] == folded[2] != folded[1]
-    layout._fold([text], 9.0)
+    fold([text], 9.0)
     assert "\n" not in text.get_text()
 
 
@@ -318,7 +319,7 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
     matrices = [Matrix(rows=side, columns=side, values="values.npy", details=details) for side in sides]
     card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
     measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None)  # fmt: skip
-    figure = maps._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
+    figure = map_figures._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
     marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
     assert marks == ([0.25] if known else [])
     assert ("chance is not known here" in figure.get_suptitle()) is not known

@@ -11,7 +11,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.agreement import NAME, correlations
 from repsim_cli.findings.distances import tree
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 
 def drawn(seed, count=5):
@@ -40,9 +40,9 @@ def test_what_cannot_be_ranked_is_refused():
 def test_the_study(repsim, newest):
     words = ("experiment=tiny/measure_agreement", "measure=[cka,cka_unbiased,rsa,mutual_knn]", "extract.rows=300")
     assert repsim("run", *words, "model=[tiny_a,tiny_b]")[0] == 0
-    whole = results.read_results(newest())
+    whole = reader.read_results(newest())
     matrix = whole.matrices[NAME]
-    rho, names = results.read_array(newest(), matrix.values), matrix.rows.layers
+    rho, names = reader.read_array(newest(), matrix.values), matrix.rows.layers
     assert sorted(names) == ["cka", "cka_unbiased", "mutual_knn", "rsa"]
     assert rho.shape == (4, 4)
     assert (newest() / "figures" / "measure-agreement.png").is_file()

@@ -15,7 +15,7 @@ from repsim_cli.cli.claims import table
 from repsim_cli.findings.analyse import analyse, card_of, chosen, noted
 from repsim_cli.findings.analysis import Finished, Planned
 from repsim_cli.findings.claims import UNTESTABLE, known
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Results
 from repsim_cli.studies.stitching.finding_penalties import Penalties, penalties
 
@@ -24,11 +24,11 @@ def test_analysing_again_changes_no_byte(repsim, newest):
     code, _, err = repsim("run", *SMALL, "analyses.agreement={}")
     assert code == 0, err
     folder = newest()
-    first, manifest = (folder / "results.json").read_bytes(), results.read_manifest(folder)
+    first, manifest = (folder / "results.json").read_bytes(), reader.read_manifest(folder)
     again = repsim("analyse", folder)
     assert again[0] == 0, again[2]
     assert (folder / "results.json").read_bytes() == first
-    assert results.read_manifest(folder)["seconds"] == manifest["seconds"]
+    assert reader.read_manifest(folder)["seconds"] == manifest["seconds"]
     found = recorded(folder)
     assert set(found["analyses"]) == {"agreement", "base_model", "diagnostics", "maps"}
     assert {claim["name"] for claim in found["claims"]} == {"falls_with_layer_distance"}
@@ -142,21 +142,21 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
             assert err.startswith("error: analyses.agreement: cka is the same for all pairs of layers")
             assert code == 1
     assert not errors
-    assert results.read_manifest(newest())["status"] == "failed"
+    assert reader.read_manifest(newest())["status"] == "failed"
     assert [measure["label"] for measure in recorded(newest())["measures"]] == ["cka", "rsa", "mutual_knn"]
     assert repsim("analyse", newest(), "claims=[early_layers_agree]")[0] == 0
-    assert results.read_manifest(newest())["status"] == "failed"
+    assert reader.read_manifest(newest())["status"] == "failed"
     assert repsim("analyse", newest())[0] == 0
     assert "agreement" in recorded(newest())["analyses"]
-    manifest = results.read_manifest(newest())
+    manifest = reader.read_manifest(newest())
     assert (manifest["status"], manifest["error"]) == ("complete", None)
 
 
 def test_analyses_share_what_they_read(folder, monkeypatch):
     """Every matrix is read, the code described and results.json written once, however many analyses there are."""
     read, described, written = [], [], []
-    keep = results.read_array, environment.code, results.Run.write_results
-    monkeypatch.setattr(results, "read_array", lambda *words: read.append(words[1]) or keep[0](*words))
+    keep = reader.read_array, environment.code, results.Run.write_results
+    monkeypatch.setattr(reader, "read_array", lambda *words: read.append(words[1]) or keep[0](*words))
     monkeypatch.setattr(environment, "code", lambda: described.append(1) or keep[1]())
     monkeypatch.setattr(results.Run, "write_results", lambda run, whole: written.append(whole) or keep[2](run, whole))
     options = {name: card_of(name).options() for name in ("maps", "agreement", "blocks", "base_model")}

@@ -9,7 +9,7 @@ from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.boundaries import AGREEMENT, STABILITY, TABLE, Boundaries, Parted, blocks_of, boundaries
 from repsim_cli.findings.claims import HOLDS, UNCLEAR, UNTESTABLE, known
 from repsim_cli.findings.evidence import over_places
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results
 
 CLAIMS = [
@@ -151,7 +151,7 @@ def test_a_run(repsim, newest):
     models = ("model=[tiny_a_step100,tiny_a]", "base=tiny_a_step100", "measure=[cka,rsa]", "options.within=true")
     asked = ("+analyses.boundaries={}", "claims=[fine_tuning_parts_blocks,cka_has_the_same_boundary]")
     assert repsim("run", *small, *models, *asked)[0] == 0
-    found = results.read_results(newest())
+    found = reader.read_results(newest())
     assert found.tables[TABLE].column("measure") == ["cka", "cka", "rsa", "rsa"]
     assert (newest() / "figures" / "boundaries.png").is_file()
     assert [claim.measure for claim in found.claims] == ["cka", "rsa", "all measures"]

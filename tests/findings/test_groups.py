@@ -46,7 +46,7 @@ from repsim_cli.findings.groups import (
     smallest_p,
 )
 from repsim_cli.models.source import facts
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Facts, Matrix, Measured, Results, Side
 from repsim_cli.studies.stitching import finding_penalties as penalties
 
@@ -257,7 +257,7 @@ def test_matrices_whose_names_give_one_file_name_have_two_files(tmp_path):
     side = Side(model="models", layers=["a"])
     made = {name: (np.full((1, 1), value), Matrix(rows=side, columns=side)) for name, value in (("a b", 1.0), ("a_b", 2.0))}  # fmt: skip
     found = added(run, Results(study="similarity"), "distances", Part(matrices=made), {})
-    assert [results.read_array(run.folder, x.values).item() for x in found.matrices.values()] == [1.0, 2.0]
+    assert [reader.read_array(run.folder, x.values).item() for x in found.matrices.values()] == [1.0, 2.0]
     run.discard()
 
 
@@ -394,7 +394,7 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     ]
     code, _, err = repsim("run", "model=[]", *words, "measure=[cka_unbiased]", "extract.batch_rows=100", "groups={one: [a0, a1, a2, a3], two: [b0, b1, b2, b3]}", "+analyses.distances={}", f"claims=[{','.join(wanted)}]")  # fmt: skip
     assert code == 0, err
-    found, manifest = results.read_results(newest()), results.read_manifest(newest())
+    found, manifest = reader.read_results(newest()), reader.read_manifest(newest())
     assert manifest["groups"] == {"one": {f"a{i}": {} for i in range(4)}, "two": {f"b{i}": {} for i in range(4)}}
     assert "aside" not in manifest["models"]
     verdicts = {verdict.name: verdict for verdict in found.claims}
@@ -408,11 +408,11 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     curve = found.curves["cka_unbiased, layers, one-two"]
     assert len(curve.lines) == 16
     block = next(m for m in found.measures[0].matrices if (m.rows.model, m.columns.model) == ("a0", "b2"))
-    counterparts = np.diagonal(results.read_array(newest(), block.values))
+    counterparts = np.diagonal(reader.read_array(newest(), block.values))
     np.testing.assert_array_equal(curve.lines["a0 and b2"], counterparts)
     matrix = found.matrices["cka_unbiased, layers, between models"]
     assert (matrix.rows.layers[6], matrix.analysis) == ("b2", "distances")
-    distance = results.read_array(newest(), matrix.values)[0, 6]
+    distance = reader.read_array(newest(), matrix.values)[0, 6]
     assert distance == pytest.approx(np.sqrt(np.square(np.arccos(counterparts)).sum()))
     rows = {row[1]: row[2:] for row in found.tables["clusters and groups"].rows}
     assert rows["spectral"] == rows["hierarchical"] == [1.0, pytest.approx(2 / 70), 70, True]
@@ -431,7 +431,7 @@ def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim,
     words = ["model=[tiny_a,tiny_a_step100]", "measure=[cka_unbiased,mutual_knn]", "extract.hook_points=[mlp_out]"]
     code, _, err = repsim("run", *words, "extract.sequences=16", wanted)
     assert code == 0, err
-    found = results.read_results(newest())
+    found = reader.read_results(newest())
     assert set(found.analyses) == {"diagnostics", "maps", "groups", "distances"}
     assert {(verdict.name, verdict.measure): verdict.why for verdict in found.claims} == {
         ("groups_differ_late", "cka_unbiased, mlp_out"): "needs two groups",

@@ -14,7 +14,7 @@ from repsim_cli.findings.layer_identification import (
     layer_identification,
     most_similar,
 )
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results
 
 SEEDS, DEPTH = 4, 5
@@ -140,7 +140,7 @@ def test_a_run_on_two_seeds_of_a_language_model(repsim, newest):
     rows = [dict(zip(COLUMNS, row, strict=True)) for row in record["tables"]["identification of layers"]["rows"]]
     assert [row["hook point"] for row in rows] == ["resid_post", "attn_out", "mlp_out"]
     (matrix,) = (m for m in record["measures"][0]["matrices"] if m["rows"]["model"] != m["columns"]["model"])
-    values = results.read_array(folder, matrix["values"])
+    values = reader.read_array(folder, matrix["values"])
     for i, row in enumerate(rows):
         assert matrix["rows"]["layers"][6 * i] == f"{row['hook point']}@0"
         block = values[6 * i : 6 * i + 6, 6 * i : 6 * i + 6]

@@ -12,17 +12,17 @@ from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.localization import Localization, localization
-from repsim_cli.findings.maps import figures
-from repsim_cli.runs import results
+from repsim_cli.findings.map_figures import figures
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
 
 
 @pytest.mark.parametrize("order", ["depth", "cluster"])
 def test_layers_are_drawn_in_the_order_of_the_analysis(repsim, finished, tmp_path, order):
     folder = shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "day" / "run")
-    before = results.read_results(folder)
+    before = reader.read_results(folder)
     assert repsim("analyse", folder, f"+analyses.maps={{order: {order}}}")[0] == 0
-    run = Finished(folder=folder, manifest=results.read_manifest(folder), results=results.read_results(folder))
+    run = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     assert run.results.analyses["maps"]["options"] == {"order": order}
     figure = dict(figures(run, False))["cka-all"]()
     (axes,) = pair(figure)
@@ -37,7 +37,7 @@ def test_layers_are_drawn_in_the_order_of_the_analysis(repsim, finished, tmp_pat
     at = [everywhere.index(name) for name in names]
     (drawn,) = (image.get_array() for image in axes.images)
     np.testing.assert_allclose(drawn, run.maps["cka"].values[np.ix_(at, at)], atol=1e-12)
-    assert results.read_results(folder).measures == before.measures
+    assert reader.read_results(folder).measures == before.measures
 
 
 def test_an_order_that_does_not_exist(repsim, finished):

@@ -16,7 +16,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.figures.heatmap import together
-from repsim_cli.findings import maps, sub_networks
+from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.partitions import (
     MARGIN,
@@ -42,7 +42,7 @@ from repsim_cli.findings.sub_networks import (
     of_model,
     tables,
 )
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Matrix, Measured, Results, Side
 from repsim_cli.studies.modular_sums import finding_layers as modular_layers
 from repsim_cli.studies.modular_sums.finding_layers import Layers
@@ -289,7 +289,7 @@ def test_few_models_have_figures_of_their_layers(tmp_path, count, overview):
     names = [f"cka-{label}-layers" for label in labels]
     assert [name for name, _ in sub_networks.figures(run, False)] == (names if overview else [])
     assert [name for name, _ in sub_networks.figures(run, True)] == names
-    assert [name for name, _ in maps.figures(run, False)] == ([] if overview else ["cka-panels"])
+    assert [name for name, _ in map_figures.figures(run, False)] == ([] if overview else ["cka-panels"])
 
 
 def test_closest_layers():
@@ -428,7 +428,7 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     wanted = "claims=[layer_wise_training_gives_three_groups,attention_makes_the_first_differences,c_is_near_the_last_blocks]"
     code, out, err = repsim(*words(networks, "blocks", "even", "sums"), *options, given, wanted, "measure=[gromov_wasserstein,cka]")  # fmt: skip
     assert code == 0, err
-    folder, found = newest(), results.read_results(newest())
+    folder, found = newest(), reader.read_results(newest())
     for measure in found.measures:
         sides = [(m.rows.model, m.columns.model) for m in measure.matrices]
         assert sides == [("blocks", "blocks"), ("blocks", "sums"), ("even", "even"), ("even", "sums"), ("sums", "sums")]
@@ -464,7 +464,7 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
     # what is made anew keeps its claims, and its options where no others are given
     assert repsim("analyse", newest(), "+analyses.sub_networks={clusters: 2}")[0] == 0
     assert repsim("analyse", newest(), "claims=[layer_wise_groups_are_the_published]")[0] == 0
-    again = results.read_results(newest())
+    again = reader.read_results(newest())
     assert again.analyses["sub_networks"]["options"]["clusters"] == 2
     assert {row[3] for row in again.tables["sub-networks"].rows} == {2}
     names = {verdict.name for verdict in again.claims}

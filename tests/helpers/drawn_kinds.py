@@ -38,7 +38,7 @@ def grid(
     layer: str = "{}",
     said: str = "resid_post by block",
 ) -> Any:
-    """A map of all layers of all models, as findings/maps.py draws it."""
+    """A map of all layers of all models, as findings/map_figures.py draws it."""
     names = [layer.format(i) for _ in range(count) for i in range(layers)]
     values = square(len(names), kind)
     ends = np.arange(0, len(names) + 1, layers)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import to_json
 
 
 def recorded(folder) -> dict[str, Any]:
-    return to_json(results.read_results(folder))
+    return to_json(reader.read_results(folder))

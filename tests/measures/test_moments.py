@@ -110,7 +110,7 @@ def test_the_estimate_has_no_null(repsim):
 def test_runs_read_stored_rows_again(repsim, newest):
     """Blocks of few layers with and without the cache, and one block: the same numbers, each row once in the cache."""
     from repsim_cli.engine import footprint
-    from repsim_cli.runs import results
+    from repsim_cli.runs import reader
 
     words = ["model=[tiny_a,tiny_b]", "measure=[cka,neuronsim]", "extract.estimate=moments", "extract.sequences=4"]
     values = []
@@ -122,9 +122,9 @@ def test_runs_read_stored_rows_again(repsim, newest):
         folder = newest()
         found = recorded(folder)
         assert found["measures"][0]["estimate"]["kind"] == "moments"
-        rows = results.read_manifest(folder)["rows"]
+        rows = reader.read_manifest(folder)["rows"]
         assert found["measures"][0]["estimate"]["rows"] == rows
-        values.append([results.read_array(folder, m["values"]) for one in found["measures"] for m in one["matrices"]])
+        values.append([reader.read_array(folder, m["values"]) for one in found["measures"] for m in one["matrices"]])
     for other in values[1:]:
         for one, two in zip(values[0], other, strict=True):
             np.testing.assert_allclose(one, two, atol=1e-12)

@@ -12,7 +12,8 @@ from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import nearest, neighbours
-from repsim_cli.measures.base import MeasureWarning, centred
+from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.centring import centred
 from repsim_cli.measures.spectrum import nearest_rows
 
 GOLDEN = Path(__file__).parents[1] / "golden"

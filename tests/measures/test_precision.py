@@ -8,8 +8,9 @@ import torch
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.measures import rdm
-from repsim_cli.measures.base import MeasureWarning, unit_of
+from repsim_cli.measures import distance_ranks
+from repsim_cli.measures.base import MeasureWarning
+from repsim_cli.measures.centring import unit_of
 from repsim_cli.measures.hsic import about_most
 from repsim_cli.measures.rank import SINGLE, precision
 
@@ -53,7 +54,7 @@ def test_the_precision_of_numbers_is_that_of_the_coarsest_type_that_holds_them(d
 
 def test_a_run_of_close_cells_is_one_tie_and_a_crowd_is_not():
     cells = torch.tensor([0.0, 1.0, 1.1, 5.0, 5.1, 5.2, 5.3], dtype=torch.float64)
-    assert rdm.exact_ranks(cells, 0.2, 0.01).tolist() == [1, 2.5, 2.5, 4, 5, 6, 7]
+    assert distance_ranks.exact_ranks(cells, 0.2, 0.01).tolist() == [1, 2.5, 2.5, 4, 5, 6, 7]
 
 
 def test_many_ties_in_bins_are_ranked_exactly():
@@ -62,8 +63,8 @@ def test_many_ties_in_bins_are_ranked_exactly():
     for values in (3, 40):
         exact = torch.randint(0, values, (100_000,), generator=draw)
         cells = (exact / values + 1e-8 * torch.rand(len(exact), generator=draw)).float()
-        found = rdm.ranks(cells).values.double()
-        expected = rdm.ranks(exact.double()).values
+        found = distance_ranks.ranks(cells).values.double()
+        expected = distance_ranks.ranks(exact.double()).values
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.small_run import SMALL
 
 from repsim_cli.report import export
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Matrix, Side
 
 
@@ -26,8 +26,8 @@ def test_tables_say_what_the_run_says(repsim, run, tmp_path):
     assert code == 0, err
     files = [tmp_path / "paper" / line.rsplit("/", 1)[-1] for line in out.splitlines()]
     assert all(file.is_file() for file in files)
-    (pair,) = (m for m in results.read_results(run).measures[0].matrices if m.rows.model != m.columns.model)
-    values = results.read_array(run, pair.values)
+    (pair,) = (m for m in reader.read_results(run).measures[0].matrices if m.rows.model != m.columns.model)
+    values = reader.read_array(run, pair.values)
     with (tmp_path / "paper" / "cka-tiny_a-tiny_b.csv").open() as file:
         header, *rows = csv.reader(file)
     assert header == ["layer", *pair.columns.layers]

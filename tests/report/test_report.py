@@ -24,7 +24,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.cli import follow
 from repsim_cli.report import differences as comparison
 from repsim_cli.report import overview
-from repsim_cli.runs import results, so_far
+from repsim_cli.runs import reader, results, so_far
 from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table, Verdict
 
 HOSTILE = "<script>window.pwned=1</script></script><!--'\"&amp;\u2028\u2029`${1}<img src=x onerror=window.pwned=1>"
@@ -110,7 +110,7 @@ def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_
 def changed(folder, **parts):
     """Replaces parts of a run's results."""
     with results.amending(folder) as run:
-        run.write_results(replace(results.read_results(folder), **parts))
+        run.write_results(replace(reader.read_results(folder), **parts))
 
 
 def saved(*folders):
@@ -140,7 +140,7 @@ class Elements(HTMLParser):
 
 @cache
 def matrices_of(folder, label, changed_at):
-    (measure,) = (m for m in results.read_results(folder).measures if m.label == label)
+    (measure,) = (m for m in reader.read_results(folder).measures if m.label == label)
     return measure
 
 
@@ -150,7 +150,7 @@ def value(folder, label, row, column, what="values"):
     for m in measure.matrices:
         for side, other, turned in ((m.rows, m.columns, False), (m.columns, m.rows, True)):
             if (side.model, other.model) == (row[0], column[0]) and not (turned and not measure.card["symmetric"]):
-                array = results.read_array(folder, getattr(m, what))
+                array = reader.read_array(folder, getattr(m, what))
                 place = side.layers.index(row[1]), other.layers.index(column[1])
                 return float(array.T[place] if turned else array[place])
     raise AssertionError((label, row, column))
@@ -159,7 +159,7 @@ def value(folder, label, row, column, what="values"):
 def test_the_page_holds_every_number_in_full(tmp_path):
     folder = made(tmp_path / "run")
     (run,) = inside(saved(folder).read_text())["runs"]
-    found = results.read_results(folder)
+    found = reader.read_results(folder)
     for measure, kept in zip(found.measures, run["measures"], strict=True):
         for m, shown in zip(measure.matrices, kept["matrices"], strict=True):
             rows, columns = (kept["sides"][shown[side]] for side in ("rows", "columns"))
@@ -168,7 +168,7 @@ def test_the_page_holds_every_number_in_full(tmp_path):
                 if getattr(m, what) is None:
                     assert what not in shown
                     continue
-                array = results.read_array(folder, getattr(m, what))
+                array = reader.read_array(folder, getattr(m, what))
                 np.testing.assert_array_equal(np.frombuffer(base64.b64decode(shown[what])).reshape(array.shape), array)
     assert run["config"] == [["name", "study"], ["seed", "0"], ["model.m", ""], ["analyses", "{}"]]
     assert run["command"] == "repsim run name="
@@ -222,7 +222,7 @@ def test_hostile_text_survives_as_text(tmp_path):
 
 def test_what_is_embedded_is_what_was_published():
     table = dict(re.findall(r"^\| `(\S+)` \| \d+ \| `(\w+)` \|$", (report.ASSETS / "README.md").read_text(), re.M))
-    assert {name: results.sha256(report.ASSETS / name) for name in table} == table
+    assert {name: reader.sha256(report.ASSETS / name) for name in table} == table
     assert set(table) == {"uPlot.iife.min.js", "uPlot.min.css"}
     assert "Copyright" in (report.ASSETS / "uPlot.LICENSE").read_text()
     for name in (*report.STYLES, *report.SCRIPTS):
@@ -294,7 +294,7 @@ def test_a_run_is_followed_until_it_ends(repsim, tmp_path, monkeypatch):
         next(looks)()
 
     monkeypatch.setattr(follow.time, "sleep", passes)
-    monkeypatch.setattr(results, "held", lambda folder: True)
+    monkeypatch.setattr(reader, "held", lambda folder: True)
     code, out, _ = repsim("show", "one", "--follow")
     assert code == 0
     assert out.startswith("INFO data ...\nINFO models ...\nstudy: failed")
@@ -378,7 +378,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, array, message):
     np.save(folder / "arrays" / "cka-0-0.npy", array)
     with pytest.raises(BadInput, match="cka-0-0.npy: not as the run left it"):
         report.page([folder])
-    manifest = results.read_manifest(folder)
+    manifest = reader.read_manifest(folder)
     manifest["files"] = {"results.json": manifest["files"]["results.json"]}
     (folder / "manifest.json").write_text(results.dumps(manifest))
     with pytest.raises(BadInput, match=message):
@@ -518,12 +518,12 @@ def test_standard_errors_and_single_pairs_can_be_shown(tmp_path, opened):
 def test_maps_under_remedies_can_be_shown(tmp_path, opened):
     """A switch beside the measure, where it has them; all share the colours of one scale."""
     folder = made(tmp_path / "run", measures=("cka", "procrustes"), models=("small",))
-    own, _ = results.read_results(folder).measures
+    own, _ = reader.read_results(folder).measures
     with results.amending(folder) as run:
         treated = {
             f"cka, {remedy}, small, small": replace(
                 own.matrices[0],
-                values=run.write_array(f"cka-{i}", 0.5 * results.read_array(folder, own.matrices[0].values)),
+                values=run.write_array(f"cka-{i}", 0.5 * reader.read_array(folder, own.matrices[0].values)),
                 se=None,
                 p=None,
                 about={"kind": "remedy", "measure": "cka", "remedy": remedy},
@@ -771,7 +771,7 @@ def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):
 def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null):
     """From the null, or from pairs of a trained and an untrained model; in the row's chart and in SVG too."""
     folder = made(tmp_path / "run", measures=("cka", "procrustes"))
-    first, other = results.read_results(folder).measures
+    first, other = reader.read_results(folder).measures
     with results.amending(folder) as run:
         run.manifest["facts"] = {
             label: {"trained": null or label == "small", "steps": []} for label in ("small", "large")
@@ -779,7 +779,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
         if null:
             matrices = [replace(m, details={"chance": run.write_array(f"chance-{i}", np.full((3 + 2 * (m.rows.model == "large"), 3 + 2 * (m.columns.model == "large")), 0.25))}) for i, m in enumerate(first.matrices)]  # fmt: skip
             tested = replace(first, matrices=matrices, null={"alpha": 0.05, "permutations": 9, "share": 1})
-            run.write_results(replace(results.read_results(folder), measures=[tested, other]))
+            run.write_results(replace(reader.read_results(folder), measures=[tested, other]))
     page = opened(saved(folder))
     cells = [value(folder, "cka", ("small", f"resid_post@{i}"), ("large", f"resid_post@{j}")) for i in range(3) for j in range(5)]  # fmt: skip
     low, middle, high = [0.25] * 3 if null else [min(cells), np.median(cells), max(cells)]
@@ -936,7 +936,7 @@ def test_layers_in_order_of_depth_or_by_cluster(tmp_path, opened):
     folder = made(tmp_path / "run", measures=("cka",), sizes=[4, 4])
     kinds = {"small": [0, 1, 0, 1], "large": [1, 0, 1, 0]}
     with results.amending(folder) as run:
-        for m in results.read_results(folder).measures[0].matrices:
+        for m in reader.read_results(folder).measures[0].matrices:
             same = np.equal.outer(kinds[m.rows.model], kinds[m.columns.model])
             run.write_array(m.values.rsplit("/", 1)[1].removesuffix(".npy"), np.where(same, 0.9, 0.1))
     page = opened(saved(folder))
@@ -1060,7 +1060,7 @@ def test_runs_that_share_little(tmp_path, opened):
 def test_pairs_that_were_not_compared_stay_empty(tmp_path, opened):
     """A study may compare a base with others only: its other cells are blank and say so."""
     folder = made(tmp_path / "run", measures=("cka",))
-    (measure,) = results.read_results(folder).measures
+    (measure,) = reader.read_results(folder).measures
     changed(folder, measures=[replace(measure, matrices=[m for m in measure.matrices if m.rows != m.columns])])
     page = opened(saved(folder))
     empty = set()
@@ -1232,7 +1232,7 @@ def test_the_page_of_all_runs_lists_them_newest_first(two_runs, repsim):
     assert whole["page"] == "2026/one/report.html"
     assert whole["models"] == ["small", "large"]
     assert whole["warnings"] == 1
-    assert whole["seconds"] == results.read_manifest(two_runs / "2026" / "one")["seconds"]
+    assert whole["seconds"] == reader.read_manifest(two_runs / "2026" / "one")["seconds"]
     picture = matplotlib.image.imread(io.BytesIO(base64.b64decode(whole["thumbnail"])))
     assert picture.shape[:2] == (160, 80)  # within 240 x 160, of the map of all models
     assert abs(float(picture[0, 0, 0]) - 0.8) < 0.02

@@ -6,7 +6,7 @@ import pytest
 
 from repsim_cli.report import tracking
 from repsim_cli.report.tracking import TRACKERS, Record
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 # of the libraries themselves
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
@@ -21,13 +21,13 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracked") / "run"
     settings = {"extract.sequences": 8, "extract.batch_rows": 400}
     repsim_cli.compare(["tiny_a", "tiny_b"], measures=["cka"], settings=settings, folder=folder)
-    return Record(folder, results.read_config(folder))
+    return Record(folder, reader.read_config(folder))
 
 
 def test_numbers_and_tables_are_those_of_the_run(recorded):
-    (measured,) = results.read_results(recorded.folder).measures
+    (measured,) = reader.read_results(recorded.folder).measures
     (matrix,) = [m for m in measured.matrices if m.rows.model != m.columns.model]
-    values = results.read_array(recorded.folder, matrix.values)
+    values = reader.read_array(recorded.folder, matrix.values)
     assert recorded.numbers["cka/tiny_a x tiny_b/mean"] == pytest.approx(values.mean())
     assert recorded.numbers["cka/tiny_a x tiny_b/highest"] == values.max()
     assert len(recorded.numbers) == 3 * len(measured.matrices)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.runs import cache, folders, results
+from repsim_cli.runs import cache, folders, reader
 
 
 @pytest.fixture(autouse=True)
@@ -336,7 +336,7 @@ SMALL = ("model=[tiny_a]", "extract.length=32", "extract.sequences=24", "extract
 
 
 def models_run(folder):
-    return results.read_manifest(folder)["models_run"]
+    return reader.read_manifest(folder)["models_run"]
 
 
 def arrays(folder):
@@ -464,5 +464,5 @@ def test_bfloat16_forward_is_close_to_float32(repsim, newest):
     for dtype in ("float32", "bfloat16"):
         assert repsim("run", "-q", *SMALL, "measure=[cka]", f"hardware.dtype={dtype}")[0] == 0
         matrix = json.loads((newest() / "results.json").read_text())["measures"][0]["matrices"][0]
-        values.append(results.read_array(newest(), matrix["values"]))
+        values.append(reader.read_array(newest(), matrix["values"]))
     assert 0 < np.abs(values[0] - values[1]).max() < 0.02

@@ -9,7 +9,7 @@ import pytest
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.heatmap import colour_range
 from repsim_cli.findings.analyse import asked, draw
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import Matrix, Measured, Results, Side
 
 
@@ -49,14 +49,14 @@ def test_input_is_noted_item_by_item_and_a_resumed_run_compares_like_with_like(t
 def test_arrays_are_float64_and_never_pickled(tmp_path):
     run = created(tmp_path / "run")
     path = run.write_array("x", np.eye(3, dtype="float32"))
-    array = results.read_array(run.folder, path)
+    array = reader.read_array(run.folder, path)
     assert array.dtype == np.float64
     np.testing.assert_array_equal(array, np.eye(3))
     np.save(run.folder / "arrays" / "y.npy", np.array([{}], dtype=object))
     with pytest.raises(BadInput, match="cannot be read, got 'Object arrays cannot be loaded"):
-        results.read_array(run.folder, "arrays/y.npy")
+        reader.read_array(run.folder, "arrays/y.npy")
     with pytest.raises(BadInput, match="an array outside the run, got '../../x.npy'"):
-        results.read_array(run.folder, "../../x.npy")
+        reader.read_array(run.folder, "../../x.npy")
 
 
 def test_the_manifest_tells_how_it_ended_and_hashes_every_file(tmp_path):
@@ -66,7 +66,7 @@ def test_the_manifest_tells_how_it_ended_and_hashes_every_file(tmp_path):
     with run.stage("data"):
         run.write_text("config.yaml", "a: 1\n")
     run.finish("failed", "out of luck")
-    manifest = results.read_manifest(run.folder)
+    manifest = reader.read_manifest(run.folder)
     assert (manifest["status"], manifest["error"], manifest["warnings"]) == ("failed", "out of luck", ["few rows"])
     assert list(manifest["files"]) == ["config.yaml"]
     assert manifest["timings"]["data"] >= 0
@@ -114,13 +114,13 @@ def test_finding_runs(tmp_path):
 def test_damaged_and_foreign_manifests(tmp_path, content, message):
     (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(BadInput, match=message):
-        results.read_manifest(tmp_path)
+        reader.read_manifest(tmp_path)
 
 
 def test_an_unfinished_run_has_no_results(tmp_path):
     run = created(tmp_path / "run")
     with pytest.raises(BadInput, match=r"it has no results \(status running\), got no results.json; run it again"):
-        results.read_results(run.folder)
+        reader.read_results(run.folder)
 
 
 @pytest.mark.parametrize("name", ["../x", "a b", "<script>", "模型", "", ".hidden", "a/b", "$x$", "x" * 300])
@@ -219,10 +219,10 @@ def test_results_are_json_that_any_reader_takes(tmp_path):
 
 def test_numbers_that_changed_after_the_run_are_refused(tmp_path):
     folder = a_run(tmp_path / "run", [3], ["one"])
-    assert results.read_results(folder)
+    assert reader.read_results(folder)
     np.save(folder / "arrays" / "0-0.npy", np.ones((3, 3)))
     with pytest.raises(BadInput, match="0-0.npy: not as the run left it, got another or no file; run it again"):
-        results.read_results(folder)
+        reader.read_results(folder)
 
 
 def test_a_refused_run_leaves_nothing(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from repsim_cli.cli import follow
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.processes import Work
 from repsim_cli.report.record import record
-from repsim_cli.runs import results, so_far
+from repsim_cli.runs import reader, results, so_far
 from repsim_cli.runs.content import Measured
 
 CARD = {"symmetric": True, "larger_is_closer": True, "bounds": [0.0, 1.0], "label": "CKA"}
@@ -118,7 +118,7 @@ def test_a_killed_run_resumes_without_its_map(tmp_path):
     (run.folder / results.SO_FAR).write_bytes(b"new")
     again.finish("failed", "out of luck")
     assert not (run.folder / results.SO_FAR).exists()
-    assert results.SO_FAR not in results.read_manifest(run.folder)["files"]
+    assert results.SO_FAR not in reader.read_manifest(run.folder)["files"]
 
 
 def test_a_terminal_shows_shades(tmp_path, always):

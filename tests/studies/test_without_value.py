@@ -29,11 +29,12 @@ from repsim_cli.figures.heatmap import heatmap, noted
 from repsim_cli.findings.analyse import draw
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.complete import complete
-from repsim_cli.measures.base import Card, Pairwise
+from repsim_cli.measures.base import Pairwise
+from repsim_cli.measures.cards import Card
 from repsim_cli.models.precomputed import precomputed
 from repsim_cli.report import export
 from repsim_cli.report.record import block_means, record
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import WITHOUT_VALUE, to_json
 from repsim_cli.studies.training_run.study_training_view import _to_others
 from repsim_cli.studies.universality.study import between
@@ -233,7 +234,7 @@ def compared(files, tmp_path, monkeypatch):
         found = study.run(made)
         made.write_results(replace(found, warnings=made.manifest["warnings"], analyses={"maps": {"options": {}}}))
         made.finish("complete")
-        return made, results.read_results(made.folder)
+        return made, reader.read_results(made.folder)
 
     return run
 
@@ -253,9 +254,9 @@ def test_a_run_lists_them_warns_once_and_goes_on(compared):
     }
     for measured in found.measures:
         for matrix in measured.matrices:
-            mask = results.without_value(found, measured, matrix)
+            mask = reader.without_value(found, measured, matrix)
             for path in matrix.cells.values():
-                np.testing.assert_array_equal(np.isnan(results.read_array(made.folder, path)), mask)
+                np.testing.assert_array_equal(np.isnan(reader.read_array(made.folder, path)), mask)
     assert "NaN" not in (made.folder / "results.json").read_text()
     by_cache, same = compared(
         INNER, SINGLY, "euclidean", test={"method": "permutation", "permutations": 19, "family": "max_t"}
@@ -284,7 +285,7 @@ def test_a_cell_that_is_not_listed_is_damage(compared):
     document["tables"][WITHOUT_VALUE]["rows"].pop()
     (made.folder / "results.json").write_text(json.dumps(document))
     manifest = json.loads((made.folder / "manifest.json").read_text())
-    manifest["files"]["results.json"] = results.sha256(made.folder / "results.json")
+    manifest["files"]["results.json"] = reader.sha256(made.folder / "results.json")
     (made.folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BadInput, match="a value is not finite, got nan or inf; the run is damaged"):
         record(made.folder)

@@ -18,7 +18,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.cli.anatomy import hook_points
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.training.resnet_model import ResNetShape, fresh, loaded, ready, resnet9, saved
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 5], image_size=16, classes=10)
@@ -192,7 +192,7 @@ def test_a_run(repsim, newest, folder):
     run = recorded(newest())
     of_fresh = next(m for m in run["measures"][0]["matrices"] if m["rows"]["model"] == m["columns"]["model"] == "fresh")
     assert of_fresh["rows"]["layers"] == EXTRACT["hook_points"]
-    values = results.read_array(newest(), of_fresh["values"])
+    values = reader.read_array(newest(), of_fresh["values"])
     assert np.allclose(values[0, 1], 1, atol=1e-5)
     assert values[0, 3] < 0.999
     assert run["measures"][0]["estimate"]["rows"] == 20

@@ -13,7 +13,7 @@ FAST_MATH = {"nnan", "ninf", "nsz", "reassoc", "contract", "arcp"}
 
 @numba.njit(cache=True, fastmath=FAST_MATH)
 @no_type_check  # the tests' type checker would wrap what is compiled
-def augment(cost, prices, last, tolerance, far):
+def augment(cost, prices, last, tolerance, far):  # noqa: C901 - compiled loops stay one function
     """The assignment of least cost: columns (n,) by row, and the column prices that prove it.
 
     cost (n, n), in float32 least up to its rounding. prices (n,): any to start with; the nearer to optimal the faster.
@@ -77,7 +77,7 @@ def augment(cost, prices, last, tolerance, far):
 
 @numba.njit(cache=True, fastmath=FAST_MATH)
 @no_type_check
-def near_prices(cost, prices, widths):
+def near_prices(cost, prices, widths):  # noqa: C901 - compiled loops stay one function
     """Column prices near the optimal ones: potentials of ever narrower entropic couplings, in float32.
 
     widths: in standard deviations of the cost. Any prices start `augment` rightly, so nothing depends on their accuracy

@@ -13,7 +13,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.heatmap import colour_range, colours, heatmap
 from repsim_cli.findings.analysis import Job
 from repsim_cli.runs.content import Matrix, Measured, Results
-from repsim_cli.runs.results import read_array
+from repsim_cli.runs.reader import read_array
 
 
 class Side(NamedTuple):

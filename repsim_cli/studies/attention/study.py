@@ -45,7 +45,8 @@ from repsim_cli.models.source import Source
 from repsim_cli.runs import results
 from repsim_cli.runs.cache import key
 from repsim_cli.runs.content import Matrix, Results, Side
-from repsim_cli.runs.results import STATE, Run
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Run
 
 STAGE = "attention and similarity"
 

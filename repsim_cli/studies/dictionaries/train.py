@@ -31,7 +31,8 @@ from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refusing
 from repsim_cli.base.settings import Above0, From0, Medium, Positive
-from repsim_cli.runs.results import STATE, Progress, dumps
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.loop import train
 from repsim_cli.training.trained import Metrics, Trained
 

@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.groups import codes
 from repsim_cli.measures import Card, Measure, Pairwise
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader
 from repsim_cli.studies.grounding import grading
 from repsim_cli.studies.grounding.finding import by_model, cases_of, truncated_of
 from repsim_cli.studies.grounding.grading import GRADES, Case
@@ -92,7 +92,7 @@ def grade(
 
 def _of_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
     """The tests of a run, with this measure beside the others, and its seconds per pair."""
-    finished = Finished(folder=folder, manifest=results.read_manifest(folder), results=results.read_results(folder))
+    finished = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     if finished.results.study != "grounding":
         raise BadInput(
             f"run: stored representations are needed, got a run of study={finished.results.study} ({folder}); "

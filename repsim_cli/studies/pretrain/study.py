@@ -13,7 +13,8 @@ from repsim_cli.engine.bounds import check_memory, enough
 from repsim_cli.engine.cost import Cost, needs, training_cost
 from repsim_cli.engine.study import Study
 from repsim_cli.runs.content import Axis, Curve, Results, Table
-from repsim_cli.runs.results import STATE, Run
+from repsim_cli.runs.reader import STATE
+from repsim_cli.runs.results import Run
 from repsim_cli.training.pretrain import PretrainRecipe, corpus, pretrain
 
 LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}

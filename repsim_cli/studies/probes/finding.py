@@ -10,9 +10,10 @@ import scipy
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import TIGHT, by_block, chosen
-from repsim_cli.figures.layout import available, shortened
+from repsim_cli.figures.layout import available
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import bar_beside, headline
+from repsim_cli.figures.texts import shortened
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
 from repsim_cli.findings.evidence import LEVEL, Evidence, all_of

@@ -15,7 +15,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.frame import COLOURS, cycled
 from repsim_cli.figures.heatmap import TIGHT
-from repsim_cli.figures.layout import available, shortened
+from repsim_cli.figures.layout import available
+from repsim_cli.figures.texts import shortened
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_chance, by_depths

@@ -21,13 +21,13 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import activations, shown, usual_length
 from repsim_cli.engine.comparison import Comparison, comparison_of
+from repsim_cli.engine.corrections import max_t
 from repsim_cli.engine.cost import Cost, forward_cost, needs
 from repsim_cli.engine.extraction import inputs
 from repsim_cli.engine.matrices import matrices_of
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.record import card_record
 from repsim_cli.engine.rows import prepare
-from repsim_cli.engine.significance import max_t
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.base import FLAT, centred
+from repsim_cli.measures.centring import FLAT, centred
 from repsim_cli.measures.rdm import distance_rows
 
 DistanceScale = Literal["none", "mean"]

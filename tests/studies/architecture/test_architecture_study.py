@@ -8,7 +8,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.architecture import COLUMNS, pythia_2_8b_has_a_small_head, table, to_neighbours
 from repsim_cli.runs.content import Facts
-from repsim_cli.runs.results import read_results
+from repsim_cli.runs.reader import read_results
 from repsim_cli.studies.architecture.study import Architectures
 
 # Brown et al. 2023, table 1 (d_head, rotary), and the parameters without embeddings that Pythia's authors publish

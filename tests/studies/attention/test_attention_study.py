@@ -22,7 +22,7 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.treebank import Treebank
 from repsim_cli.engine.attention import estimate_attention
 from repsim_cli.models.source import Precomputed
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.studies.attention import study as attention
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -325,7 +325,7 @@ def plainly(folder, sentences):
 @pytest.mark.drawn
 def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, monkeypatch):
     """From text to matrices, against loops over the library's attention; then the heads, drawn on demand."""
-    monkeypatch.setattr("repsim_cli.findings.maps.MOST_PAIRS", 0)
+    monkeypatch.setattr("repsim_cli.findings.map_figures.MOST_PAIRS", 0)
     claims = ["falls_with_layer_distance", "top_attention_changes_most", "single_heads_match_across_families"]
     more = ["base=bert", f"claims=[{','.join(claims)}]"]
     code, out, err = repsim("run", *words, "measure=[attention_js,attention_cka]", *more)
@@ -339,7 +339,7 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
         for m in record["matrices"]:
             sides = [[*two_folders].index(m[side]["model"]) * 3 for side in ("rows", "columns")]
             assert m["rows"]["layers"] == ["pattern@0", "pattern@1", "pattern@2"]
-            values = results.read_array(folder, m["values"])
+            values = reader.read_array(folder, m["values"])
             for i, j in np.ndindex(3, 3):
                 a, b = layers[sides[0] + i], layers[sides[1] + j]
                 if slow:
@@ -354,7 +354,7 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
     assert [curve["about"]["model"] for curve in with_base.values()] == ["gpt"]
     same = with_base["attention_js with bert, gpt"]["lines"]["same layer"]
     matrix = next(m for m in js["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("bert", "gpt"))
-    assert same == results.read_array(folder, matrix["values"]).diagonal().tolist()
+    assert same == reader.read_array(folder, matrix["values"]).diagonal().tolist()
     verdict = next(one for one in found["claims"] if one["name"] == claims[1] and one["measure"] == "attention_js")
     assert verdict["value"] == pytest.approx(same[0] - same[2])
     counts = [(m["estimate"]["rows"], m["estimate"]["rows_available"], m["estimate"]["unit"]) for m in (js, cka)]
@@ -363,9 +363,9 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
     assert f"attention_cka: {masked} of {total} cells are 0 in some head (as under a causal mask)" in err
     assert "17 of 17 words in 1 batch" in out
     assert list(found["matrices"]) == ["heads, attention_js"]
-    heads = results.read_array(folder, found["matrices"]["heads, attention_js"]["values"])
+    heads = reader.read_array(folder, found["matrices"]["heads, attention_js"]["values"])
     assert heads.shape == (24, 24)
-    assert heads[:4, 12:16].max(1).mean() == results.read_array(folder, js["matrices"][1]["values"])[0, 0]
+    assert heads[:4, 12:16].max(1).mean() == reader.read_array(folder, js["matrices"][1]["values"])[0, 0]
     assert {"attention_js-all.png", "attention_cka-all.png"} <= {f.name for f in (folder / "figures").iterdir()}
 
     code, out, _ = repsim("plot", folder, "--heads", "gpt@1", "bert")
@@ -405,13 +405,13 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
     monkeypatch.setattr("repsim_cli.measures.attention.norms", counted)
     assert repsim("run", *words)[0] == 130
     folder = newest()
-    assert (folder / results.STATE).is_file()
+    assert (folder / reader.STATE).is_file()
     monkeypatch.setattr("repsim_cli.measures.attention.norms", lambda maps: seen.append(maps.lengths) or norms(maps))
     code, _, err = repsim("run", *words, "resume=latest")
     assert (code, f"resuming {folder}" in err) == (0, True)
     assert len(seen) == 4  # two sums of the first run, one that was broken off, and that one again
     assert {f.name: f.read_bytes() for f in (folder / "arrays").iterdir()} == expected
-    assert not (folder / results.STATE).exists()
+    assert not (folder / reader.STATE).exists()
 
 
 def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypatch):
@@ -432,7 +432,7 @@ def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypa
     words = [*words, "measure=[attention_norm]", "cache=false"]
     assert repsim("run", *words)[0] == 0
     expected = {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()}
-    read = results.read_manifest(newest())["data"]
+    read = reader.read_manifest(newest())["data"]
     words.append("hardware.resident=one")
     assert repsim("run", *words)[0] == 130
     code, _, err = repsim("run", *words, "resume=latest")
@@ -440,7 +440,7 @@ def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypa
     assert loads == ["gpt", "bert", "gpt", "bert", "bert"]
     assert most == [1, 2, 1, 1]
     assert {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()} == expected
-    assert results.read_manifest(newest())["data"] == read
+    assert reader.read_manifest(newest())["data"] == read
     assert not (newest() / "maps").exists()
     code, out, _ = repsim("run", *words, "dry_run=true")
     assert "in memory together: one model" in out
@@ -464,7 +464,7 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
     assert repsim("run", "-q", *words, "measure=[attention_js]")[0] == 0
     for file in (newest() / "arrays").iterdir():
         assert file.read_bytes() == expected[file.name]
-    manifest = results.read_manifest(newest())
+    manifest = reader.read_manifest(newest())
     assert (manifest["models_run"], manifest["matrices_cached"], runs) == ([], ["attention_js"], [])
     for count, more in enumerate((["cache=false"], ["+options.special=keep"], ["hardware.batch_size=2"]), 1):
         code, _, err = repsim("run", "-q", *words, "measure=[attention_js]", *more)

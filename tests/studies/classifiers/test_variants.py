@@ -9,7 +9,7 @@ from repsim_cli.base.errors import BadConfig
 from repsim_cli.config.run import validate
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, known
 from repsim_cli.runs.content import Facts
-from repsim_cli.runs.results import read_manifest, read_results
+from repsim_cli.runs.reader import read_manifest, read_results
 from repsim_cli.studies.classifiers.finding_variants import Scores, seeds, tabled
 
 # Wu et al. 2020, table 1: accuracy in per cent on SST-2, MNLI, QNLI and QQP

@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.frame import OPTIONS
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.leaderboard import leaderboard
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results, Table
 from repsim_cli.studies.grounding import finding as grades
 from repsim_cli.studies.grounding.finding import Grades
@@ -78,7 +78,7 @@ def test_a_run_is_graded(repsim, newest):
     assert code == 0, err
     tables = recorded(newest())["tables"]
     scores = {(row[0], row[1]): row[5] for row in tables["grades"]["rows"]}
-    values = results.read_array(newest(), recorded(newest())["measures"][0]["matrices"][1]["values"])
+    values = reader.read_array(newest(), recorded(newest())["measures"][0]["matrices"][1]["values"])
     same = [*(values.argmax(1) == np.arange(6)), *(values.argmax(0) == np.arange(6))]
     assert scores["cka_unbiased", "identification"] == pytest.approx(np.mean(same))
     assert scores["cka_unbiased", "order of layers"] > 0.5

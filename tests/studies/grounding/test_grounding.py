@@ -9,7 +9,7 @@ from helpers.recorded import recorded
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 ENTRY = (
     "{kind: finetuned, config: {model_type: bert, vocab_size: 120, hidden_size: 16, num_hidden_layers: 3,"
@@ -48,7 +48,7 @@ def matrices(grounded):
     """By measure and what the matrix is about, its values."""
     folder, record = grounded
     return {
-        (measure["label"], *x["about"].values()): results.read_array(folder, x["values"])
+        (measure["label"], *x["about"].values()): reader.read_array(folder, x["values"])
         for measure in record["measures"]
         for x in measure["matrices"]
     }
@@ -77,7 +77,7 @@ def test_a_sample_is_read_once_for_all_its_tests(grounded):
 def test_values_are_those_of_the_measure_on_the_stored_rows(grounded):
     folder, record = grounded
     sample = record["about"]["samples"]["plain"]
-    rows = [results.read_array(folder, path) for _, path in sample["layers"]]
+    rows = [reader.read_array(folder, path) for _, path in sample["layers"]]
     (a, b), values = (
         sample["compared"]["labels, resid_post"][0] + sample["compared"]["labels, resid_post"][3],
         matrices(grounded),

@@ -7,7 +7,7 @@ import repsim_cli
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.measures import Card
-from repsim_cli.runs import folders, results
+from repsim_cli.runs import folders, reader
 from repsim_cli.runs.content import Results
 from repsim_cli.studies.grounding import own_measure as custom
 
@@ -72,8 +72,8 @@ def test_a_measure_without_any_value():
 
 def test_a_run_without_representations(monkeypatch, tmp_path):
     monkeypatch.setattr(folders, "find", lambda run: tmp_path)
-    monkeypatch.setattr(results, "read_manifest", lambda folder: {})
-    monkeypatch.setattr(results, "read_results", lambda folder: Results(study="similarity"))
+    monkeypatch.setattr(reader, "read_manifest", lambda folder: {})
+    monkeypatch.setattr(reader, "read_results", lambda folder: Results(study="similarity"))
     with pytest.raises(BadInput, match="run: stored representations are needed, got a run of study=similarity"):
         repsim_cli.grade(lambda x: x, lambda a, b: 1.0, card=card(), run=tmp_path)
 

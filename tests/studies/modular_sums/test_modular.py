@@ -17,7 +17,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.modular import Numbers, modular_pairs
 from repsim_cli.models.source import facts
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.results import quiet
 from repsim_cli.studies.modular_sums import train as training
 from repsim_cli.studies.modular_sums.model import Modular, Shape, chain, loaded, modular_source, modular_targets, saved
@@ -396,7 +396,7 @@ def test_the_study_of_the_training(repsim, newest, monkeypatch):
     assert code == 2
     assert "has another configuration, got model.modsum_tiny_0.seed: 0 then, 1 now; start a new run" in err
     assert repsim("run", *TINY, "resume=latest")[0] == 0
-    found = results.read_results(newest())
+    found = reader.read_results(newest())
     rows = {(row[0], row[1]): row[2:] for row in found.tables["training"].rows}
     assert all(row[0] == row[1] for row in rows.values())  # of one look
     assert {name: row[0] for name, row in rows.items()} == dict.fromkeys(
@@ -432,7 +432,7 @@ def test_checkpoints_are_a_series(repsim, newest):
     ]  # fmt: skip
     code, _, err = repsim("run", *words, "hardware.threads=1")
     assert code == 0, err
-    view = results.read_results(newest()).tables["distance and metrics"]
+    view = reader.read_results(newest()).tables["distance and metrics"]
     assert view.columns[4:] == list(training.SCORES)
     assert view.column("step") == [0, 2, 4]
     assert view.rows[2][4] < view.rows[0][4]  # it learns

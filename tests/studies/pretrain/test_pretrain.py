@@ -9,7 +9,7 @@ from helpers.recorded import recorded
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.training import loop, pretrain
 from repsim_cli.training import series as trained_series
 
@@ -65,7 +65,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypat
     with monkeypatch.context() as patch:
         asked = stops_at(patch, 3)
         assert repsim("run", *RUN, "name=again")[0] == 130
-    assert (newest() / results.STATE).is_file()
+    assert (newest() / reader.STATE).is_file()
     loss = pretrain.next_token_loss
     monkeypatch.setattr(pretrain, "next_token_loss", lambda *a: asked.append(1) or loss(*a))
     asked.clear()
@@ -74,7 +74,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypat
     found = recorded(newest())
     assert weights(newest() / "models") == wanted
     assert (found["curves"], found["tables"]) == (whole["curves"], whole["tables"])
-    assert not (newest() / results.STATE).exists()
+    assert not (newest() / reader.STATE).exists()
     assert (newest() / "figures" / "loss.png").is_file()
 
 
@@ -108,7 +108,7 @@ def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monke
     assert len(asked) == 2
     first = recorded(newest())["curves"]
     assert first["cka to last, mlp_out, mine"]["at"] == [0, 1, 2, 4, 6]
-    sources = [model["source"] for model in results.read_manifest(newest())["models"].values()]
+    sources = [model["source"] for model in reader.read_manifest(newest())["models"].values()]
     assert all(source.startswith("trained here, models/") for source in sources)
     assert repsim("run", *STUDY)[0] == 0
     assert len(asked) == 2
@@ -127,7 +127,7 @@ def test_the_view_of_a_training(repsim, newest):
     assert rows[0][4] > rows[4][4]  # it learns
     for record in found["measures"]:
         for step, matrix, row in zip((0, 1, 2, 4, 6), record["matrices"], [r for r in rows if r[1] == record["name"]], strict=True):  # fmt: skip
-            values = results.read_array(newest(), matrix["values"])
+            values = reader.read_array(newest(), matrix["values"])
             assert matrix["rows"] == {"model": f"step {step}", "layers": ["resid_post@0", "resid_post@1"]}
             assert row[3] == pytest.approx(values[0, 1], abs=1e-12)
     # the last checkpoint, as the study of single models compares its layers
@@ -137,7 +137,7 @@ def test_the_view_of_a_training(repsim, newest):
     again += ["extract.skip=0", "extract.normalise=none"]
     assert repsim("run", *again)[0] == 0
     alone = recorded(newest())["measures"][0]["matrices"][0]
-    assert results.read_array(newest(), alone["values"])[0, 1] == pytest.approx(rows[4][3], abs=1e-6)
+    assert reader.read_array(newest(), alone["values"])[0, 1] == pytest.approx(rows[4][3], abs=1e-6)
 
 
 def test_the_steps_that_are_kept():

@@ -12,7 +12,7 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.findings.claims import known
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.studies.modular_sums.model import modular_targets
 from repsim_cli.studies.modular_sums.train import ModularRecipe, modular
@@ -248,7 +248,7 @@ def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
     )  # fmt: skip
     code, _, err = repsim("run", *words, "extract.hook_points=[embed]", "options.splits=3")
     assert code == 0, err
-    found = results.read_results(newest())
+    found = reader.read_results(newest())
     described = found.tables["targets"]
     assert [row[:3] for row in described.rows] == [["upos", 3, "DET"]]
     assert described.column("its share") == [0.4]
@@ -256,8 +256,8 @@ def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
     assert row[:4] == ["tiny_a", "embed", "upos", "ridge_classification"]
     assert row[4] == 0
     assert row[6] < 0.1
-    documents = results.read_array(newest(), found.about["document of every row"])
-    held_out = results.read_array(newest(), found.about["whether it is held out, by split"]).astype(bool)
+    documents = reader.read_array(newest(), found.about["document of every row"])
+    held_out = reader.read_array(newest(), found.about["whether it is held out, by split"]).astype(bool)
     assert held_out.shape == (3, 200)
     assert all(not {*documents[some]} & {*documents[~some]} and len({*documents[some]}) == 8 for some in held_out)
 
@@ -271,7 +271,7 @@ def test_labels_of_examples(repsim, newest):
     )  # fmt: skip
     code, _, err = repsim("run", *words)
     assert code == 0, err
-    found = results.read_results(newest())
+    found = reader.read_results(newest())
     assert found.about["classes"] == {"heuristic": 3, "label": 2}
     best = found.tables["nearest to the targets"]
     assert best.column("target") == ["heuristic", "label"]
@@ -341,7 +341,7 @@ RUN = (
 @pytest.mark.drawn
 def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     assert repsim("run", *RUN)[0] == 0
-    whole = results.read_results(newest())
+    whole = reader.read_results(newest())
     plain, calls = study.fit_unit, []
 
     def stopping(*given):
@@ -360,7 +360,7 @@ def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     calls.clear()
     assert repsim("run", *RUN, "name=again", "resume=latest")[0] == 0
     assert len(calls) == 5 + 5 * 2 * 2 - 3
-    found = results.read_results(newest())
+    found = reader.read_results(newest())
     assert (found.tables, found.matrices, found.about, found.claims) == (
         whole.tables, whole.matrices, whole.about, whole.claims
     )  # fmt: skip
@@ -368,7 +368,7 @@ def test_a_run_that_was_killed_goes_on(repsim, newest, monkeypatch):
     rows = found.tables["probes"].rows
     assert len(rows) == 5 * 2 * 3
     matrix = found.matrices["mlp_classification, modsum_tiny_l"]
-    values = results.read_array(newest(), matrix.values)
+    values = reader.read_array(newest(), matrix.values)
     assert values.shape == (5, 2)
     assert [row[4] for row in rows if row[3] == "mlp_classification"] == list(values.T.ravel())
     for name in ("probes-modsum_tiny_l", "by-layer-c1_mlp_classification"):

@@ -12,7 +12,7 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.figures.frame import Style
 from repsim_cli.findings.analyse import draw
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix, Side
 from repsim_cli.studies.similarity.feature_maps import feature_maps, in_plane
 from repsim_cli.studies.similarity.finding_feature_maps import Network, _planes
@@ -74,7 +74,7 @@ def test_the_tiny_study(repsim, newest, monkeypatch, tmp_path):
     code, _, err = repsim("run", *TINY)
     assert code == 0, err
     folder, run = newest(), recorded(newest())
-    read = results.read_results(folder)
+    read = reader.read_results(folder)
     kept = {name: m for name, m in read.matrices.items() if m.about.get("kind") == FEATURE_MAPS}
     assert list(kept) == ["feature maps of resnet9_tiny_random", "feature maps of resnet9_tiny"]
     matrix = kept["feature maps of resnet9_tiny"]
@@ -86,7 +86,7 @@ def test_the_tiny_study(repsim, newest, monkeypatch, tmp_path):
         [4, 4],
         [2, 2],
     )
-    values, images = (results.read_array(folder, path) for path in (matrix.values, matrix.details["images"]))
+    values, images = (reader.read_array(folder, path) for path in (matrix.values, matrix.details["images"]))
     assert values.shape == (10, sum(height * width for height, width in shapes.values()))
     assert images.shape == (10, 16, 16, 3)
     assert 0 <= images.min() < images.max() <= 1
@@ -97,12 +97,12 @@ def test_the_tiny_study(repsim, newest, monkeypatch, tmp_path):
     assert len(verdicts) == 4
     assert {claim["measure"] for claim in verdicts.values()} == {"gromov_wasserstein"}
     trained = next(
-        results.read_array(folder, m["values"])
+        reader.read_array(folder, m["values"])
         for m in run["measures"][0]["matrices"]
         if m["rows"]["model"] == "resnet9_tiny"
     )
     random = next(
-        results.read_array(folder, m["values"])
+        reader.read_array(folder, m["values"])
         for m in run["measures"][0]["matrices"]
         if m["rows"]["model"] == m["columns"]["model"] == "resnet9_tiny_random"
     )

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.studies.similarity.finding_robustness import CELLS
 
 
@@ -53,17 +53,17 @@ def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newe
     assert none > 0.99
     assert features < 0.2
     assert ("mine h0", "mine h1") not in by_pair
-    count = results.read_array(folder, whole["matrices"]["remedies that change a cell, cka_unbiased"]["values"])
+    count = reader.read_array(folder, whole["matrices"]["remedies that change a cell, cka_unbiased"]["values"])
     assert (count[2, 3], count[0, 1]) == (1, 0)  # rows of unit length keep the sign of the massive feature
-    values = results.read_array(folder, whole["matrices"]["cka_unbiased, none, mine, mine"]["values"])
-    assert (values == results.read_array(folder, whole["measures"][0]["matrices"][0]["values"])).all()
+    values = reader.read_array(folder, whole["matrices"]["cka_unbiased, none, mine, mine"]["values"])
+    assert (values == reader.read_array(folder, whole["measures"][0]["matrices"][0]["values"])).all()
     assert (folder / "figures" / "robustness-cka_unbiased.png").is_file()
     assert '"cka_unbiased, features"' in (folder / "report.html").read_text()
     assert [measure["label"] for measure in whole["measures"]] == ["cka_unbiased", "mean_cca"]
     assert repsim("run", "-q", *stored, "extract.normalise=features")[0] == 0
     other = json.loads((newest() / "results.json").read_text())
-    expected = results.read_array(newest(), other["measures"][0]["matrices"][0]["values"])
-    found = results.read_array(folder, whole["matrices"]["cka_unbiased, features, mine, mine"]["values"])
+    expected = reader.read_array(newest(), other["measures"][0]["matrices"][0]["values"])
+    found = reader.read_array(folder, whole["matrices"]["cka_unbiased, features, mine, mine"]["values"])
     assert (found == expected).all()
     assert json.loads((newest() / "manifest.json").read_text())["matrices_cached"] == ["cka_unbiased", "mean_cca"]
 

@@ -14,7 +14,7 @@ from repsim_cli.findings.analyse import card_of
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import known
 from repsim_cli.models.source import facts
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
 
@@ -73,7 +73,7 @@ def test_the_study(source, tmp_path, monkeypatch):
     run, measured, part = ran(one, tmp_path / "run")
     values: dict = {}
     for matrix in measured.matrices.values():
-        block = results.read_array(run.folder, matrix.values)
+        block = reader.read_array(run.folder, matrix.values)
         values.setdefault(matrix.about["quantity"], []).append(block)
     values = {name: np.stack(blocks, 2) for name, blocks in values.items()}
     labels = measured.matrices["accuracy, resid_post@1"].rows.layers

@@ -13,7 +13,7 @@ from repsim_cli.cli.show import _table_lines
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import known
-from repsim_cli.runs import results
+from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
 from repsim_cli.studies.stitching.finding import Stitching as Options
@@ -182,7 +182,7 @@ def test_a_run_with_everything(repsim, newest, tmp_path):
     code, _, err = repsim(*words, "+options.baselines=[self,random,shuffled]")
     assert code == 0, err
     folder = newest()
-    found = results.read_results(folder)
+    found = reader.read_results(folder)
     rows = records(found)
     assert len(rows) == 2 * 2 * (2 + 2)
     by_head = {row["head"]: row for row in rows if row["tail"] == "tiny_a" and row["head layer"] == "resid_post@1"}

@@ -18,7 +18,7 @@ from repsim_cli.engine.curves import curve
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.findings.claims import UNTESTABLE, known
 from repsim_cli.models import transformers
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import DIAGNOSTICS
 from repsim_cli.studies.training_run.finding_convergence import at_share
 from repsim_cli.studies.training_run.finding_ranks import Ranks, early, large, matthews, table
@@ -48,7 +48,7 @@ def entry(folder, **more):
 
 def curves(folder):
     """Those over steps, without the diagnostics of the last checkpoint."""
-    return {name: curve for name, curve in results.read_results(folder).curves.items() if curve.x.name == "step"}
+    return {name: curve for name, curve in reader.read_results(folder).curves.items() if curve.x.name == "step"}
 
 
 def values(curve):
@@ -82,7 +82,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     code, out, err = repsim("run", *SMALL, entry(folder), "options.previous=true", "extract.padding=keep")
     assert code == 0, err
     found = curves(newest())
-    (diagnosed,) = [table for name, table in results.read_results(newest()).tables.items() if name == DIAGNOSTICS]
+    (diagnosed,) = [table for name, table in reader.read_results(newest()).tables.items() if name == DIAGNOSTICS]
     assert {tuple(row[:2]) for row in diagnosed.rows} == {
         ("mine", f"{point}@{i}") for i in range(3) for point in ("attn_out", "mlp_out")
     }
@@ -120,7 +120,7 @@ def test_all_checkpoints_with_all(repsim, newest, folder):
     for m in record["matrices"]:
         point, layer = m["rows"]["model"].split("@")
         assert m["rows"] == m["columns"] == {"model": m["rows"]["model"], "layers": ["step 0", "step 5", "step 20"]}
-        square = results.read_array(newest(), m["values"])
+        square = reader.read_array(newest(), m["values"])
         assert (square == square.T).all()
         np.testing.assert_allclose(square.diagonal(), 1, atol=1e-6)
         np.testing.assert_array_equal(square[:, 2], found["curves"][f"cka to last, {point}, mine"]["lines"][f"{point}@{layer}"])  # fmt: skip
@@ -186,7 +186,7 @@ def test_a_run_that_stopped_goes_on_where_it_was(repsim, newest, folder, monkeyp
     )
     assert repsim("run", "-q", *SMALL, entry(folder), "resume=latest")[0] == 0
     assert [where.rsplit("step")[-1] for where in loaded] == ["5"]
-    assert results.read_manifest(newest())["status"] == "complete"
+    assert reader.read_manifest(newest())["status"] == "complete"
 
 
 def test_a_cache_that_cannot_be_written_changes_nothing(repsim, newest, folder, monkeypatch):

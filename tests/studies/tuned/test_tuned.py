@@ -23,7 +23,7 @@ from repsim_cli.config.run import validate
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.transformers import predicts_next
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.studies.tuned import changes
 from repsim_cli.studies.tuned import study as tuned
@@ -210,16 +210,16 @@ def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, mo
     batches = -(-6 // 4)
     assert len(passes) == 2 * batches
     assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]")[0] == 0
-    assert results.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_a_step400"]
+    assert reader.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_a_step400"]
     assert len(passes) == 4 * batches
-    both = {path: (newest() / path).read_bytes() for path in results.read_manifest(newest())["files"]}
+    both = {path: (newest() / path).read_bytes() for path in reader.read_manifest(newest())["files"]}
     assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]")[0] == 0
-    assert (results.read_manifest(newest())["models_run"], len(passes)) == ([], 4 * batches)
+    assert (reader.read_manifest(newest())["models_run"], len(passes)) == ([], 4 * batches)
     for path, content in both.items():
         assert path == "config.yaml" or (newest() / path).read_bytes() == content, path
     edited("repsim_cli.studies.tuned.changes")
     assert repsim("run", "-q", *SHORT, "model=[tiny_a,tiny_b]")[0] == 0
-    assert results.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_b"]
+    assert reader.read_manifest(newest())["models_run"] == ["tiny_a", "tiny_b"]
 
 
 def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
@@ -237,7 +237,7 @@ def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, mon
         words = [*SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]", f"hardware.resident={resident}", "cache=false"]
         code, _, err = repsim("run", *words, "measure=[cka]")
         assert code == 0, err
-        written = results.read_manifest(newest())
+        written = reader.read_manifest(newest())
         assert written["models_run"] == ["tiny_a", "tiny_b", "tiny_a_step400"]
         found[resident] = {path: (newest() / path).read_bytes() for path in written["files"] if path != "config.yaml"}
         read = written["data"]["tokens_read"]

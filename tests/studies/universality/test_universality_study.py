@@ -10,10 +10,10 @@ from helpers.recorded import recorded
 
 from repsim_cli import measures
 from repsim_cli.base import registry
+from repsim_cli.engine.corrections import max_t
 from repsim_cli.engine.matrices import matrices_of
-from repsim_cli.engine.significance import max_t
 from repsim_cli.models.transformers import shape_key, untrained
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 from repsim_cli.studies.universality import study
 from repsim_cli.studies.universality.finding import MARKERS
 from repsim_cli.studies.universality.study import between
@@ -76,9 +76,9 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     nulls = {}
     for row in rows:
         matrix = record["matrices"][f"{row['measure']}, any, {row['value']}"]
-        values = results.read_array(newest(), matrix["values"])
-        fresh = results.read_array(newest(), matrix["details"]["untrained"])
-        null = results.read_array(newest(), matrix["details"]["null"])
+        values = reader.read_array(newest(), matrix["values"])
+        fresh = reader.read_array(newest(), matrix["details"]["untrained"])
+        null = reader.read_array(newest(), matrix["details"]["null"])
         assert (values.shape, fresh.shape) == ((6, 6), (6, 6) if row["value"] == "half" else (3, 3))
         assert row["similarity"] == pytest.approx(values[:3, 3:].mean())
         assert row["seeds"] == pytest.approx(values[:3, :3][np.triu_indices(3, 1)].mean())
@@ -93,7 +93,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     assert not any(np.array_equal(*of_both) for of_both in nulls.values())  # of other models
     # the same permutations for both values: max-T over the values of a measure
     of_cka = [record["matrices"][f"cka_unbiased, any, {value}"] for value in ("half", "more")]
-    nulls = [results.read_array(newest(), matrix["details"]["null"]) for matrix in of_cka]
+    nulls = [reader.read_array(newest(), matrix["details"]["null"]) for matrix in of_cka]
     expected = max_t(torch.tensor([x["about"]["tested"] for x in of_cka]), torch.from_numpy(np.stack(nulls, 1)))
     assert [x["about"]["p_family"] for x in of_cka] == pytest.approx(expected.tolist())
     assert [row[:3] for row in record["tables"]["universality of factors"]["rows"]] == [

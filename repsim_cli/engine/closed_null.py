@@ -1,0 +1,136 @@
+"""The null of random pairings of inner products in closed form."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.engine.pairs import PreparedProducts
+from repsim_cli.measures.inner import (
+    AnyKernel,
+    Matrix,
+    Packed,
+    State,
+    gram_tile,
+    unpacked,
+)
+
+SMALLEST = 1e-6  # lower limit of p values in closed form
+
+
+class Moments(NamedTuple):
+    """What the permutation null of an inner product needs from a symmetric matrix M.
+
+    Off the diagonal, M_ij = U_ij + a_i + a_j + mean, where the rows of U sum to 0.
+    norm, trace, cubes: |U|^2, tr U^3 and the sum of U_ij^3.
+    linear: F, a and the centred diagonal, weighted so that inner products of permuted parts are sums of products.
+    constant: the part that does not depend on the order.
+    squares: F' (row sums of U_ij^2). form: F' U F.
+    """
+
+    norm: float
+    trace: float
+    cubes: float
+    linear: Float[Tensor, "n 2"]
+    constant: Float[Tensor, " 2"]
+    squares: Float[Tensor, " 2"]
+    form: Float[Tensor, "2 2"]
+
+
+def moments(matrix: Float[Tensor, "n n"]) -> Moments:
+    n = len(matrix)
+    diagonal = matrix.diagonal().double()
+    off = matrix.clone()
+    off.fill_diagonal_(0)
+    sums = off.sum(1, dtype=torch.float64)
+    mean = sums.sum() / (n * (n - 1))
+    effects = (sums - (n - 1) * mean) / (n - 2)
+    off -= (effects + mean / 2).to(off.dtype)[:, None]
+    off -= (effects + mean / 2).to(off.dtype)[None]
+    off.fill_diagonal_(0)
+    squares = off.square()
+    linear = torch.stack([effects * math.sqrt(2 * (n - 2)), diagonal - diagonal.mean()], 1)
+    return Moments(
+        norm=float(squares.sum(dtype=torch.float64)),
+        trace=float(((off @ off) * off).sum(dtype=torch.float64)),
+        cubes=float((squares * off).sum(dtype=torch.float64)),
+        linear=linear,
+        constant=torch.stack([mean * math.sqrt(n * (n - 1)), diagonal.mean() * math.sqrt(n)]),
+        squares=squares.sum(1, dtype=torch.float64) @ linear,
+        form=linear.T @ (off @ linear.to(off.dtype)).double(),
+    )
+
+
+class Null(NamedTuple):
+    """Mean, standard deviation and skewness of the inner products of all pairs if the rows of a side are permuted."""
+
+    mean: Matrix
+    deviation: Matrix
+    skewness: Matrix
+
+
+def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
+    """The permutation null of <M_a, P N_b P'>: mean and variance exact, skewness to leading order.
+
+    The U parts and the linear parts are uncorrelated. Their variances: 2 |U|^2 |V|^2 / (n (n - 3)), and for sums
+    of f_i g_P(i): |f|^2 |g|^2 / (n - 1) (Hoeffding 1951).
+    """
+    n = len(rows[0].linear)
+
+    def stacked(side: Sequence[Moments]) -> tuple[Tensor, ...]:
+        linear = torch.stack([m.linear for m in side])
+        scalars = torch.tensor([[m.norm, m.trace, m.cubes] for m in side], dtype=torch.float64, device=linear.device)
+        return (
+            *scalars.unbind(1),
+            torch.stack([m.constant for m in side]),
+            torch.stack([m.squares for m in side]),
+            torch.stack([m.form for m in side]).flatten(1),
+            torch.einsum("rik,ril->rkl", linear, linear).flatten(1),
+            torch.einsum("rik,ril,rim->rklm", linear, linear, linear).flatten(1),
+        )
+
+    norm, trace, cubes, constant, squares, form, second, third = (
+        a.view(len(rows), -1) @ b.view(len(columns), -1).T for a, b in zip(stacked(rows), stacked(columns), strict=True)
+    )
+    unit = 2 / (n * (n - 3))
+    deviation = (unit * norm + second / (n - 1)).sqrt()
+    quadratic = unit**1.5 * (math.sqrt(8) * trace + math.sqrt(2) * n * cubes)
+    mixed = (12 * squares + 6 * form) / (n * (n - 1))
+    linear = third * n / ((n - 1) * (n - 2))
+    return Null(constant, deviation, (quadratic + mixed + linear) / deviation**3)
+
+
+def tail(z: Matrix, skewness: Matrix) -> Matrix:
+    """P(Z >= z) for a Pearson type III variable with mean 0, variance 1 and this skewness.
+
+    At least SMALLEST, since three moments do not determine how far a tail reaches. Compared with 600 to 1000
+    permutations of 40 to 300 rows (normal, lognormal, t, one large row), the p value differs by up to 0.10, or 0.07
+    where it is below 0.1, at a skewness up to SKEWED. Above that, where a few rows hold most of the variance, it
+    differs by up to 0.58.
+    """
+    p = scipy.stats.pearson3.sf(z.cpu().numpy(), skewness.cpu().numpy())
+    return torch.from_numpy(np.asarray(p, dtype=np.float64)).clamp_min(SMALLEST)
+
+
+def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
+    """z and skewness of the inner products of all pairs under the null, in closed form."""
+    measure = prepared.measure
+    known = {
+        kernel: [moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
+        for kernel in dict.fromkeys((measure.row, measure.column))
+    }
+    null = closed_form(known[measure.row], known[measure.column])
+    return {"z": (prepared.cross - null.mean) / null.deviation, "skewness": null.skewness}
+
+
+def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
+    """The whole (n, n) matrix of a representation."""
+    if isinstance(kernel, Packed):
+        return unpacked(state.features.values, n)
+    whole = slice(0, n)
+    return kernel.cells(state.fit, gram_tile(state.features, whole, whole), whole, whole)

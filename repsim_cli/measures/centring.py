@@ -1,0 +1,116 @@
+"""Rows without their mean, of mean squared norm 1, as most measures take them."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.gram import gram_matrix, squared_norms, strips
+from repsim_cli.measures.inner import CentredRows
+
+CACHED = 1 << 17  # cells
+FEW = 512  # rows, of which the whole Gram matrix is held
+
+
+def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
+    """x with column means removed and scaled to mean squared row norm 1, and the scale that was divided out.
+
+    In x's precision (float32 for half-precision input): the first pass removes a large common offset, exact up to
+    rounding; the second removes what is left, a mean in float64. Raises Degenerate for a constant representation.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    unit = float(unit_of(x))
+    x = x / unit
+    largest = float(x.abs().max())
+    x -= x.mean(0)
+    x -= x.mean(0, dtype=torch.float64).to(x.dtype)
+    scale = float(torch.linalg.vector_norm(x, dtype=torch.float64)) / len(x) ** 0.5
+    # for a constant column, float64 rounding of the mean leaves this much
+    if scale <= 1e-13 * largest:
+        raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
+    return x / scale, scale * unit
+
+
+def unit_of(x: Tensor, dim: int | None = None) -> Tensor:
+    """A power of two: divided by it, no square of a number that counts overflows or vanishes. It is at the largest
+    number, of all or along a dimension, where that is far from 1."""
+    largest = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
+    most = -math.log2(torch.finfo(x.dtype).tiny)  # so that it and its inverse are numbers of the type
+    exponents = torch.frexp(largest).exponent.double().clamp(-most, most)
+    return torch.where(exponents.abs() < most / 8, 0, exponents).exp2().to(x.dtype)
+
+
+# share of the largest entry: rows closer than this differ by the rounding of float32 alone
+FLAT = 1e-5
+
+
+def blocks(x: Float[Tensor, "n d"]) -> Iterator[slice]:
+    """All rows, as many at a time as fit into the processor's cache."""
+    size = max(1, CACHED // x.shape[1])
+    return (slice(start, start + size) for start in range(0, len(x), size))
+
+
+def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
+    """`centred` rows without a copy, as features of every kernel on their Gram matrix."""
+    n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
+    if n <= min(x.shape[1], FEW) and (wide := _wide(x)) is not None:
+        return wide
+    sums, largest = x.new_zeros(x.shape[1], dtype=torch.float64), 0.0
+    for rows in blocks(x):
+        block = x[rows].to(dtype)
+        sums += block.sum(0)
+        largest = max(largest, *(abs(float(end)) for end in block.aminmax()))
+    mean, sums = (sums / n).to(dtype), torch.zeros_like(sums)
+    for rows in blocks(x):
+        sums += (x[rows].to(dtype) - mean).sum(0)
+    rest = sums / n
+    # in units of the largest entry, whose square neither overflows nor vanishes
+    least = 4 * torch.finfo(dtype).tiny  # the inverse of less may overflow
+    unit = _inverse_is_exact(max(largest, least), dtype)
+    given = CentredRows(x, mean, (-rest / unit).to(dtype), unit, x.new_empty(0, dtype=torch.float64))
+    norms = torch.cat([squared_norms(given.block(rows)) for rows in blocks(x)])
+    size = math.sqrt(float(norms.sum()) / n)
+    # for a constant column, float64 rounding of the mean leaves this much
+    if size <= 1e-13 or size * unit < least:
+        raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
+    scale = _inverse_is_exact(size * unit, dtype)
+    return CentredRows(x, mean, (-rest / scale).to(dtype), scale, norms * (unit / scale) ** 2)
+
+
+def _wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
+    """Few rows of many features: centred, and their Gram matrix, strip by strip, so that they are read once.
+
+    None where rows differ by little beside their mean, or by so much or little that squares would not do.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    means, rests, gram = [], [], None
+    for strip in strips(x):
+        part = x[:, strip].to(dtype)
+        means.append(part.mean(0))
+        near = part - means[-1]
+        rests.append(near.mean(0))
+        product = gram_matrix(near.sub_(rests[-1]))
+        gram = product if gram is None else gram.double() + product
+    assert gram is not None
+    mean, norms = torch.cat(means), gram.diagonal().double()
+    size = math.sqrt(max(float(norms.mean()), 0.0))
+    if not 1e-12 < size < 1e15 or not size > 1e-4 * float(torch.linalg.vector_norm(mean)):
+        return None
+    scale = _inverse_is_exact(size, dtype)
+    return CentredRows(x, mean, torch.cat(rests) / -scale, scale, norms / scale**2, gram.div_(scale**2).to(dtype))
+
+
+def _inverse_is_exact(scale: float, dtype: torch.dtype) -> float:
+    """The nearest scale whose inverse, by which rows are multiplied, is a number of the type."""
+    return 1 / torch.tensor(1 / scale, dtype=dtype).item()
+
+
+def rounding_floor(n: int, dtype: torch.dtype) -> float:
+    """Self-products of (n, n) matrices of `centred` rows below this are rounding and count as 0.
+
+    Rounding is eps |x_i|^2 per cell, and |x_i|^2 at most n, in a single row: eps^2 n^3 in total.
+    """
+    return 100 * torch.finfo(dtype).eps ** 2 * n**3
