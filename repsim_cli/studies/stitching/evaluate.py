@@ -291,3 +291,36 @@ def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 
     kl = nn.functional.kl_div(given.log_p, alone.log_p, reduction="none", log_target=True).sum(1)
     values = (loss, given.answer == given.right, kl, given.answer != alone.answer)
     return torch.stack([_sums(value, given, count) for value in values])
+
+
+def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
+    both.
+
+    fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
+    empty.
+    """
+    count = len(sequences.ids)
+    evaluation = count if evaluation is None else evaluation
+    if fitted and count <= evaluation:
+        raise BadInput(
+            f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "
+            f"{evaluation}; lower options.evaluation, or give more data"
+        )
+    held = np.arange(max(count - evaluation, 0), count)
+    if not fitted:
+        return sequences.take(held[:0]), sequences.take(held)
+    documents = np.unique(sequences.document[held][sequences.text[held]])
+    shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
+    train = np.flatnonzero(~shared[: held[0]])
+    if not len(train):
+        raise BadInput(
+            f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
+            "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
+        )
+    return sequences.take(train), sequences.take(held)
+
+
+def content(sequences: Sequences) -> list[Any]:
+    labels = sequences.labels
+    return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]
