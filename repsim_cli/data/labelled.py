@@ -194,17 +194,17 @@ class Examples(Data):
             return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
         examples, dropped = self.examples()
         codes = self._codes(examples)
-        return pad(
+        padded = pad(
             [example.texts for example in examples],
             tokenizer,
             length=extract.length,
             sequences=extract.sequences,
             seed=seed,
             source=self.source,
-            labels=None if codes is None else (codes, self.names),
-            dropped=dropped,
             whole=extract.unit == "token" and extract.padding == "keep",
         )
+        labels = None if codes is None else Labels(np.asarray(codes)[padded.example], self.names)
+        return replace(padded, labels=labels, dropped=dropped)
 
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """A sequence for each stretch of an example, with its label."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import Tally
-from repsim_cli.activations.by_block import parts, run_by_block
+from repsim_cli.activations.by_block import ByBlock, parts, run_by_block
 from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import named
@@ -198,7 +198,8 @@ def record_alone(
         part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, extraction.devices[label])))
         windows = windows_of(sequences, extract, hardware)
         with run.stage("activations by block"):
-            run_by_block(reading, part, sequences[label], windows, extract, hardware, entry, run.progress, tally=counts)
+            given = ByBlock(reading, part, sequences[label], windows, extract, hardware, entry)
+            run_by_block(given, run.progress, tally=counts)
         return
     progress = partial(run.progress, label=f"activations of {label}", unit="batches")
     with run.stage("models"):

@@ -248,10 +248,10 @@ def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
         model_place.where,
         model_place.revision,
         lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how, quantize),
-        (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
     quantized = getattr(model_place.config, "quantization_config", None) is not None
-    return replace(made, parts=not quantized and quantize is None and not is_gguf(model_place.where))
+    parts = not quantized and quantize is None and not is_gguf(model_place.where)
+    return replace(made, parts=parts, metrics=(lambda: json_file(metrics)) if metrics.is_file() else None)
 
 
 def load(

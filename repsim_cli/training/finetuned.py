@@ -51,7 +51,7 @@ from repsim_cli.training.finetune import (
     logits_of,
     word_tokenizer,
 )
-from repsim_cli.training.loop import nothing
+from repsim_cli.training.loop import Along, nothing
 from repsim_cli.training.masked import marked_tokenizer
 from repsim_cli.training.sparse import achieved, blocks_of
 from repsim_cli.training.trained import Metrics, Trained
@@ -256,9 +256,7 @@ class Classifiers:
             recipe,
             segments=self.bare.segments,
             seed=seed,
-            save=save,
-            state=scratch / STATE,
-            progress=progress,
+            along=Along(save=save, state=scratch / STATE, progress=progress),
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
         if name == "train":

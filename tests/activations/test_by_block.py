@@ -97,7 +97,7 @@ def run(source, given, extract, entry, hardware=TWO, part=None):
     (reading,) = readings({"m": source}, extract)
     part = part or by_block.parts(source, reading.eager, Loading(dtype=getattr(torch, hardware.dtype)))
     windows = windows_of({"m": given}, extract, hardware)
-    by_block.run_by_block(reading, part, given, windows, extract, hardware, entry, quiet)
+    by_block.run_by_block(by_block.ByBlock(reading, part, given, windows, extract, hardware, entry), quiet)
     stored = from_entry(entry, {})
     return [stored.read(layer.name, slice(0, stored.rows)) for layer in reading.layers]
 
