@@ -171,6 +171,20 @@ class Scores:
         return Estimate(float(mean), float(np.sqrt(spread) / total))
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How all sequences run.
+
+    batch_size: sequences per forward pass. seed: of the order of shuffled rows. entry: of the cache, where the scores of
+    every batch are kept, from which a killed run resumes.
+    """
+
+    batch_size: int
+    seed: int = 0
+    progress: Progress = quiet
+    entry: Entry | None = None
+
+
 @torch.no_grad()
 def evaluate_stitches(
     heads: Mapping[Head, Whole],
@@ -178,26 +192,22 @@ def evaluate_stitches(
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: PredictionTask,
-    *,
+    passes: Passes,
     maps: Mapping[Stitch, nn.Module] = {},
-    batch_size: int,
-    seed: int = 0,
-    progress: Progress = quiet,
-    entry: Entry | None = None,
 ) -> Scores:
     """Scores of stitched models and of their tails on all sequences; at least two sequences.
 
     Every model runs once per batch, up to its deepest layer that is needed; then the tail of every stitch runs.
-    maps: the stitch layers; the identity where there is none. seed: of the order of shuffled rows. entry: of the cache,
-    where the scores of every batch are kept, from which a killed run resumes.
+    maps: the stitch layers; the identity where there is none.
     """
     if len(sequences.ids) < 2:
         raise BadInput(f"data: no evaluation rows are left, got {len(sequences.ids)} sequences; give more data")
     order = list(dict.fromkeys(stitch.tail for stitch in stitches))
+    batch_size, entry = passes.batch_size, passes.entry
     starts = range(0, len(sequences.ids), batch_size)
     parts: list[dict[str, Tensor]] = []
     cut: dict[tuple[str, Layer], Any] = {}
-    for start in progress(starts, label="stitched models", unit="batches"):
+    for start in passes.progress(starts, label="stitched models", unit="batches"):
         name = f"{start:08d}"
         if entry is not None and name in entry.files:
             parts.append(safetensors.torch.load_file(entry.files[name]))
@@ -205,7 +215,7 @@ def evaluate_stitches(
         rows = slice(start, start + batch_size)
         inputs = inputs_of(sequences, rows)
         labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
-        read = Streams(heads, tails, stitches, inputs, seed + start)
+        read = Streams(heads, tails, stitches, inputs, passes.seed + start)
         alone: list[Tensor] = []
         stitched: dict[Stitch, Tensor] = {}
         weights = torch.empty(0)

@@ -31,6 +31,7 @@ from repsim_cli.studies.stitching.checks import check_groups, check_recipe, diff
 from repsim_cli.studies.stitching.evaluate import (
     Head,
     HeadKind,
+    Passes,
     PredictionTask,
     Scores,
     Stitch,
@@ -43,7 +44,7 @@ from repsim_cli.studies.stitching.evaluate import (
 from repsim_cli.studies.stitching.layers import check_layer
 from repsim_cli.studies.stitching.models import Whole, open_whole, scrambled
 from repsim_cli.studies.stitching.results import curve_of_losses, results_of_groups, tables_of_pairs
-from repsim_cli.studies.stitching.train import StitchFit, StitchRecipe, fit_key, fit_stitches
+from repsim_cli.studies.stitching.train import Fitting, StitchFit, StitchRecipe, fit_key, fit_stitches
 
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
@@ -240,11 +241,8 @@ class Stitching(Study):
                 whole,
                 held,
                 task,
-                maps=maps,
-                batch_size=hardware.batch_size,
-                seed=self.seed,
-                progress=run.progress,
-                entry=entries.get(name or ""),
+                Passes(hardware.batch_size, self.seed, run.progress, entries.get(name or "")),
+                maps,
             )
         with run.stage("results"):
             classifiers = task.outputs != ()
@@ -291,9 +289,8 @@ class Stitching(Study):
         progress: Progress,
     ) -> dict[Stitch, StitchFit]:
         """The stitch layers between a head and a tail."""
-        batch_size, seed = self.hardware.batch_size, self.seed
-        given = {"batch_size": batch_size, "seed": seed, "progress": progress, "entries": entries}
-        return fit_stitches(head, tail, stitches, train, task, self.recipe, **given)
+        fitting = Fitting(self.recipe, self.hardware.batch_size, self.seed, progress)
+        return fit_stitches(head, tail, stitches, train, task, fitting, entries)
 
     def units(self, run: Run) -> Iterator[Phase]:
         """A unit per head and tail: their stitch layers, which are fitted side by side."""
