@@ -175,8 +175,8 @@ class Scores:
 class Passes:
     """How all sequences run.
 
-    batch_size: sequences per forward pass. seed: of the order of shuffled rows. entry: of the cache, where the scores of
-    every batch are kept, from which a killed run resumes.
+    batch_size: sequences per forward pass. seed: of the order of shuffled rows. entry: of the cache, where the scores
+    of every batch are kept, from which a killed run resumes.
     """
 
     batch_size: int
