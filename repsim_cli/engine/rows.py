@@ -20,7 +20,7 @@ from repsim_cli.activations.places import row_positions, rows_left
 from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks, windows_of
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
@@ -88,14 +88,11 @@ class Rows:
         """The rows that models give, from this row of the run on."""
         return blocks(
             readings,
-            self.modules,
-            self.recorders,
-            self.sequences,
+            Running(self.modules, self.sequences, self.recorders, self.tally),
             self.extraction.extract,
             self.extraction.hardware,
             progress,
             self.remedies.first(first),
-            self.tally,
         )
 
     def part(self, chosen: Sequence[int]) -> tuple[list[Reading], list[int]]:
@@ -206,7 +203,7 @@ def record_alone(
         modules = {label: loaded(reading, extraction)}
     with run.stage("activations"):
         for _ in blocks(
-            [reading], modules, {label: Recorder(entry, only)}, sequences, extract, hardware, progress, tally=counts
+            [reading], Running(modules, sequences, {label: Recorder(entry, only)}, counts), extract, hardware, progress
         ):
             pass
     modules.clear()

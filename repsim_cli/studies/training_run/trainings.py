@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repsim_cli.activations.cached import cached, from_cache
 from repsim_cli.activations.readings import Reading, loading
 from repsim_cli.activations.rows import batches, blocks
-from repsim_cli.activations.stored import Recorder, activations_key
+from repsim_cli.activations.stored import Recorder, Running, activations_key
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
@@ -283,7 +283,7 @@ class Training:
         def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
-            rows = blocks([reading], modules, recorders, sequences, extract, hardware, quiet, tally=count)
+            rows = blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
             rows = self.diagnosis.watched(rows, reading.layers)  # of the checkpoint that is read first, the last one
             return batches(rows, extract, compared.total, compared.seed)
 
@@ -303,8 +303,8 @@ class Training:
             attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
             kept: list[list[Tensor]] = []
             for recorders in attempts:  # a second time where the cache could not be written
-                given = {label: module}, recorders, sequences, extract, hardware, quiet
-                rows = blocks([of_checkpoint], *given, tally=count)
+                running = Running({label: module}, sequences, recorders, count)
+                rows = blocks([of_checkpoint], running, extract, hardware, quiet)
                 kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
                 if entry is not None and entry.complete:
                     break

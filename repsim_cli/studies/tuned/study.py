@@ -17,6 +17,7 @@ from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
@@ -292,7 +293,7 @@ class Tuned(Study):
 
         def stream(reading: Reading, progress: Any) -> Iterator[Block]:
             # with the sequences of all models, whose windows are then the same
-            rows = blocks([reading], modules, {}, sequences, extract, hardware, progress, tally=counts)
+            rows = blocks([reading], Running(modules, sequences, tally=counts), extract, hardware, progress)
             return remedies.rows(rows)
 
         base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))
