@@ -31,6 +31,7 @@ from repsim_cli import measures
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.readings import loading, readings
 from repsim_cli.activations.rows import Forward, batches, blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.presets import entries
@@ -128,7 +129,7 @@ def stream_of(
     found = readings(models, extract)
 
     def stream() -> Iterator[list[torch.Tensor]]:
-        rows = blocks(found, modules, {}, dict.fromkeys(models, given), extract, hardware, iter)
+        rows = blocks(found, Running(modules, dict.fromkeys(models, given)), extract, hardware, iter)
         return batches(rows, extract, given.ids.size, 0)
 
     return stream

@@ -28,6 +28,7 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.binding import bind_model
@@ -52,11 +53,11 @@ def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
     source = bind_model(model, entry)
     found, hardware = readings({model: source}, extract), Hardware(batch_size=512)
     if isinstance(source, Precomputed):
-        stream, total = blocks(found, {}, {}, {}, extract, hardware, iter), source.rows
+        stream, total = blocks(found, Running({}, {}), extract, hardware, iter), source.rows
     else:
         sequences = modular_pairs(numbers=entry["recipe"]["moduli"][0]).sequences(source.tokenizer(), extract, 0)
         modules, total = {model: source.load(False)}, len(sequences.inputs)
-        stream = blocks(found, modules, {}, {model: sequences}, extract, hardware, iter)
+        stream = blocks(found, Running(modules, {model: sequences}), extract, hardware, iter)
     (rows,) = batches(stream, extract, total, 0)
     return {layer.name: x for layer, x in zip(found[0].layers, rows, strict=True)}
 

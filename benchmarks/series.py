@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from repsim_cli.activations.rows import blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.measures import get
@@ -85,7 +86,7 @@ def bare(folder: Path, scratch: Path) -> None:
         source = checkpoint.open()
         source.identity()
         reading = replace(training.reading, source=source)
-        for _ in blocks([reading], {"m": source.load(False)}, {}, sequences, EXTRACT, HARDWARE, results.quiet):
+        for _ in blocks([reading], Running({"m": source.load(False)}, sequences), EXTRACT, HARDWARE, results.quiet):
             pass
 
 

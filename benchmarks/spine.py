@@ -19,6 +19,7 @@ import torch
 
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.packing import pack
@@ -60,7 +61,7 @@ def time_beyond_forwards() -> None:
                 module(input_ids=ids, attention_mask=torch.ones_like(ids))
 
     def stream():
-        rows = blocks(found, modules, {}, dict.fromkeys(models, sequences), extract, hardware, iter)
+        rows = blocks(found, Running(modules, dict.fromkeys(models, sequences)), extract, hardware, iter)
         return batches(rows, extract, sequences.ids.size, 0)
 
     def captured() -> None:

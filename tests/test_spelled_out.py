@@ -16,6 +16,7 @@ from transformers import AutoModel, BertConfig, ByT5Tokenizer, LlamaConfig, PreT
 from repsim_cli.activations.inputs import described, sequences_of, tokenizers
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import EveryData, Extract, Hardware
 from repsim_cli.data.base import with_keys
@@ -96,7 +97,7 @@ def run(folder):
         live = {"m": replace(source, tokenizer=lambda: tokenizer)}
         extract = Extract(hook_points=["embed", "resid_post@0"], unit=unit, length=LENGTH, **settings)
         sequences = sequences_of(live, tokenizers(live, data, extract), data, extract, 0)
-        given = readings(live, extract), {"m": module}, {}, sequences, extract, Hardware(batch_size=5)
+        given = readings(live, extract), Running({"m": module}, sequences), extract, Hardware(batch_size=5)
         parts = [torch.stack(block.rows) for block in blocks(*given, iter)]
         return torch.cat(parts, 1), described(sequences, data, extract)[0]
 

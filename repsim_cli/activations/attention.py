@@ -5,13 +5,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from repsim_cli.activations.batching import (
     Tally,
@@ -26,7 +25,7 @@ from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand, heads_of
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.readings import Layer, Reading
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
@@ -116,21 +115,18 @@ def windows_of(sequences: Mapping[str, Sequences], hardware: Hardware) -> list[s
 
 def maps(
     readings: Sequence[Reading],
-    modules: Mapping[str, nn.Module],
-    sequences: Mapping[str, Sequences],
+    running: Running,
     special: Special,
     hardware: Hardware,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     first: int = 0,
-    tally: Tally | None = None,
-    recorders: Mapping[str, Recorder] = MappingProxyType({}),
 ) -> Iterator[Maps]:
     """The maps of all heads of these models, one window of sentences (`batching`) at a time, from window `first` on.
 
-    modules: with eager attention, on their devices. sequences: of all models of the run, with maps of one size
-    (`check_units`). tally: counts what is run. recorders: of models whose maps are read from a file, or run and written
-    to one; a model whose maps are all in files needs no module. Raises RunFailed for a model without attention weights.
+    Modules have eager attention, and the maps of all sequences one size (`check_units`). Raises RunFailed for a model
+    without attention weights.
     """
+    modules, sequences = running.modules, running.sequences
     layers = head_places(readings)
     sizes = units(sequences[readings[0].label], special).max(1) + 1
     with ExitStack() as stack:
@@ -143,14 +139,14 @@ def maps(
                 sequences=sequences[r.label],
                 special=special,
                 hardware=hardware,
-                tally=tally,
+                tally=running.tally,
             )
             for r in readings
             if isinstance(source := r.source, Source) and r.label in modules
         }
 
         def cells(label: str, window: slice) -> Tensor:
-            recorder = recorders.get(label)
+            recorder = running.recorders.get(label)
             if recorder and (stored := recorder.read(window)):
                 return stored[0].to(hardware.device)
             made = torch.cat([heads.flatten(1) for heads in forwards[label].maps(window)], 1)

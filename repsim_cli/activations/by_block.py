@@ -122,36 +122,42 @@ class _TooLarge(Exception):
         self.sequences = sequences
 
 
-def run_by_block(
-    reading: Reading,
-    part: Part,
-    sequences: Sequences,
-    windows: Sequence[slice],
-    extract: Extract,
-    hardware: Hardware,
-    entry: Entry,
-    progress: Progress,
-    tally: Tally | None = None,
-) -> None:
-    """Completes the model's entry, which may hold finished blocks of an interrupted run with batches of the same size.
+@dataclass(frozen=True)
+class ByBlock:
+    """What is run by block.
 
     part: the backbone in eval mode, on its device and in its dtype, with the weights of some modules alone.
-    windows: of the sequences (`windows_of`). tally: counts what is run. Where the device runs out of memory, the pass
-    starts again with batches half as large.
+    windows: of the sequences (`windows_of`). entry: of the cache, for the rows.
     """
+
+    reading: Reading
+    part: Part
+    sequences: Sequences
+    windows: Sequence[slice]
+    extract: Extract
+    hardware: Hardware
+    entry: Entry
+
+
+def run_by_block(given: ByBlock, progress: Progress, tally: Tally | None = None) -> None:
+    """Completes the model's entry, which may hold finished blocks of an interrupted run with batches of the same size.
+
+    tally: counts what is run. Where the device runs out of memory, the pass starts again with batches half as large.
+    """
+    label = given.reading.label
     while True:
         try:
-            done = _run(reading, part, sequences, windows, extract, hardware, entry, progress)
+            done = _run(given, progress)
             break
         except _TooLarge as error:
             size = error.sequences
         if size == 1:
             raise RunFailed(
-                f"model.{reading.label}: one sequence does not fit into memory by block, got {extract.length} tokens; "
+                f"model.{label}: one sequence does not fit into memory by block, got {given.extract.length} tokens; "
                 "lower extract.length, or use another dtype or device"
             )
-        log.warning("model.%s: out of memory with %d sequences; starting with %d", reading.label, size, size // 2)
-        hardware = replace(hardware, batch_size=size // 2)
+        log.warning("model.%s: out of memory with %d sequences; starting with %d", label, size, size // 2)
+        given = replace(given, hardware=replace(given.hardware, batch_size=size // 2))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     done.finish()
@@ -159,20 +165,9 @@ def run_by_block(
         done.count(tally)
 
 
-def _run(
-    reading: Reading,
-    part: Part,
-    sequences: Sequences,
-    windows: Sequence[slice],
-    extract: Extract,
-    hardware: Hardware,
-    entry: Entry,
-    progress: Progress,
-) -> "_Pass":
+def _run(given: ByBlock, progress: Progress) -> "_Pass":
     """The pass after all of its steps. Raises _TooLarge."""
-    filled, other = (
-        _Pass(reading, part, sequences, windows, extract, hardware, entry, padded=padded) for padded in (True, False)
-    )
+    filled, other = (_Pass(given, padded=padded) for padded in (True, False))
     try:
         done = other if other.done() else filled
         done.run(progress)
@@ -185,26 +180,16 @@ def _run(
 class _Pass:
     """A pass with batches of one kind. padded: whether their sequences may be padded."""
 
-    def __init__(
-        self,
-        reading: Reading,
-        part: Part,
-        sequences: Sequences,
-        windows: Sequence[slice],
-        extract: Extract,
-        hardware: Hardware,
-        entry: Entry,
-        *,
-        padded: bool,
-    ):
-        assert isinstance(reading.source, Source)
-        self.reading, self.source, self.part, self.entry = reading, reading.source, part, entry
-        self.sequences, self.windows, self.extract, self.hardware = sequences, windows, extract, hardware
+    def __init__(self, given: ByBlock, *, padded: bool):
+        assert isinstance(given.reading.source, Source)
+        self.reading, self.source, self.part, self.entry = given.reading, given.reading.source, given.part, given.entry
+        self.sequences, self.windows = given.sequences, given.windows
+        self.extract, self.hardware = given.extract, given.hardware
         self.padded = padded
-        self.steps = steps_of(self.source, reading.points)
-        batches = f"{windows} {hardware.batch_size} {hardware.batch_tokens} {padded}"
+        self.steps = steps_of(self.source, self.reading.points)
+        batches = f"{self.windows} {self.hardware.batch_size} {self.hardware.batch_tokens} {padded}"
         self.sign = xxhash.xxh3_64_hexdigest(batches.encode())
-        self.stream = None if hardware.stream is None else getattr(torch, hardware.stream)
+        self.stream = None if self.hardware.stream is None else getattr(torch, self.hardware.stream)
 
     def name(self, what: str, number: int) -> str:
         """The name in the entry of the rows or the stream of a step."""

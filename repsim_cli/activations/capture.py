@@ -1,7 +1,7 @@
 """Reading hook points during a forward pass of a backbone, which stops after the deepest of them."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -38,8 +38,6 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
     captured: dict[HookPoint, Tensor] = {}
     calls: Counter[HookPoint] = Counter()
     shape: list[torch.Size] = []  # of the inputs
-    watch = Watch()
-    attending: dict[str, list[Callable[[Any], None]]] = {}  # what reads an attention module, by its name
     backbone = model.get_submodule(backbone_path(model, source)) if LOGITS in points else model
     modules = {**source.modules(backbone), "": model}
     main: Any = getattr(model, "main_input_name", "input_ids")
@@ -57,6 +55,46 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         if len(captured) == len(points):
             raise _Done
 
+    with _hooks(points, source, modules, keep) as watch:
+        guessed = source.architecture is not None and source.architecture.guessed
+        unchecked = guessed and any(point.module is None for point in points)
+
+        @torch.inference_mode()
+        def read(inputs: Tensor, mask: Bool[Tensor, "b s"] | None, **more: Tensor) -> dict[HookPoint, Tensor]:
+            nonlocal unchecked
+            given = {main: inputs, **more}
+            if mask is not None:
+                given |= _masks(model, source, inputs, mask)
+            if unchecked and mask is not None:
+                _check_stream(backbone, source, given)
+                unchecked = False
+            captured.clear()
+            calls.clear()
+            if watch is not None:
+                watch.running.clear()
+            shape[:] = [inputs.shape]
+            try:
+                with watch or nullcontext():
+                    model(**given)
+            except _Done:
+                return {point: captured[point] for point in points}
+            missing = ", ".join(str(point) for point in points if point not in captured)
+            raise RunFailed(f"{missing}: never reached in a forward pass of {source.model_type}; choose another")
+
+        yield read
+
+
+@contextmanager
+def _hooks(
+    points: Sequence[HookPoint],
+    source: Source,
+    modules: Mapping[str, Any],
+    keep: Callable[[HookPoint, Point, Any], None],
+) -> Iterator[Watch | None]:
+    """Keeps what passes at hook points while the context lasts; what must be entered around a pass where attention
+    modules are read."""
+    watch = Watch()
+    attending: dict[str, list[Callable[[Any], None]]] = {}  # what reads an attention module, by its name
     handles = []
     try:
         for point in points:
@@ -71,38 +109,21 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         for name, takes in attending.items():
             handles.append(modules[name].register_forward_pre_hook(lambda *_: watch.begin()))
             handles.append(modules[name].register_forward_hook(partial(_attended, watch, takes)))
-
-        guessed = source.architecture is not None and source.architecture.guessed
-        unchecked = guessed and any(point.module is None for point in points)
-
-        @torch.inference_mode()
-        def read(inputs: Tensor, mask: Bool[Tensor, "b s"] | None, **more: Tensor) -> dict[HookPoint, Tensor]:
-            nonlocal unchecked
-            given = {main: inputs, **more}
-            if source.modality in MASKED and mask is not None:
-                given["attention_mask"] = mask.long()
-            if source.modality == "text" and mask is not None and source.architecture and source.architecture.stacks:
-                given["decoder_input_ids"], behind = shifted(model.config, inputs, mask)
-                given["decoder_attention_mask"] = behind.long()
-            if unchecked and mask is not None:
-                _check_stream(backbone, source, given)
-                unchecked = False
-            captured.clear()
-            calls.clear()
-            watch.running.clear()
-            shape[:] = [inputs.shape]
-            try:
-                with watch if attending else nullcontext():
-                    model(**given)
-            except _Done:
-                return {point: captured[point] for point in points}
-            missing = ", ".join(str(point) for point in points if point not in captured)
-            raise RunFailed(f"{missing}: never reached in a forward pass of {source.model_type}; choose another")
-
-        yield read
+        yield watch if attending else None
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _masks(model: Any, source: Source, inputs: Tensor, mask: Bool[Tensor, "b s"]) -> dict[str, Tensor]:
+    """What the model is given beside its inputs, by name: the mask, and what its decoder reads."""
+    given: dict[str, Tensor] = {}
+    if source.modality in MASKED:
+        given["attention_mask"] = mask.long()
+    if source.modality == "text" and source.architecture and source.architecture.stacks:
+        given["decoder_input_ids"], behind = shifted(model.config, inputs, mask)
+        given["decoder_attention_mask"] = behind.long()
+    return given
 
 
 def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) -> None:

@@ -25,7 +25,7 @@ from repsim_cli.activations.batching import (
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.places import places_read, rows_of, rows_run
 from repsim_cli.activations.readings import Layer, Reading
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import LARGEST, WORDS, Extract, Hardware
 from repsim_cli.data.base import Sequences, draw
@@ -45,20 +45,18 @@ class Block(NamedTuple):
 
 def blocks(
     readings: Sequence[Reading],
-    modules: Mapping[str, nn.Module],
-    recorders: Mapping[str, Recorder],
-    sequences: Mapping[str, Sequences],
+    running: Running,
     extract: Extract,
     hardware: Hardware,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     first_row: int = 0,
-    tally: Tally | None = None,
 ) -> Iterator[Block]:
     """Paired rows of every layer of every model, one window of sequences (`batching`) at a time, in row order, from
     first_row on.
 
-    sequences: of every live model; the same rows for all (`same_rows`). tally: counts what is run.
+    The rows of the sequences are the same for all models (`same_rows`).
     """
+    modules, sequences, recorders = running.modules, running.sequences, running.recorders
     if not sequences:
         total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
         size = min(extract.batch_rows, AT_ONCE) if extract.estimate == "moments" else extract.batch_rows
@@ -77,7 +75,7 @@ def blocks(
                 sequences[r.label],
                 extract,
                 hardware,
-                tally,
+                running.tally,
             )
             for r, source in live
         }

@@ -3,14 +3,16 @@
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from repsim_cli.activations.batching import Tally
 from repsim_cli.activations.hook_points import HookPoint
 from repsim_cli.base import environment
 from repsim_cli.base.settings import WORDS, Extract
@@ -140,3 +142,17 @@ def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
         return torch.cat(parts) if len(parts) != 1 else parts[0]
 
     return Precomputed(names=names, rows=total, widths=entry.meta["widths"], read=read, identity=lambda: identity)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What models run with, by their labels.
+
+    modules: on their devices. sequences: of all live models of the run. recorders: of models whose rows are read from a
+    file, or run and written to one; where all are in files, they need no module. tally: counts what is run.
+    """
+
+    modules: Mapping[str, nn.Module]
+    sequences: Mapping[str, Sequences]
+    recorders: Mapping[str, Recorder] = field(default_factory=dict)
+    tally: Tally | None = None

@@ -206,23 +206,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     if "model" in bound:
         problems += misplaced(plain["study"], study.function, bound["model"])
         problems += unread(plain["study"], study.function, plain["model"])
-    extract = bound.get("extract")
-    problems += [
-        f"extract.{key}: the study {plain['study']} reads {'features' if remedied else 'rows'} as models give them, "
-        f"got {value}; leave it at its default"
-        for key, value in (extract.remedies if extract is not None else {}).items()
-        if key not in remedied
-    ]
-    if plain["hardware"].get("by_block") == "always" and not study.function.by_block:
-        problems.append(
-            f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
-        )
-    attempt(problems, "", lambda: check_executor(plain["hardware"], plain.get("cache") is True))
-    if "significance" not in wanted and plain["significance"].get("method", "none") != "none":
-        problems.append(
-            f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
-            "use significance=none"
-        )
+    _unsuited(problems, plain, study.function, bound.get("extract"))
     for role, make in ROLES.items():
         if role in wanted:
             bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
@@ -248,6 +232,29 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     asked, claims = settled
     models = bound.get("model", {})
     return RunConfig(keys, instance, models, skipped, asked, claims, facts, misfits, notes, options=recorded)
+
+
+def _unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract | None) -> None:
+    """Adds the settings that the study cannot follow."""
+    problems += [
+        f"extract.{key}: the study {plain['study']} reads {'features' if study.takes_remedies else 'rows'} as models "
+        f"give them, got {value}; leave it at its default"
+        for key, value in (extract.remedies if extract is not None else {}).items()
+        if key not in study.takes_remedies
+    ]
+    if plain["hardware"].get("by_block") == "always" and not study.by_block:
+        problems.append(
+            f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"
+        )
+    attempt(problems, "", lambda: check_executor(plain["hardware"], plain.get("cache") is True))
+    if (
+        "significance" not in inspect.signature(study).parameters
+        and plain["significance"].get("method", "none") != "none"
+    ):
+        problems.append(
+            f"significance: the study {plain['study']} tests none, got {plain['significance']['method']}; "
+            "use significance=none"
+        )
 
 
 def _recorded(given: Any, bound: Any) -> Any:

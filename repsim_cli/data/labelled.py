@@ -1,6 +1,5 @@
 """Labelled text: MNLI, HANS, SST-2, Yelp polarity, QNLI, QQP, from the hub or from files in their official formats."""
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,11 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
-from repsim_cli.data.files import existing, json_line, lines_of, local
-from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records, parquet_records
+from repsim_cli.data.files import existing, local
+from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
+from repsim_cli.data.records import file_records
 from repsim_cli.data.words import Tally, aligned, segmented, stretches
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
@@ -194,17 +194,17 @@ class Examples(Data):
             return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
         examples, dropped = self.examples()
         codes = self._codes(examples)
-        return pad(
+        padded = pad(
             [example.texts for example in examples],
             tokenizer,
             length=extract.length,
             sequences=extract.sequences,
             seed=seed,
             source=self.source,
-            labels=None if codes is None else (codes, self.names),
-            dropped=dropped,
             whole=extract.unit == "token" and extract.padding == "keep",
         )
+        labels = None if codes is None else Labels(np.asarray(codes)[padded.example], self.names)
+        return replace(padded, labels=labels, dropped=dropped)
 
     def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """A sequence for each stretch of an example, with its label."""
@@ -233,13 +233,7 @@ def _examples(
     """The examples of a data set. Local files are checked at once, up to their first example."""
     if split not in format.files:
         raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, format.files)}")
-    spelled = {name: name for name in format.labels} | dict(format.spelled)
-    for spelling, name in (labels or {}).items():
-        if name not in format.labels:
-            raise BadInput(f"labels.{spelling}: no such label, got '{name}'; {did_you_mean(name, format.labels)}")
-    # the user's spellings replace the official ones: 1 is positive in some files and negative in others
-    if labels:
-        spelled = {name: name for name in format.labels} | {str(k): v for k, v in labels.items()}
+    spelled = _spelled(format, labels or {})
 
     def records() -> Iterator[Record]:
         if path is not None:
@@ -257,25 +251,38 @@ def _examples(
                 continue
             texts = tuple(_column(record, names, expected) for names in format.texts)
             label = _column(record, format.label) if _has(record, format.label) else None
-            if not chosen(record):
-                continue
-            if not all(text.strip() for text in texts):
-                yield "an empty text"
-            elif label in (NO_LABEL, "-1"):
-                yield "no gold label"
-            elif label is not None and label not in spelled:
-                known = ", ".join(k if k == name else f"{k} ({name})" for k, name in spelled.items())
-                raise BadInput(
-                    f"{record.where}: unknown label, got '{label}'; known: {known}; set data.labels='{{{label}: NAME}}'"
-                )
-            else:
-                tags = (None if record.fields.get(tag) is None else str(record.fields[tag]) for tag in TAGS)
-                yield Example(texts, None if label is None else spelled[label], *tags)
+            if chosen(record):
+                yield _example(record, texts, label, spelled)
 
     if path is not None:
         next((example for example in read() if isinstance(example, Example)), None)
     source = path or (f"{format.hub.hub}, {format.hub.config}" if isinstance(format.hub, HubTable) else format.hub)
     return Examples(read, format.labels, f"{source}, {split}" if path is None or Path(path).is_dir() else str(path))
+
+
+def _spelled(format: Format, labels: Spelled) -> dict[str, str]:
+    """The name of the label by its spelling. The user's spellings replace the official ones: 1 is positive in some
+    files and negative in others."""
+    for spelling, name in labels.items():
+        if name not in format.labels:
+            raise BadInput(f"labels.{spelling}: no such label, got '{name}'; {did_you_mean(name, format.labels)}")
+    given = {str(k): v for k, v in labels.items()} if labels else dict(format.spelled)
+    return {name: name for name in format.labels} | given
+
+
+def _example(record: Record, texts: tuple[str, ...], label: str | None, spelled: Mapping[str, str]) -> Example | str:
+    """The example, or the reason why it is left out."""
+    if not all(text.strip() for text in texts):
+        return "an empty text"
+    if label in (NO_LABEL, "-1"):
+        return "no gold label"
+    if label is not None and label not in spelled:
+        known = ", ".join(k if k == name else f"{k} ({name})" for k, name in spelled.items())
+        raise BadInput(
+            f"{record.where}: unknown label, got '{label}'; known: {known}; set data.labels='{{{label}: NAME}}'"
+        )
+    tags = (None if record.fields.get(tag) is None else str(record.fields[tag]) for tag in TAGS)
+    return Example(texts, None if label is None else spelled[label], *tags)
 
 
 def _file(format: Format, path: str, split: str) -> Path:
@@ -301,53 +308,6 @@ def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> st
         f"{record.where}: no column '{names[0]}', got {known:.160}; name the columns of a file without a header, "
         f"e.g. data.columns=[{expected}]"
     )
-
-
-def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[Record]:
-    """The rows of a local file, by column; a row with too few or too many fields has none.
-
-    columns: of a file without a header. A first line that names them all is taken as a header, unless the user gave
-    the columns; then a line without tabs is split at spaces, except within the last column.
-    kind: a file name that tells the format, where the file's name does not.
-    """
-    name = kind or file.name
-    if name.endswith(".parquet"):
-        yield from parquet_records(file)
-    elif name.endswith((".jsonl", ".jsonl.zst")):
-        yield from _json_lines(file)
-    else:
-        rows = _table(file, quoted=name.endswith(".csv"), parts=len(columns) if given else 0)
-        header = tuple(columns)
-        for number, row in rows:
-            if not header or (number == 1 and not given and set(header) <= set(row)):
-                header = tuple(row)
-                continue
-            where = f"{file}, line {number}"
-            yield Record(where, dict(zip(header, row, strict=True)) if len(row) == len(header) else {})
-
-
-def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
-    """(line number, fields): comma-separated with quotes, or tab-separated with quotes kept."""
-    with lines_of(file) as lines:
-        if quoted:
-            reader = csv.reader(lines)
-            try:
-                yield from ((reader.line_num, row) for row in reader if row)
-            except csv.Error as error:
-                raise BadInput(f"{file}, line {reader.line_num}: not CSV, got '{error}'; write it again") from None
-        else:
-            for number, line in enumerate(lines, 1):
-                text = line.rstrip("\r\n")
-                spaced = parts > 1 and "\t" not in text
-                if text:
-                    yield number, text.split(" ", parts - 1) if spaced else text.split("\t")
-
-
-def _json_lines(file: Path) -> Iterator[Record]:
-    with lines_of(file) as lines:
-        for number, line in enumerate(lines, 1):
-            where = f"{file}, line {number}"
-            yield Record(where, json_line(line, where))
 
 
 def _register(name: str, default: str) -> None:

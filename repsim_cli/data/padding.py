@@ -1,13 +1,13 @@
 """Examples -> a token sequence each, padded on the right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.data.base import Labels, Sequences, draw
+from repsim_cli.data.base import Sequences, draw
 
 
 def pad(
@@ -18,16 +18,12 @@ def pad(
     sequences: int,
     seed: int,
     source: str,
-    labels: tuple[Sequence[int], tuple[str, ...]] | None = None,
-    dropped: Mapping[str, int] | None = None,
     whole: bool = False,
 ) -> Sequences:
     """`sequences` examples (texts or pairs of texts), drawn under the seed, in the data set's order.
 
     The tokenizer's template adds special tokens and joins pairs. Longer examples are cut to `length`, a pair where it
     is longest, and counted.
-    labels: (codes, names) of all examples.
-    dropped: examples left out before, by reason.
     whole: pad to `length`, not to the longest example.
     """
     drawn = draw(len(texts), sequences, seed)
@@ -65,9 +61,7 @@ def pad(
         documents=len(texts),
         available=len(texts),
         example=drawn,
-        labels=None if labels is None else Labels(np.asarray(labels[0])[drawn], labels[1]),
         truncated=len(long),
-        dropped=dict(dropped or {}),
     )
 
 

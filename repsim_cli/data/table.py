@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 @data.register("table")
-def table(
+def table(  # noqa: PLR0913 - keys of YAML
     *,
     path: str,
     text: Column = "text",

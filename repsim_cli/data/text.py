@@ -12,9 +12,9 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
 from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows
-from repsim_cli.data.labelled import file_records
 from repsim_cli.data.network import check_hub
 from repsim_cli.data.packing import Spans, Text
+from repsim_cli.data.records import file_records
 
 SUFFIXES = (".txt", ".jsonl", ".jsonl.zst", ".parquet")
 SPLITS: dict[str, Callable[[int], bool]] = {

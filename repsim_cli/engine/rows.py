@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import Tally
-from repsim_cli.activations.by_block import parts, run_by_block
+from repsim_cli.activations.by_block import ByBlock, parts, run_by_block
 from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import named
@@ -20,7 +20,7 @@ from repsim_cli.activations.places import row_positions, rows_left
 from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks, windows_of
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
@@ -88,14 +88,11 @@ class Rows:
         """The rows that models give, from this row of the run on."""
         return blocks(
             readings,
-            self.modules,
-            self.recorders,
-            self.sequences,
+            Running(self.modules, self.sequences, self.recorders, self.tally),
             self.extraction.extract,
             self.extraction.hardware,
             progress,
             self.remedies.first(first),
-            self.tally,
         )
 
     def part(self, chosen: Sequence[int]) -> tuple[list[Reading], list[int]]:
@@ -198,14 +195,15 @@ def record_alone(
         part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, extraction.devices[label])))
         windows = windows_of(sequences, extract, hardware)
         with run.stage("activations by block"):
-            run_by_block(reading, part, sequences[label], windows, extract, hardware, entry, run.progress, tally=counts)
+            given = ByBlock(reading, part, sequences[label], windows, extract, hardware, entry)
+            run_by_block(given, run.progress, tally=counts)
         return
     progress = partial(run.progress, label=f"activations of {label}", unit="batches")
     with run.stage("models"):
         modules = {label: loaded(reading, extraction)}
     with run.stage("activations"):
         for _ in blocks(
-            [reading], modules, {label: Recorder(entry, only)}, sequences, extract, hardware, progress, tally=counts
+            [reading], Running(modules, sequences, {label: Recorder(entry, only)}, counts), extract, hardware, progress
         ):
             pass
     modules.clear()

@@ -132,7 +132,6 @@ def source(
     where: str | None,
     revision: str | None = None,
     with_head: WithHead = headless,
-    metrics: Callable[[], dict[str, float]] | None = None,
 ) -> Source:
     """A model from its transformers config.
 
@@ -198,7 +197,6 @@ def source(
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
-        metrics=metrics,
         labels=class_names(config),
         bits=bits_of(getattr(config, "quantization_config", None)),
     )

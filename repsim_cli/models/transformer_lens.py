@@ -8,7 +8,7 @@ import copy
 import json
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
@@ -16,12 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import Seed
 from repsim_cli.models.architectures import lens_architecture, native_architecture
@@ -30,6 +28,7 @@ from repsim_cli.models.configs import config_hash, source
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import library
 from repsim_cli.models.loading import WHOLE, Loading, placed
+from repsim_cli.models.native_weights import fill, weights_file, weights_in
 from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.models.tokenizers import TOKENIZER_FILES, tokenizer_of
@@ -48,7 +47,7 @@ FIXED = {"shortformer_pos": False, "use_attn_scale": True, "use_local_attn": Fal
 
 
 @models.register("transformer_lens")
-def transformer_lens(
+def transformer_lens(  # noqa: PLR0913 - keys of YAML
     *,
     path: str | None = None,
     hub: str | None = None,
@@ -78,7 +77,7 @@ def transformer_lens(
             raise BadInput(
                 f"config, path, hub: give exactly one, got config and '{path or hub or revision}'; leave one out"
             )
-        file = None if weights is None else _weights_file(Path(weights).expanduser())
+        file = None if weights is None else weights_file(Path(weights).expanduser())
         about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
         native = _native(config, about, lambda: file, tokenizer, seed, process_weights)
         return replace(native, trained=weights is not None)
@@ -248,29 +247,14 @@ def _saved(
 
     def file() -> Path:
         if path is not None:
-            return _weights_in(Path(path).expanduser())
-        return _weights_in(hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
+            return weights_in(Path(path).expanduser())
+        return weights_in(hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
 
     if path is not None:
         file()
         has_tokenizer = any((Path(path).expanduser() / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
     return _native(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
-
-
-def _weights_in(where: Path) -> Path:
-    files = [*sorted(where.glob("*final.pth")), *where.glob("model.safetensors")]
-    if not files:
-        raise BadInput(f"path: no model.safetensors and no *final.pth in it, got '{where}'; give a folder with weights")
-    return readable(files[0])
-
-
-def _weights_file(file: Path) -> Path:
-    if not file.is_file():
-        raise BadInput(f"weights: no such file, got '{file}'; check the path")
-    if file.suffix not in (".safetensors", ".pth", ".pt"):
-        raise BadInput(f"weights: unknown kind of file, got '{file}'; use .safetensors, or a .pth state dict")
-    return readable(file)
 
 
 def _native(
@@ -281,12 +265,7 @@ def _native(
     seed: int,
     process: bool,
 ) -> Source:
-    for key in config:
-        if key not in NATIVE:
-            raise BadInput(f"config.{key}: a native model has no such setting, got {config[key]!r}; {_near(key)}")
-    for key in NEEDED:
-        if not isinstance(config.get(key), int):
-            raise BadInput(f"config.{key}: missing or not a number, got {config.get(key)!r}; set it")
+    _check_native(config)
     settings = {
         "d_head": config["d_model"] // max(config["n_heads"], 1),
         "act_fn": "gelu",
@@ -314,7 +293,7 @@ def _native(
         weights_file = file()
         bridge = boot(init=weights_file is None)
         if weights_file is not None:
-            _fill(bridge, weights_file)
+            fill(bridge, weights_file)
         return placed(_backbone(bridge, process), how)
 
     def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
@@ -364,33 +343,15 @@ def _native(
     )
 
 
+def _check_native(config: Mapping[str, Any]) -> None:
+    for key in config:
+        if key not in NATIVE:
+            raise BadInput(f"config.{key}: a native model has no such setting, got {config[key]!r}; {_near(key)}")
+    for key in NEEDED:
+        if not isinstance(config.get(key), int):
+            raise BadInput(f"config.{key}: missing or not a number, got {config.get(key)!r}; set it")
+
+
 def _near(key: str) -> str:
     hint = did_you_mean(key, NATIVE)
     return hint if len(hint) < 300 else "see the docstring"
-
-
-def _fill(bridge: Any, file: Path) -> None:
-    """Loads the weights of a file into a native model; older names of TransformerLens are converted."""
-    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
-
-    try:
-        if file.suffix == ".safetensors":
-            state = safetensors.torch.load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken archive raises anything
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"weights: not a complete file of weights, got '{file}' ({reason[:160]}); copy it again"
-        ) from error
-    if not isinstance(state, dict):
-        raise BadInput(f"weights: not a state dict, got {type(state).__name__} in '{file}'; save model.state_dict()")
-    try:
-        if "embed.W_E" in state:
-            state = convert_tl_checkpoint(state, bridge.cfg)
-        # the old models have no bias there, and it takes no part in the activations
-        state.setdefault("unembed.bias", torch.zeros(bridge.cfg.d_vocab))
-        bridge.load_state_dict({k: v.float() for k, v in state.items()}, strict=True)
-    except (ValueError, RuntimeError, KeyError, AttributeError, AssertionError) as error:
-        reason = " ".join(str(error).split())
-        raise BadInput(f"weights: not those of this config, got '{file}' ({reason[:200]}); check both") from error

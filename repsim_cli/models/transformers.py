@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from repsim_cli.models.checkpoints import (
     shipped_folder,
     weight_files,
 )
+from repsim_cli.models.complete import check_complete
 from repsim_cli.models.configs import config_hash, config_of, inline_config, read_config, source, text_part
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import alone, library
@@ -247,10 +248,10 @@ def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
         model_place.where,
         model_place.revision,
         lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how, quantize),
-        (lambda: json_file(metrics)) if metrics.is_file() else None,
     )
     quantized = getattr(model_place.config, "quantization_config", None) is not None
-    return replace(made, parts=not quantized and quantize is None and not is_gguf(model_place.where))
+    parts = not quantized and quantize is None and not is_gguf(model_place.where)
+    return replace(made, parts=parts, metrics=(lambda: json_file(metrics)) if metrics.is_file() else None)
 
 
 def load(
@@ -361,35 +362,11 @@ def _loaded(
         raise not_reached(where, revision, error) from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise BadInput(f"hub: an adapter is in it, got '{where}'; give its base model, and this as adapter")
-    backbone = "" if model.base_model is model else f"{model.base_model_prefix}."
     lacking = info["missing_keys"]
-    missing = sorted(key for key in lacking if key.startswith(backbone) and "pooler" not in key)
-    wrong = sorted(f"{key}: {tuple(saved)} for {tuple(wanted)}" for key, saved, wanted in info["mismatched_keys"])
-    if missing or wrong:
-        raise BadInput(
-            f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
-            f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
-        )
-    if surplus := _beyond(model, info["unexpected_keys"]):
-        raise BadInput(
-            f"path: the weights have more blocks than config.json, got {surplus[0]} in '{where}' with blocks 0 to "
-            f"{surplus[1]}; correct config.json, and choose blocks by extract.layers"
-        )
+    check_complete(model, info, where)
     if how.spread is not None:
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     return (model if on_devices else model.to(how.device)), sorted(lacking)
-
-
-def _beyond(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:
-    """Of weights that the model has no place for, one of a block beyond the last, and the number of that."""
-    lengths = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
-    for key in sorted(unexpected):
-        for place in re.finditer(r"\.(\d+)\.", key):
-            blocks = key[: place.start()]
-            length = lengths.get(blocks, lengths.get(blocks.removeprefix(f"{model.base_model_prefix}."), 0))
-            if 0 < length <= int(place[1]):
-                return key, length - 1
-    return None
 
 
 def _backbone(config: Any) -> Any:

@@ -24,6 +24,7 @@ from repsim_cli.models.transformers import headed, load
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.finetune import EncoderRecipe
+from repsim_cli.training.loop import Along
 from repsim_cli.training.masked import MASKED_TOKENS, marked_tokenizer, sequences_of, train_masked, with_fresh_weights
 from repsim_cli.training.trained import Metrics, Trained
 
@@ -134,7 +135,7 @@ def masked_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
         model = with_fresh_weights(config, MASKED_TOKENS, SHARED_SEED).to(recipe.device)
         sequences = sequences_of(text, words, recipe.length)
         losses, metrics = train_masked(
-            model, sequences, words, recipe, seed=SHARED_SEED, state=scratch / STATE, progress=progress
+            model, sequences, words, recipe, seed=SHARED_SEED, along=Along(state=scratch / STATE, progress=progress)
         )
         record = {
             "seed": SHARED_SEED,

@@ -7,7 +7,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
 from repsim_cli.models.library import library
 from repsim_cli.models.transformers import load
-from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.training.blocks import Freeze
-from repsim_cli.training.loop import nothing, train
+from repsim_cli.training.loop import Along, Pace, train
 from repsim_cli.training.sparse import SparseTraining, Sparsity
 from repsim_cli.training.trained import Metrics
 
@@ -195,16 +193,13 @@ def train_on(
     loss: Callable[[Int[np.ndarray, " b"], np.random.Generator], Tensor],
     *,
     seed: int,
-    save: Callable[[int], None] = nothing,
-    state: Path | None = None,
-    progress: Progress = quiet,
+    along: Along = Along(),  # noqa: B008 - frozen
     sparsity: SparseTraining | None = None,
 ) -> dict[int, float]:
     """Trains the model in place; returns the mean loss since the last point, by step.
 
     loss(numbers, draw): of the examples of these numbers. seed: of the order of the examples, which is drawn anew for
-    each epoch, of dropout and of `draw`. The same seed gives the same weights on the same machine. save, state: as in
-    `loop.train`.
+    each epoch, of dropout and of `draw`. The same seed gives the same weights on the same machine.
     """
     per_epoch = math.ceil(examples / recipe.batch_size)
     total = recipe.total(examples)
@@ -225,12 +220,13 @@ def train_on(
                 model,
                 adamw(model, recipe.learning_rate, recipe.weight_decay),
                 of_step,
-                steps=progress(range(total), label="training", unit="steps"),
-                rate=lambda step: recipe.rate(step, total),
-                clip=recipe.clip,
+                pace=Pace(
+                    along.progress(range(total), label="training", unit="steps"),
+                    lambda step: recipe.rate(step, total),
+                    recipe.clip,
+                ),
                 seed=seed,
-                save=save,
-                state=state,
+                along=along,
                 sparsity=sparsity,
             )
         )

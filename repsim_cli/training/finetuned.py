@@ -3,8 +3,8 @@
 import functools
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import NotNegative, Seed
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.labelled import Examples
-from repsim_cli.data.labels import scoring
+from repsim_cli.data.labels import Scoring, scoring
 from repsim_cli.data.packing import Text
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, config_of, inline_config, source
@@ -27,7 +27,7 @@ from repsim_cli.models.loading import WHOLE, uncached
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source, Work
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.models.transformers import check_place, headed, load, place
+from repsim_cli.models.transformers import Place, check_place, headed, load, place
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps, write
 from repsim_cli.training.blocks import first_blocks, freeze_blocks, frozen
@@ -52,16 +52,17 @@ from repsim_cli.training.finetune import (
     logits_of,
     word_tokenizer,
 )
-from repsim_cli.training.loop import nothing
+from repsim_cli.training.loop import Along, nothing
 from repsim_cli.training.masked import marked_tokenizer
 from repsim_cli.training.sparse import achieved, blocks_of
 from repsim_cli.training.trained import Metrics, Trained
 
+Folders = tuple[Path, Path, Progress]  # of the model, of its state, and what shows how far the training is
 SEEN = 1000  # examples of the training loss of a checkpoint
 
 
 @models.register("finetuned")
-def finetuned(
+def finetuned(  # noqa: PLR0913 - keys of YAML
     *,
     config: dict[str, Any] | None = None,
     path: str | None = None,
@@ -103,20 +104,11 @@ def finetuned(
     Example: repsim run model=[] +model.mine='{kind: finetuned, path: DIR, train: {kind: mnli, path: FILE}, evaluate:
         {kind: mnli, path: FILE}, seeds: [0, 1]}' data=mnli data.path=FILE extract=pooled
     """
-    if config is not None and (path, hub, revision) != (None, None, None):
-        raise BadInput(
-            f"config, path, hub: give exactly one of them, got config and {path or hub or revision}; drop one"
-        )
-    if config is None:
-        check_place(path, hub, revision)
-        for key, given in (("tokenizer", tokenizer), ("shared", shared and shared.data.source)):
-            if given is not None:
-                raise BadInput(f"{key}: a pretrained encoder has its own, got '{given}'; drop it, or give config")
+    _check_given(config, (path, hub, revision), {"tokenizer": tokenizer, "shared": shared and shared.data.source})
     if len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= SHARED_SEED:
         raise BadInput(f"seeds: not distinct numbers from 0 to {SHARED_SEED - 1}, got {seeds}; name each seed once")
-    text = shared.data if shared is not None and isinstance(shared.data, Text) else None
     data = {
-        "shared": shared.data if shared and text is None else None,
+        "shared": None if shared is None or isinstance(shared.data, Text) else shared.data,
         "train": train,
         "evaluate": evaluate,
         "hans": hans,
@@ -132,208 +124,264 @@ def finetuned(
             "set it in the model's config"
         )
     cut = plain if blocks is None else first_blocks(plain, blocks)
-    settings = labelled_config(cut, labels)
-    whole_shape, cut_shape = (config_hash(each.to_dict()) for each in (plain, cut))  # before any model changes them
+    start = Start(encoder, revision, tokenizer, plain, cut, labelled_config(cut, labels))
+    made = Classifiers(start, shared, sets, scored, recipe)
+    return Family(sources={str(seed): made.member(seed) for seed in seeds})
 
-    def made_tokens() -> Any:
-        if encoder is not None:
-            return tokenizer_of(encoder.where, revision)
-        if tokenizer is not None:
-            return marked_tokenizer(tokenizer)
-        texts = (text for example in sets["train"].examples()[0] for text in example.texts)
-        return word_tokenizer(texts, settings.vocab_size, recipe.length)
 
-    @functools.cache
-    def tokens_and_digest() -> tuple[Any, str]:
+def _check_given(
+    config: dict[str, Any] | None, place: tuple[str | None, str | None, str | None], own: Mapping[str, str | None]
+) -> None:
+    """Raises BadInput unless there is one encoder. place: path, hub, revision. own: what a pretrained one has."""
+    path, hub, revision = place
+    if config is not None and place != (None, None, None):
+        raise BadInput(
+            f"config, path, hub: give exactly one of them, got config and {path or hub or revision}; drop one"
+        )
+    if config is None:
+        check_place(path, hub, revision)
+        for key, given in own.items():
+            if given is not None:
+                raise BadInput(f"{key}: a pretrained encoder has its own, got '{given}'; drop it, or give config")
+
+
+@dataclass(frozen=True)
+class Start:
+    """The encoder before it is trained: pretrained, or of a config.
+
+    plain, cut: its config, and with the first blocks alone. settings: of the classifier.
+    """
+
+    encoder: Place | None
+    revision: str | None
+    tokenizer: str | None
+    plain: Any
+    cut: Any
+    settings: Any
+
+
+class Classifiers:
+    """The classifiers of one entry: what they read, and how each is trained when it is first needed."""
+
+    def __init__(
+        self,
+        start: Start,
+        shared: SharedEncoder | None,
+        sets: Mapping[str, Examples],
+        scored: Mapping[str, Scoring],
+        recipe: FineTuneRecipe,
+    ):
+        self.start, self.shared, self.sets, self.scored, self.recipe = start, shared, sets, scored, recipe
+        self.settings, self.labels = start.settings, sets["train"].names
+        # before any model changes them
+        self.whole_shape, self.cut_shape = (config_hash(each.to_dict()) for each in (start.plain, start.cut))
+        self.text = shared.data if shared is not None and isinstance(shared.data, Text) else None
+        if self.text is not None:
+            words_of(start.plain, start.tokenizer)
+        recipes = {"recipe": recipe, **({} if shared is None else {"shared.recipe": shared.recipe})}
+        if is_dry():  # a model from the cache needs no such device, wherever it was trained
+            for key, settings_of in recipes.items():
+                check_device(f"{key}.device", settings_of.device)
+        self.bare = source(self.settings, self.tokens, lambda eager, how=WHOLE: nn.Module(), dict, None)
+        if recipe.sparsity is not None:
+            blocks_of(self.settings, self.bare.skeleton)
+        for key, settings_of in recipes.items():
+            check_length(f"{key}.length", settings_of, self.bare)
+        self.frozen = frozen(self.bare, recipe.freeze) if recipe.freeze is not None else None
+        self.sequences, self.content = functools.cache(self._sequences), functools.cache(self._content)
+        self.trained = functools.cache(self._trained)
+
+    def _made_tokens(self) -> Any:
+        start = self.start
+        if start.encoder is not None:
+            return tokenizer_of(start.encoder.where, start.revision)
+        if start.tokenizer is not None:
+            return marked_tokenizer(start.tokenizer)
+        texts = (text for example in self.sets["train"].examples()[0] for text in example.texts)
+        return word_tokenizer(texts, self.settings.vocab_size, self.recipe.length)
+
+    @functools.cached_property
+    def tokens_and_digest(self) -> tuple[Any, str]:
         """The tokenizer, and its digest before any use, which stores truncation in it."""
-        words = made_tokens()
+        words = self._made_tokens()
         return words, digest(words.backend_tokenizer.to_str() if getattr(words, "is_fast", False) else str(words))
 
-    def tokens() -> Any:
-        return tokens_and_digest()[0]
+    def tokens(self) -> Any:
+        return self.tokens_and_digest[0]
 
-    if text is not None:
-        words_of(plain, tokenizer)
-    recipes = {"recipe": recipe, **({} if shared is None else {"shared.recipe": shared.recipe})}
-    if is_dry():  # a model from the cache needs no such device, wherever it was trained
-        for key, settings_of in recipes.items():
-            check_device(f"{key}.device", settings_of.device)
-    bare = source(settings, tokens, lambda eager, how=WHOLE: nn.Module(), dict, None)
-    if recipe.sparsity is not None:
-        blocks_of(settings, bare.skeleton)
-    for key, settings_of in recipes.items():
-        check_length(f"{key}.length", settings_of, bare)
-    is_frozen = frozen(bare, recipe.freeze) if recipe.freeze is not None else None
-
-    @functools.cache
-    def sequences(name: str) -> Sequences:
+    def _sequences(self, name: str) -> Sequences:
+        shared, recipe = self.shared, self.recipe
         length = shared.recipe.length if shared is not None and name == "shared" else recipe.length
-        encoded = all_sequences(sets[name], tokens(), length)
+        encoded = all_sequences(self.sets[name], self.tokens(), length)
         if encoded.labels is None:
-            raise BadInput(f"{name}: a classifier needs a label per example, got none in {sets[name].source}; add them")
+            raise BadInput(
+                f"{name}: a classifier needs a label per example, got none in {self.sets[name].source}; add them"
+            )
         return encoded
 
-    @functools.cache
-    def content(name: str) -> str:
-        return digest([list(vars(example).values()) for example in sets[name].examples()[0]])
+    def _content(self, name: str) -> str:
+        return digest([list(vars(example).values()) for example in self.sets[name].examples()[0]])
 
-    def parts(shape: str, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
+    def parts(self, shape: str, recipe: FineTuneRecipe, *names: str) -> dict[str, Any]:
+        encoder = self.start.encoder
         return {
             "code": CODE,
             "config": shape,
             "encoder": None if encoder is None else encoder.identity()["weights_hash"],
-            "tokenizer": tokens_and_digest()[1],
-            "data": {name: content(name) for name in names},
+            "tokenizer": self.tokens_and_digest[1],
+            "data": {name: self.content(name) for name in names},
             "recipe": asdict(recipe),
         }
 
-    def work(name: str, recipe: FineTuneRecipe) -> Work:
+    def work(self, name: str, recipe: FineTuneRecipe) -> Work:
         """Of examples of the mean length."""
-        examples = sequences(name)
+        examples = self.sequences(name)
         steps = recipe.total(len(examples.ids))
         return Work(steps=steps, tokens=round(steps * recipe.batch_size * examples.mask.sum() / len(examples.ids)))
 
     def fit(
+        self,
         model: Any,
         name: str,
         recipe: FineTuneRecipe,
         seed: int,
-        folder: Path,
-        scratch: Path,
-        progress: Progress,
+        place: Folders,
         save: Callable[[int], None] = nothing,
     ) -> None:
-        """Trains the classifier on the data of this name, and saves it in `folder`."""
+        """Trains the classifier on the data of this name, and saves it in the folder."""
+        folder, scratch, progress = place
         start = time.process_time()
         losses = fine_tune(
             model,
-            sequences(name),
+            self.sequences(name),
             recipe,
-            segments=bare.segments,
+            segments=self.bare.segments,
             seed=seed,
-            save=save,
-            state=scratch / STATE,
-            progress=progress,
+            along=Along(save=save, state=scratch / STATE, progress=progress),
         )
         record = {"seed": seed, "recipe": asdict(recipe), "loss": losses, "cpu_seconds": time.process_time() - start}
         if name == "train":
-            record["evaluated"] = len(sequences("evaluate").ids)
-        if recipe.sparsity is not None:
+            record["evaluated"] = len(self.sequences("evaluate").ids)
+        if self.recipe.sparsity is not None:
             record["blocks"] = achieved(blocks_of(model.config, model.base_model))[1]
         model.save_pretrained(folder)
-        tokens().save_pretrained(folder)
+        self.tokens().save_pretrained(folder)
         (folder / RECORD).write_text(dumps(record))
 
-    @functools.cache
-    def start() -> Trained | None:
+    @functools.cached_property
+    def first(self) -> Trained | None:
         """The encoder that all seeds start from, where it is trained here."""
-        if shared is None:
+        if self.shared is None:
             return None
-        if text is not None:
-            return masked_language_model(plain, tokens(), text, shared.recipe)
-        shape, its_recipe = labelled_config(plain, sets["shared"].names), FineTuneRecipe(**vars(shared.recipe))
+        if self.text is not None:
+            return masked_language_model(self.start.plain, self.tokens(), self.text, self.shared.recipe)
+        shape = labelled_config(self.start.plain, self.sets["shared"].names)
+        recipe = FineTuneRecipe(**vars(self.shared.recipe))
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-            check_device("shared.recipe.device", its_recipe.device)
-            model = classifier(shape, None, revision, SHARED_SEED).to(its_recipe.device)
-            fit(model, "shared", its_recipe, SHARED_SEED, folder, scratch, progress)
+            check_device("shared.recipe.device", recipe.device)
+            model = classifier(shape, None, self.start.revision, SHARED_SEED).to(recipe.device)
+            self.fit(model, "shared", recipe, SHARED_SEED, (folder, scratch, progress))
             return {}
 
-        made_of = {**parts(whole_shape, its_recipe, "shared"), "seed": SHARED_SEED}
-        return Trained(made_of, train, lambda: work("shared", its_recipe))
+        made_of = {**self.parts(self.whole_shape, recipe, "shared"), "seed": SHARED_SEED}
+        return Trained(made_of, train, lambda: self.work("shared", recipe))
 
-    @functools.cache
-    def trained(seed: int) -> Trained:
-        first = start()
+    def _trained(self, seed: int) -> Trained:
+        first = self.first
+        made_of = self.parts(self.cut_shape, self.recipe, "train", *self.scored)
+        return Trained(
+            {**made_of, "start": first and first.key, "seed": seed},
+            functools.partial(self.train, seed),
+            lambda: self.work("train", self.recipe),
+        )
 
-        def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
-            check_device("recipe.device", recipe.device)
-            recipe.check(recipe.total(len(sequences("train").ids)))
-            where = str(first.folder(progress)) if first is not None else encoder and encoder.where
-            model = classifier(settings, where, revision, seed).to(recipe.device)
-            if is_frozen is not None:
-                freeze_blocks(model.base_model, is_frozen)
-            steps = scratch / "steps"
+    def train(self, seed: int, folder: Path, scratch: Path, progress: Progress) -> Metrics:
+        """Trains the classifier of a seed; returns its metrics."""
+        recipe, encoder, train = self.recipe, self.start.encoder, self.sequences("train")
+        check_device("recipe.device", recipe.device)
+        recipe.check(recipe.total(len(train.ids)))
+        where = str(self.first.folder(progress)) if self.first is not None else encoder and encoder.where
+        model = classifier(self.settings, where, self.start.revision, seed).to(recipe.device)
+        if self.frozen is not None:
+            freeze_blocks(model.base_model, self.frozen)
+        steps = scratch / "steps"
 
-            def answers(of: Sequences) -> Float[Tensor, "N c"]:
-                return logits_of(model, of, segments=bare.segments, batch_size=recipe.batch_size)
+        def keep(step: int) -> None:
+            if step not in recipe.kept:
+                return
+            model.save_pretrained(steps / f"step{step}")
+            self.tokens().save_pretrained(steps / f"step{step}")
+            some = train.take(draw(len(train.ids), SEEN, seed))
+            of_training = in_distribution(
+                self.answers(model, some), some.labels, scoring(self.labels, self.labels, "train")
+            )
+            metrics = {**self.scores(model), "training_loss": of_training["loss"]}
+            write(steps / f"step{step}" / METRICS, dumps(metrics).encode())
 
-            def scores() -> Metrics:
-                metrics = in_distribution(
-                    answers(sequences("evaluate")), sequences("evaluate").labels, scored["evaluate"]
-                )
-                if recipe.sparsity is not None:
-                    metrics |= achieved(blocks_of(model.config, model.base_model))[0]
-                return metrics
+        self.fit(model, "train", recipe, seed, (folder, scratch, progress), keep)
+        if recipe.kept:
+            shutil.copytree(steps, folder, dirs_exist_ok=True)
+        metrics = self.scores(model)
+        if "hans" in self.scored:
+            of = self.sequences("hans")
+            metrics |= by_heuristic(self.answers(model, of), of, self.scored["hans"], self.sets["hans"].examples()[0])
+        return metrics
 
-            def keep(step: int) -> None:
-                if step not in recipe.kept:
-                    return
-                model.save_pretrained(steps / f"step{step}")
-                tokens().save_pretrained(steps / f"step{step}")
-                some = sequences("train").take(draw(len(sequences("train").ids), SEEN, seed))
-                of_training = in_distribution(answers(some), some.labels, scoring(labels, labels, "train"))
-                metrics = {**scores(), "training_loss": of_training["loss"]}
-                write(steps / f"step{step}" / METRICS, dumps(metrics).encode())
+    def answers(self, model: Any, of: Sequences) -> Float[Tensor, "N c"]:
+        return logits_of(model, of, segments=self.bare.segments, batch_size=self.recipe.batch_size)
 
-            fit(model, "train", recipe, seed, folder, scratch, progress, keep)
-            if recipe.kept:
-                shutil.copytree(steps, folder, dirs_exist_ok=True)
-            metrics = scores()
-            if "hans" in scored:
-                metrics |= by_heuristic(
-                    answers(sequences("hans")), sequences("hans"), scored["hans"], sets["hans"].examples()[0]
-                )
-            return metrics
+    def scores(self, model: Any) -> Metrics:
+        of = self.sequences("evaluate")
+        metrics = in_distribution(self.answers(model, of), of.labels, self.scored["evaluate"])
+        if self.recipe.sparsity is not None:
+            metrics |= achieved(blocks_of(model.config, model.base_model))[0]
+        return metrics
 
-        made_of = parts(cut_shape, recipe, "train", *scored)
-        return Trained({**made_of, "start": first and first.key, "seed": seed}, train, lambda: work("train", recipe))
+    def missing(self, seed: int) -> dict[str, Callable[[], Work]]:
+        return {**(self.first.missing() if self.first is not None else {}), **self.trained(seed).missing()}
 
-    def missing(seed: int) -> dict[str, Callable[[], Work]]:
-        first = start()
-        return {**(first.missing() if first is not None else {}), **trained(seed).missing()}
-
-    def source_of(seed: int, name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
+    def source_of(self, seed: int, name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The classifier of a seed, or the checkpoint of this name."""
 
         def folder() -> str:
-            return str(trained(seed).folder() / name)
+            return str(self.trained(seed).folder() / name)
 
         def identity() -> dict[str, Any]:
             where = folder()
             return {
-                "source": str(Path(f"trained here, models/{trained(seed).key}") / name),
-                "trained": trained(seed).key,
+                "source": str(Path(f"trained here, models/{self.trained(seed).key}") / name),
+                "trained": self.trained(seed).key,
                 "weights_hash": hash_files(weight_files(Path(where))),
                 "config_hash": config_hash(config_of(where).to_dict()),
                 "metrics": metrics(),
             }
 
         return replace(
-            bare,
+            self.bare,
             load=lambda eager, how=WHOLE: uncached(load(folder(), None, eager, how=how)),
             with_head=lambda auto, how=WHOLE: headed(folder(), None, auto, how),
             identity=identity,
             metrics=metrics,
-            labels=labels,
+            labels=self.labels,
             **more,
         )
 
-    def checkpoint(seed: int, step: int) -> Source:
+    def checkpoint(self, seed: int, step: int) -> Source:
         name = f"step{step}"
-        return source_of(seed, name, lambda: read_metrics(trained(seed).folder() / name))
+        return self.source_of(seed, name, lambda: read_metrics(self.trained(seed).folder() / name))
 
-    def member(seed: int) -> Source | Series:
+    def member(self, seed: int) -> Source | Series:
         def make(progress: Progress) -> None:
-            trained(seed).folder(progress)
+            self.trained(seed).folder(progress)
 
-        if not recipe.kept:
-            needed = functools.partial(missing, seed)
-            return source_of(seed, "", lambda: trained(seed).metrics(), make=make, work=needed)
-        checkpoints = [Checkpoint(step=step, open=functools.partial(checkpoint, seed, step)) for step in recipe.kept]
+        if not self.recipe.kept:
+            needed = functools.partial(self.missing, seed)
+            return self.source_of(seed, "", lambda: self.trained(seed).metrics(), make=make, work=needed)
+        checkpoints = [
+            Checkpoint(step=step, open=functools.partial(self.checkpoint, seed, step)) for step in self.recipe.kept
+        ]
         return Series(checkpoints=checkpoints, local=False, make=make)
-
-    return Family(sources={str(seed): member(seed) for seed in seeds})
 
 
 def _labelled(name: str, data: Data) -> Examples:

@@ -24,6 +24,7 @@ from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, from_text, words_of
 from repsim_cli.training.finetune import EncoderRecipe, train_on
+from repsim_cli.training.loop import Along
 from repsim_cli.training.masked import (
     HIDDEN,
     MASKED_TOKENS,
@@ -79,7 +80,7 @@ def language_model(
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         check_device("recipe.device", recipe.device)
         start = time.process_time()
-        given: dict[str, Any] = {"seed": seed, "state": scratch / STATE, "progress": progress}
+        given: dict[str, Any] = {"seed": seed, "along": Along(state=scratch / STATE, progress=progress)}
         text = _sequences(data, tokenizer, recipe.length)
         head = MASKED_TOKENS if objective == "masked" else NEXT_TOKEN
         model = with_fresh_weights(settings, head, seed).to(recipe.device)

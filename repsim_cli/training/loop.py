@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import RunFailed
-from repsim_cli.runs.results import SAVE_EVERY
+from repsim_cli.runs.results import SAVE_EVERY, Progress, quiet
 from repsim_cli.training.sparse import SparseTraining
 from repsim_cli.training.state import restore_state, save_state
 
@@ -21,31 +22,52 @@ def nothing(step: int) -> None:
     """A `save` that keeps nothing."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """The steps of a training.
+
+    steps: the numbers of all steps, from 0. rate(step): the learning rate. Gradients of a norm above `clip` are scaled
+    down to it.
+    """
+
+    steps: Iterable[int]
+    rate: Callable[[int], float]
+    clip: float = math.inf
+
+
+@dataclass(frozen=True)
+class Along:
+    """What goes along with a training.
+
+    save(step) is called before the first step and after each, with the number of steps done; it may leave the model in
+    eval mode. state: a file that is written from time to time, from which a training that was killed resumes; its steps
+    are yielded again, not done. at_once: it is written after multiples of so many steps, e.g. those of an epoch, where
+    `loss` remembers what it drew. progress: shows the steps, where a function makes them itself.
+    """
+
+    save: Callable[[int], None] = nothing
+    state: Path | None = None
+    at_once: int = 1
+    progress: Progress = quiet
+
+
 def train(
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     loss: Callable[[int, np.random.Generator], Tensor],
     *,
-    steps: Iterable[int],
-    rate: Callable[[int], float],
-    clip: float = math.inf,
+    pace: Pace,
     seed: int,
-    save: Callable[[int], None] = nothing,
-    state: Path | None = None,
-    at_once: int = 1,
+    along: Along = Along(),
     sparsity: SparseTraining | None = None,
 ) -> Iterator[float]:
     """Yields the loss of every step.
 
     loss(step, draw): of the examples of a step, which may be drawn with `draw`, a generator under the seed.
-    steps: the numbers of all steps, from 0; rate(step): the learning rate. Gradients of a norm above `clip` are scaled
-    down to it. save(step) is called before the first step and after each, with the number of steps done; it may leave
-    the model in eval mode. state: a file that is written from time to time, from which a training that was killed
-    resumes; its steps are yielded again, not done. at_once: it is written after multiples of so many steps, e.g. those
-    of an epoch, where `loss` remembers what it drew. sparsity: removes heads and neurons after each step.
+    sparsity: removes heads and neurons after each step.
     Raises RunFailed where the loss is not finite.
     """
-    draw = np.random.default_rng(seed)
+    draw, state = np.random.default_rng(seed), along.state
     losses: list[float] = []
     if state is not None and state.is_file():
         restored = restore_state(state, model, optimiser, draw)
@@ -60,26 +82,26 @@ def train(
             more = {} if sparsity is None else sparsity.state_dict()
             save_state(state, model, optimiser, draw, {**more, "losses": torch.tensor(losses, dtype=torch.float64)})
 
-    save(done)
-    for step in steps:
+    along.save(done)
+    for step in pace.steps:
         if step < done:
             yield losses[step]
             continue
         model.train()
         for group in optimiser.param_groups:
-            group["lr"] = rate(step)
+            group["lr"] = pace.rate(step)
         of_step = loss(step, draw)
         optimiser.zero_grad()
         of_step.backward()
-        nn.utils.clip_grad_norm_(parameters, clip)
+        nn.utils.clip_grad_norm_(parameters, pace.clip)
         optimiser.step()
         if sparsity is not None:
             sparsity.update(step + 1)
         losses.append(float(of_step.detach()))
         if not math.isfinite(losses[-1]):
             raise RunFailed(f"training: the loss is not finite, got {losses[-1]} at step {step}; lower learning_rate")
-        save(step + 1)
-        if (step + 1) % at_once == 0 and time.monotonic() - saved > max(SAVE_EVERY, SHARE * took):
+        along.save(step + 1)
+        if (step + 1) % along.at_once == 0 and time.monotonic() - saved > max(SAVE_EVERY, SHARE * took):
             saved = time.monotonic()
             leave()
             took = time.monotonic() - saved

@@ -1,6 +1,5 @@
 """Masked language modelling (Devlin et al. 2019, section 3.1): an encoder learns to predict hidden tokens of a text."""
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +12,8 @@ from repsim_cli.base.settings import EVERYTHING
 from repsim_cli.data.packing import Text, pack
 from repsim_cli.models.library import library
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.training.finetune import EncoderRecipe, train_on
+from repsim_cli.training.loop import Along
 from repsim_cli.training.trained import Metrics
 
 HIDDEN = 0.15  # of the tokens are predicted
@@ -114,8 +113,7 @@ def train_masked(
     *,
     seed: int,
     share: float = HIDDEN,
-    state: Path | None = None,
-    progress: Progress = quiet,
+    along: Along = Along(),  # noqa: B008 - frozen
 ) -> tuple[dict[int, float], Metrics]:
     """Trains in place; returns the loss by step as `train_on`, and the metrics of held-out text (see `scores`).
 
@@ -126,7 +124,7 @@ def train_masked(
         logits, wanted = _predicted(model, *given, tokenizer, draw, recipe.device, share)
         return nn.functional.cross_entropy(logits, wanted)
 
-    losses = train_on(model, len(text.seen), recipe, loss, seed=seed, state=state, progress=progress)
+    losses = train_on(model, len(text.seen), recipe, loss, seed=seed, along=along)
     return losses, scores(model, text, tokenizer, recipe)
 
 

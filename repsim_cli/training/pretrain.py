@@ -21,7 +21,7 @@ from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.runs.results import Progress, dumps, write
-from repsim_cli.training.loop import nothing, train
+from repsim_cli.training.loop import Along, Pace, nothing, train
 
 END = "<|endoftext|>"
 AT_ONCE = 32  # held-out sequences
@@ -183,7 +183,7 @@ def causal_training(
     save: Callable[[int], None] = nothing,
     state: Path | None = None,
 ) -> Iterator[float]:
-    """Yields the loss in nats per token of every step; `steps`, `save` and `state` as in `loop.train`."""
+    """Yields the loss in nats per token of every step; `steps`, `save` and `state` as in `loop.Along`."""
 
     def loss(_: int, draw: np.random.Generator) -> Tensor:
         rows = draw.integers(len(sequences), size=recipe.batch_size)
@@ -194,7 +194,7 @@ def causal_training(
         return recipe.learning_rate * min((step + 1) / recipe.warm_up, decay)
 
     optimiser = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
-    return train(model, optimiser, loss, steps=steps, rate=rate, clip=1.0, seed=seed, save=save, state=state)
+    return train(model, optimiser, loss, pace=Pace(steps, rate, 1.0), seed=seed, along=Along(save=save, state=state))
 
 
 def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:

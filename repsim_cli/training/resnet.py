@@ -28,7 +28,7 @@ from repsim_cli.models.loading import WHOLE, placed
 from repsim_cli.models.source import Source
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps, quiet, write
-from repsim_cli.training.loop import train
+from repsim_cli.training.loop import Along, Pace, train
 from repsim_cli.training.resnet_model import (
     ResNet9,
     ResNetShape,
@@ -214,12 +214,12 @@ def train_classifier(
         model,
         optimiser,
         loss,
-        steps=progress(range(steps * recipe.epochs), label="training", unit="steps"),
-        rate=lambda step: _rate(step, steps, recipe),
+        pace=Pace(
+            progress(range(steps * recipe.epochs), label="training", unit="steps"),
+            lambda step: _rate(step, steps, recipe),
+        ),
         seed=seed,
-        save=look,
-        state=scratch and scratch / STATE,
-        at_once=steps,
+        along=Along(save=look, state=scratch and scratch / STATE, at_once=steps),
     )
     means = torch.tensor(list(losses), dtype=torch.float64).view(recipe.epochs, steps).mean(1).tolist()
     curves = [[float(epoch), mean, *looks[str(epoch)]] for epoch, mean in enumerate(means, 1)]

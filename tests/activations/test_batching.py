@@ -20,7 +20,7 @@ from repsim_cli.activations.batching import (
 from repsim_cli.activations.outputs import output_padding
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks
-from repsim_cli.activations.stored import Recorder
+from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
@@ -115,7 +115,7 @@ def rows(sources, modules, given, extract, hardware):
     """A tensor per layer, and what was run."""
     record = {}
     stream = blocks(
-        readings(sources, extract), modules, {}, given, extract, hardware, iter, tally=Tally(record, list(sources))
+        readings(sources, extract), Running(modules, given, tally=Tally(record, list(sources))), extract, hardware, iter
     )
     firsts, parts = zip(*stream, strict=True)
     counts = [len(part[0]) for part in parts]
@@ -161,10 +161,7 @@ def test_a_stream_that_was_broken_off_continues_with_the_same_bits(tiny_folder, 
 
     def stream(entry, record):
         found = readings(sources, extract)
-        return blocks(
-            found, modules, {"gpt2": Recorder(entry)}, {"gpt2": given}, extract, hardware, iter,
-            tally=Tally(record, ["gpt2"]),
-        )  # fmt: skip
+        return blocks(found, Running(modules, {"gpt2": given}, {"gpt2": Recorder(entry)}, Tally(record, ["gpt2"])), extract, hardware, iter)  # fmt: skip
 
     expected, whole = rows(sources, modules, {"gpt2": given}, extract, hardware)
     with cache.using("activations", ["a"]) as entries:
@@ -230,7 +227,7 @@ def test_attention_maps_in_order_whatever_the_batch(tiny_folder, blind):
         record = {}
         given = {"bert": sequences()}
         parts = list(
-            maps(found, modules, given, "drop_renormalise", hardware, iter, tally=Tally(record, list(sources)))
+            maps(found, Running(modules, given, tally=Tally(record, list(sources))), "drop_renormalise", hardware, iter)
         )
         return [heads for part in parts for heads in part.sentences()], record
 

@@ -16,7 +16,7 @@ from helpers.tiny_configs import tiny_config
 from repsim_cli.activations import by_block
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, windows_of
-from repsim_cli.activations.stored import from_entry
+from repsim_cli.activations.stored import Running, from_entry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Extract, Hardware
@@ -88,7 +88,7 @@ def points(source, kinds=KINDS):
 def ordinary(source, given, extract, hardware=TWO):
     (reading,) = found = readings({"m": source}, extract)
     module = source.load(reading.eager, Loading(dtype=getattr(torch, hardware.dtype)))
-    stream = blocks(found, {"m": module}, {}, {"m": given}, extract, hardware, quiet)
+    stream = blocks(found, Running({"m": module}, {"m": given}), extract, hardware, quiet)
     return [torch.cat(x) for x in zip(*(rows for _, rows in stream), strict=True)]
 
 
@@ -97,7 +97,7 @@ def run(source, given, extract, entry, hardware=TWO, part=None):
     (reading,) = readings({"m": source}, extract)
     part = part or by_block.parts(source, reading.eager, Loading(dtype=getattr(torch, hardware.dtype)))
     windows = windows_of({"m": given}, extract, hardware)
-    by_block.run_by_block(reading, part, given, windows, extract, hardware, entry, quiet)
+    by_block.run_by_block(by_block.ByBlock(reading, part, given, windows, extract, hardware, entry), quiet)
     stored = from_entry(entry, {})
     return [stored.read(layer.name, slice(0, stored.rows)) for layer in reading.layers]
 

@@ -11,7 +11,7 @@ from helpers.recorded import recorded
 from repsim_cli.activations.places import places_read, row_documents, row_labels, rows_of, same_rows
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, pool
-from repsim_cli.activations.stored import activations_key
+from repsim_cli.activations.stored import Running, activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.architectures import ARCHITECTURES
@@ -42,7 +42,7 @@ def model(tiny_folder, kind):
 def rows(source, module, sequences, settings, batch_size):
     found = readings({"m": source}, settings)
     hardware = Hardware(batch_size=batch_size)
-    parts = [block.rows for block in blocks(found, {"m": module}, {}, {"m": sequences}, settings, hardware, iter)]
+    parts = [block.rows for block in blocks(found, Running({"m": module}, {"m": sequences}), settings, hardware, iter)]
     return [torch.cat(layer) for layer in zip(*parts, strict=True)]
 
 

@@ -11,7 +11,7 @@ from repsim_cli.activations.inputs import described, sequences_of, tokenizers
 from repsim_cli.activations.places import row_documents, rows_of, same_rows
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, pool_words
-from repsim_cli.activations.stored import activations_key
+from repsim_cli.activations.stored import Running, activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
@@ -211,7 +211,7 @@ def test_rows_are_the_pieces_of_each_sentence_alone(tmp_path, tiny_folder, bert_
         settings = extract(piece=piece)
         sequences = sequences_of(live, by_model, data, settings, 0)
         found = readings(live, settings)
-        stream = blocks(found, modules, {}, sequences, settings, Hardware(batch_size=3), iter)
+        stream = blocks(found, Running(modules, sequences), settings, Hardware(batch_size=3), iter)
         rows = [torch.cat(layer) for layer in zip(*[block.rows for block in stream], strict=True)]
         assert {len(x) for x in rows} == {WORDS}
         layers = [layer for reading in found for layer in reading.layers]
@@ -494,7 +494,7 @@ def test_a_span_is_pooled_over_its_tokens(tmp_path, tiny_folder, gpt_tokenizer):
     live = {"m": registry.models.get("transformers").function(path=str(tiny_folder("gpt2")))}
     modules = {"m": live["m"].load(False)}
     sequences = sequences_of(live, tokenizers(live, data, settings), data, settings, 0)
-    (block,) = blocks(readings(live, settings), modules, {}, sequences, settings, Hardware(), iter)
+    (block,) = blocks(readings(live, settings), Running(modules, sequences), settings, Hardware(), iter)
     text, spans = SPANS[0]
     given = gpt_tokenizer(text, return_offsets_mapping=True)
     with torch.inference_mode():

@@ -19,7 +19,7 @@ from repsim_cli.findings.base_model import compared, to_base
 from repsim_cli.findings.claims import known
 from repsim_cli.findings.localization import localized, other_means
 from repsim_cli.findings.maps import Map
-from repsim_cli.models.precomputed import write_sentences
+from repsim_cli.models.sentence_files import write_sentences
 from repsim_cli.models.source import facts
 
 # contextual-corr-analysis, tests/: f1, f2, f3 are these 10 x 2 draws, and what its code says of their pairs

@@ -20,7 +20,7 @@ from repsim_cli.activations.batching import Tally, most_places
 from repsim_cli.activations.cached import Identities, entries_of
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.stored import Recorder, window_name
+from repsim_cli.activations.stored import Recorder, Running, window_name
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
@@ -217,8 +217,8 @@ class Attention(Study):
             progress = partial(run.progress, label=STAGE, unit="batches")
 
             def stream(seen: int) -> Iterator[Maps]:
-                given = (self.readings, modules, sequences, self.special, self.hardware, progress)
-                return maps(*given, seen, counts, recorders)
+                running = Running(modules, sequences, recorders, counts)
+                return maps(self.readings, running, self.special, self.hardware, progress, seen)
 
             layers = [str(layer) for reading in self.readings for layer in reading.layers]
             with run.stage(STAGE):
@@ -242,8 +242,8 @@ class Attention(Study):
             modules = {label: loaded(reading, self.extraction)}
         with run.stage("attention"):
             progress = partial(run.progress, label=f"attention of {label}", unit="batches")
-            given = ([reading], modules, sequences, self.special, self.hardware, progress)
-            deque(maps(*given, tally=counts, recorders={label: recorder}), maxlen=0)
+            running = Running(modules, sequences, {label: recorder}, counts)
+            deque(maps([reading], running, self.special, self.hardware, progress), maxlen=0)
         modules.clear()
         free()
         if not names <= set(recorder.entry.files):

@@ -33,7 +33,7 @@ from repsim_cli.base.files import refusing
 from repsim_cli.base.settings import Above0, From0, Medium, Positive
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
-from repsim_cli.training.loop import train
+from repsim_cli.training.loop import Along, Pace, train
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -257,11 +257,9 @@ def _fit(
         autoencoder,
         torch.optim.Adam(weights, lr=recipe.learning_rate),
         partial(loss_of, autoencoder, recipe, scaled),
-        steps=progress(range(recipe.steps), label="dictionary", unit="steps"),
-        rate=recipe.rate,
-        clip=1.0,
+        pace=Pace(progress(range(recipe.steps), label="dictionary", unit="steps"), recipe.rate, 1.0),
         seed=ORDER,
-        state=scratch / STATE,
+        along=Along(state=scratch / STATE),
     )
     last = list(losses)[-1]
     alone = len(rows) == 1

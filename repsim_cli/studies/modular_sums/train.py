@@ -11,123 +11,35 @@ import operator
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.planning import check_device
 from repsim_cli.base.registry import models
-from repsim_cli.base.settings import Above0, Fraction, From0, Medium, Modulus, NotNegative, Positive, Seed, Small
+from repsim_cli.base.settings import Seed
 from repsim_cli.data.modular import pairs
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Short, Source, Work
-from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.runs.results import SAVE_EVERY, Progress, dumps, quiet
-from repsim_cli.studies.modular_sums.model import Modular, Shape, chain, modular_source, saved
+from repsim_cli.studies.modular_sums.model import Modular, chain, modular_source, saved
+from repsim_cli.studies.modular_sums.recipe import ModularRecipe
 from repsim_cli.training.state import restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 4  # raise when a change of the code changes what is trained (tests/test_codes.py)
 CURVES, MISTAKES = "curves.json", "mistakes.json"
 SCORES = ("training_loss", "validation_loss", "training_accuracy", "validation_accuracy")
-Training = Literal["end_to_end", "by_block"]
 Columns = dict[str, list[float]]
 Keep = Callable[[Modular, int, Metrics], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModularRecipe:
-    """All that decides about a model of modular sums, beside the seed.
-
-    It is trained with AdamW (betas 0.9 and 0.98). A stream of large norm saturates the attention of the next block,
-    hence the penalty. The best look of a stage is chosen on the validation rows (see `kept_look`). Raises BadInput
-    where stages, rows or saved epochs do not fit together.
-
-    moduli: p1, p2, ... of the sums c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ...; a and b are whole numbers below p1.
-    blocks: of the transformer; with training `by_block`, one for each sum.
-    training: `end_to_end`: on the last sum alone; `by_block`: each block on its sum, with all before it frozen.
-    epochs: of each stage, at most.
-    batch_size: rows per step; null: all rows.
-    learning_rate: of AdamW.
-    weight_decay: of AdamW.
-    penalty: the weight of the mean squared norm of the last trained block's output, which is added to the loss.
-    average: weights are evaluated and kept as running averages over steps, of which this share is left after a step; 0:
-        no average.
-    train_share: the share of all pairs that is trained on.
-    check: epochs between two looks at the validation rows.
-    patience: a stage ends after so many looks in a row at 100 % accuracy, and keeps its best look; null: it takes all
-        epochs and keeps the last look.
-    save: the epochs whose weights are kept as a series, counted over all stages; 0 is before the first; null: none.
-    device: the torch device that the model is trained on.
-    """
-
-    moduli: Annotated[list[Modulus], Field(min_length=1)]
-    blocks: Small = 1
-    training: Training = "end_to_end"
-    epochs: Positive = 600
-    batch_size: Medium | None = 348
-    learning_rate: Above0 = 2e-3
-    weight_decay: From0 = 0.5
-    penalty: From0 = 0.01
-    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    train_share: Fraction = 0.8
-    check: Positive = 10
-    patience: Positive | None = 3
-    save: list[NotNegative] | None = None
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        total = round(self.train_share * self.moduli[0] ** 2)
-        if not 0 < total < self.moduli[0] ** 2:
-            raise BadInput(
-                f"train_share: both sides need a pair, got {self.train_share} of {self.moduli[0] ** 2}; change it"
-            )
-        if self.training == "by_block" and self.blocks != len(self.moduli):
-            raise BadInput(f"blocks: by_block trains one for each sum, got {self.blocks} for {len(self.moduli)} moduli")
-        last, kept = self.epochs * len(self.stages), self.kept
-        if kept and (len(set(kept)) < max(len(kept), 2) or not 0 <= kept[0] <= kept[-1] <= last):
-            raise BadInput(f"save: not two or more distinct epochs from 0 to {last}, got {kept}; change them")
-        if kept and self.patience is not None:
-            raise BadInput(
-                f"save: a training that ends early may not come there, got patience {self.patience}; give null"
-            )
-
-    @property
-    def name(self) -> str:
-        """What the manifest says of the training."""
-        if len(self.moduli) == 1:
-            return ONE_SUM
-        return BY_BLOCK if self.training == "by_block" else END_TO_END
-
-    @property
-    def kept(self) -> list[int]:
-        return sorted(self.save or [])
-
-    @property
-    def shape(self) -> Shape:
-        outputs = {f"c{k}": modulus for k, modulus in enumerate(self.moduli, 1)}
-        if self.training == "end_to_end":
-            outputs = {name: outputs[name] for name in list(outputs)[-1:]}
-        else:
-            outputs |= {f"b{k}": self.moduli[0] for k in range(1, len(self.moduli))}
-        return Shape(numbers=self.moduli[0], blocks=self.blocks, outputs=outputs)
-
-    @property
-    def stages(self) -> list[tuple[int, list[str]]]:
-        """Of each stage, how many blocks it runs, of which it trains the last (end to end all), and its outputs."""
-        last = len(self.moduli)
-        if self.training == "end_to_end":
-            return [(self.blocks, [f"c{last}"])]
-        return [(k, [f"c{k}"] + ([f"b{k}"] if k < last else [])) for k in range(1, last + 1)]
 
 
 @models.register("modular")
@@ -268,7 +180,7 @@ def train(
     for blocks, names in recipe.stages:
         part = whole._replace(targets={name: whole.targets[name] for name in names})
         state = scratch and scratch / f"{names[0]}.safetensors"
-        looks = _stage(model, blocks, part, recipe, seed, progress, state, before, keep)
+        looks = Stage(model, blocks, part, recipe, seed, before).trained(progress, state, keep)
         curves[names[0]] = columns(looks)
         before += recipe.epochs
     return model.cpu().eval().requires_grad_(False), curves
@@ -278,110 +190,123 @@ def columns(looks: Sequence[Sequence[float]]) -> Columns:
     return dict(zip(("epoch", *SCORES), map(list, zip(*looks, strict=True)), strict=True))
 
 
-def _stage(
-    model: Modular,
-    blocks: int,
-    task: Sums,
-    recipe: ModularRecipe,
-    seed: int,
-    progress: Progress,
-    state: Path | None,
-    before: int,
-    keep: Keep,
-) -> list[list[float]]:
-    """Trains one stage in place, after `before` epochs of others; returns the epoch and `SCORES` of every look."""
-    first = 0 if recipe.training == "end_to_end" else blocks - 1
-    parts = [*model.blocks[first:blocks], *(model.heads[name] for name in task.targets)]
-    parameters: list[Tensor] = [weights for part in parts for weights in part.parameters()]
-    if first == 0:
-        parameters += [model.embed.weight, model.position]
-    optimiser = torch.optim.AdamW(
-        parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
-    )
-    draw = np.random.default_rng(seed)
-    size = recipe.batch_size or len(task.seen)
-    advance = get_ema_multi_avg_fn(recipe.average)
-    mean = [weights.detach().clone() for weights in parameters]
-    best = [weights.clone() for weights in mean]
-    looks: list[list[float]] = []
-    done = 0
-    if state is not None and state.is_file():
-        restored = restore_state(state, model, optimiser, draw)
-        looks, done = restored["looks"].tolist(), int(restored["done"])
-        for name, held in (("mean", mean), ("best", best)):
-            _replace(held, [restored[f"{name}.{i}"] for i in range(len(held))])
-    with torch.no_grad():  # frozen blocks run once
-        start = model.stream(task.ab, first)
+class Stage:
+    """One stage of a training, in place, after `before` epochs of others.
 
-    def stream(rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
-        if first:
-            return model.blocks[first](start[rows])
-        return model.stream(task.ab[rows], blocks)
+    looks: the epoch and `SCORES` of every look. mean, best: averaged weights, now and as they are to be kept.
+    """
+
+    def __init__(self, model: Modular, blocks: int, task: Sums, recipe: ModularRecipe, seed: int, before: int):
+        self.model, self.blocks, self.task, self.recipe, self.before = model, blocks, task, recipe, before
+        self.first = 0 if recipe.training == "end_to_end" else blocks - 1
+        parts = [*model.blocks[self.first : blocks], *(model.heads[name] for name in task.targets)]
+        self.parameters: list[Tensor] = [weights for part in parts for weights in part.parameters()]
+        if self.first == 0:
+            self.parameters += [model.embed.weight, model.position]
+        self.optimiser = torch.optim.AdamW(
+            self.parameters, lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay, fused=True
+        )
+        self.draw = np.random.default_rng(seed)
+        self.advance = get_ema_multi_avg_fn(recipe.average)
+        self.mean = [weights.detach().clone() for weights in self.parameters]
+        self.best = [weights.clone() for weights in self.mean]
+        self.looks: list[list[float]] = []
+        self.done = 0
+
+    def trained(self, progress: Progress, state: Path | None, keep: Keep) -> list[list[float]]:
+        """Trains the stage; its looks. state: where what is done is left, and from where it resumes."""
+        recipe, name = self.recipe, next(iter(self.task.targets))
+        if state is not None and state.is_file():
+            self._restore(state)
+        with torch.no_grad():  # frozen blocks run once
+            self.start = self.model.stream(self.task.ab, self.first)
+        if self.before + self.done == 0:
+            self._keep(keep)
+        settled = _settled(self.looks, recipe.patience)
+        left = time.monotonic()
+        for epoch in progress(
+            range(self.done + 1, 1 + (self.done if settled else recipe.epochs)), label=f"training {name}", unit="epochs"
+        ):
+            self._epoch()
+            self.done = epoch
+            if epoch % recipe.check == 0 or epoch == recipe.epochs:
+                self._look(name)
+            self._keep(keep)
+            if _settled(self.looks, recipe.patience):
+                break
+            if time.monotonic() - left > SAVE_EVERY:
+                self._leave(state)
+                left = time.monotonic()
+        _replace(self.parameters, self.best)
+        for weights in self.parameters:
+            weights.requires_grad_(False)
+        self._leave(state)
+        return self.looks
+
+    def _epoch(self) -> None:
+        task, recipe = self.task, self.recipe
+        order = task.seen[torch.from_numpy(self.draw.permutation(len(task.seen))).to(recipe.device)]
+        for rows in order.split(recipe.batch_size or len(task.seen)):
+            x = self._stream(rows)
+            losses = [
+                nn.functional.cross_entropy(self.model.read(name, x), y[rows]) for name, y in task.targets.items()
+            ]
+            loss = torch.stack(losses).sum() + recipe.penalty * x.square().sum(-1).mean()
+            self.optimiser.zero_grad()
+            loss.backward()
+            self.optimiser.step()
+            with torch.no_grad():
+                self.advance(self.mean, self.parameters, None)
+
+    def _look(self, name: str) -> None:
+        """Notes the scores of the averaged weights, and keeps these where they are the best."""
+        with self._averaged():
+            self.looks.append([float(self.done), *self._scores()])
+        if not math.isfinite(self.looks[-1][1]):
+            got = f"{self.looks[-1][1]} at epoch {self.done} of {name}"
+            raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
+        if kept_look(columns(self.looks), self.recipe.patience) == len(self.looks) - 1:
+            _replace(self.best, self.mean)
+
+    def _stream(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
+        if self.first:
+            return self.model.blocks[self.first](self.start[rows])
+        return self.model.stream(self.task.ab[rows], self.blocks)
 
     @contextlib.contextmanager
-    def averaged() -> Iterator[None]:
+    def _averaged(self) -> Iterator[None]:
         """The model with averaged weights."""
-        last = [weights.detach().clone() for weights in parameters]
-        _replace(parameters, mean)
+        last = [weights.detach().clone() for weights in self.parameters]
+        _replace(self.parameters, self.mean)
         try:
             yield
         finally:
-            _replace(parameters, last)
+            _replace(self.parameters, last)
 
     @torch.inference_mode()
-    def scores() -> list[float]:
-        both = [_scores(model, stream(rows), task, rows) for rows in (task.seen, task.held_out)]
+    def _scores(self) -> list[float]:
+        task = self.task
+        both = [_scores(self.model, self._stream(rows), task, rows) for rows in (task.seen, task.held_out)]
         return [value for pair in zip(*both, strict=True) for value in pair]
 
-    def leave() -> None:
+    def _keep(self, keep: Keep) -> None:
+        epoch = self.before + self.done
+        if epoch in self.recipe.kept:
+            with self._averaged():
+                keep(self.model, epoch, dict(zip(SCORES, self._scores(), strict=True)))
+
+    def _leave(self, state: Path | None) -> None:
         if state is not None:
-            more = {"looks": torch.tensor(looks, dtype=torch.float64), "done": torch.tensor(done)}
-            more |= {f"{name}.{i}": x for name, held in (("mean", mean), ("best", best)) for i, x in enumerate(held)}
-            save_state(state, model, optimiser, draw, more)
+            more = {"looks": torch.tensor(self.looks, dtype=torch.float64), "done": torch.tensor(self.done)}
+            for name, held in (("mean", self.mean), ("best", self.best)):
+                more |= {f"{name}.{i}": x for i, x in enumerate(held)}
+            save_state(state, self.model, self.optimiser, self.draw, more)
 
-    def kept() -> None:
-        if before + done in recipe.kept:
-            with averaged():
-                keep(model, before + done, dict(zip(SCORES, scores(), strict=True)))
-
-    if before + done == 0:
-        kept()
-    settled = _settled(looks, recipe.patience)
-    left = time.monotonic()
-    name = next(iter(task.targets))
-    for epoch in progress(
-        range(done + 1, 1 + (done if settled else recipe.epochs)), label=f"training {name}", unit="epochs"
-    ):
-        order = task.seen[torch.from_numpy(draw.permutation(len(task.seen))).to(recipe.device)]
-        for rows in order.split(size):
-            x = stream(rows)
-            losses = [nn.functional.cross_entropy(model.read(name, x), y[rows]) for name, y in task.targets.items()]
-            loss = torch.stack(losses).sum() + recipe.penalty * x.square().sum(-1).mean()
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            with torch.no_grad():
-                advance(mean, parameters, None)
-        done = epoch
-        if epoch % recipe.check == 0 or epoch == recipe.epochs:
-            with averaged():
-                looks.append([float(epoch), *scores()])
-            if not math.isfinite(looks[-1][1]):
-                got = f"{looks[-1][1]} at epoch {epoch} of {name}"
-                raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
-            if kept_look(columns(looks), recipe.patience) == len(looks) - 1:
-                _replace(best, mean)
-        kept()
-        if _settled(looks, recipe.patience):
-            break
-        if time.monotonic() - left > SAVE_EVERY:
-            leave()
-            left = time.monotonic()
-    _replace(parameters, best)
-    for weights in parameters:
-        weights.requires_grad_(False)
-    leave()
-    return looks
+    def _restore(self, state: Path) -> None:
+        restored = restore_state(state, self.model, self.optimiser, self.draw)
+        self.looks, self.done = restored["looks"].tolist(), int(restored["done"])
+        for name, held in (("mean", self.mean), ("best", self.best)):
+            _replace(held, [restored[f"{name}.{i}"] for i in range(len(held))])
 
 
 @torch.no_grad()

@@ -171,6 +171,20 @@ class Scores:
         return Estimate(float(mean), float(np.sqrt(spread) / total))
 
 
+@dataclass(frozen=True)
+class Passes:
+    """How all sequences run.
+
+    batch_size: sequences per forward pass. seed: of the order of shuffled rows. entry: of the cache, where the scores
+    of every batch are kept, from which a killed run resumes.
+    """
+
+    batch_size: int
+    seed: int = 0
+    progress: Progress = quiet
+    entry: Entry | None = None
+
+
 @torch.no_grad()
 def evaluate_stitches(
     heads: Mapping[Head, Whole],
@@ -178,26 +192,22 @@ def evaluate_stitches(
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: PredictionTask,
-    *,
+    passes: Passes,
     maps: Mapping[Stitch, nn.Module] = {},
-    batch_size: int,
-    seed: int = 0,
-    progress: Progress = quiet,
-    entry: Entry | None = None,
 ) -> Scores:
     """Scores of stitched models and of their tails on all sequences; at least two sequences.
 
     Every model runs once per batch, up to its deepest layer that is needed; then the tail of every stitch runs.
-    maps: the stitch layers; the identity where there is none. seed: of the order of shuffled rows. entry: of the cache,
-    where the scores of every batch are kept, from which a killed run resumes.
+    maps: the stitch layers; the identity where there is none.
     """
     if len(sequences.ids) < 2:
         raise BadInput(f"data: no evaluation rows are left, got {len(sequences.ids)} sequences; give more data")
     order = list(dict.fromkeys(stitch.tail for stitch in stitches))
+    batch_size, entry = passes.batch_size, passes.entry
     starts = range(0, len(sequences.ids), batch_size)
     parts: list[dict[str, Tensor]] = []
     cut: dict[tuple[str, Layer], Any] = {}
-    for start in progress(starts, label="stitched models", unit="batches"):
+    for start in passes.progress(starts, label="stitched models", unit="batches"):
         name = f"{start:08d}"
         if entry is not None and name in entry.files:
             parts.append(safetensors.torch.load_file(entry.files[name]))
@@ -205,7 +215,7 @@ def evaluate_stitches(
         rows = slice(start, start + batch_size)
         inputs = inputs_of(sequences, rows)
         labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
-        read = Streams(heads, tails, stitches, inputs, seed + start)
+        read = Streams(heads, tails, stitches, inputs, passes.seed + start)
         alone: list[Tensor] = []
         stitched: dict[Stitch, Tensor] = {}
         weights = torch.empty(0)
@@ -291,3 +301,36 @@ def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 
     kl = nn.functional.kl_div(given.log_p, alone.log_p, reduction="none", log_target=True).sum(1)
     values = (loss, given.answer == given.right, kl, given.answer != alone.answer)
     return torch.stack([_sums(value, given, count) for value in values])
+
+
+def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
+    both.
+
+    fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
+    empty.
+    """
+    count = len(sequences.ids)
+    evaluation = count if evaluation is None else evaluation
+    if fitted and count <= evaluation:
+        raise BadInput(
+            f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "
+            f"{evaluation}; lower options.evaluation, or give more data"
+        )
+    held = np.arange(max(count - evaluation, 0), count)
+    if not fitted:
+        return sequences.take(held[:0]), sequences.take(held)
+    documents = np.unique(sequences.document[held][sequences.text[held]])
+    shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
+    train = np.flatnonzero(~shared[: held[0]])
+    if not len(train):
+        raise BadInput(
+            f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
+            "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
+        )
+    return sequences.take(train), sequences.take(held)
+
+
+def content(sequences: Sequences) -> list[Any]:
+    labels = sequences.labels
+    return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]

@@ -1,22 +1,19 @@
 """Stitching of pairs of models: the performance lost when one model's later blocks run on another's residual stream."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, Unpack
 
-import numpy as np
 import torch
 from torch import nn
 
-from repsim_cli.activations.hook_points import points_of
 from repsim_cli.activations.inputs import check_modality, tokenizers
 from repsim_cli.activations.readings import devices
 from repsim_cli.base.closure import code_of
 from repsim_cli.base.errors import BadInput, RunFailed
-from repsim_cli.base.plain import slug
-from repsim_cli.base.registry import did_you_mean, studies
+from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Group, Several
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
@@ -27,52 +24,31 @@ from repsim_cli.engine.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
-from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.cache import Entry, key, trim, using
-from repsim_cli.runs.content import Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Progress, Run, quiet, scratch
+from repsim_cli.studies.stitching.checks import check_groups, check_recipe, different, layers_of, pairs_of, stitchable
 from repsim_cli.studies.stitching.evaluate import (
-    Estimate,
     Head,
     HeadKind,
+    Passes,
     PredictionTask,
     Scores,
     Stitch,
     classification,
+    content,
     evaluate_stitches,
     next_token,
+    split,
 )
 from repsim_cli.studies.stitching.layers import check_layer
-from repsim_cli.studies.stitching.models import EMBED, Layer, Whole, check_stitchable, layer_name, open_whole, scrambled
-from repsim_cli.studies.stitching.train import StitchFit, StitchRecipe, fit_key, fit_stitches
+from repsim_cli.studies.stitching.models import Whole, open_whole, scrambled
+from repsim_cli.studies.stitching.results import curve_of_losses, results_of_groups, tables_of_pairs
+from repsim_cli.studies.stitching.train import Fitting, StitchFit, StitchRecipe, fit_key, fit_stitches
 
 Baseline = Literal["self", "random", "shuffled"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
-RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
 HELD = 2  # whole models that a worker keeps
-POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
-PENALTIES = [
-    "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
-    "accuracy lost se", "KL", "KL se", "ended",
-]  # fmt: skip
-ALONE = ["loss", "loss se", "accuracy", "accuracy se"]
-
-
-class Quantity(NamedTuple):
-    """A quantity of stitched models, and its axis label."""
-
-    label: str
-    of: Callable[[Scores, Stitch], Estimate]
-
-
-QUANTITIES = {
-    "accuracy": Quantity("accuracy of the stitched model", lambda scores, stitch: scores.of(stitch, "correct")),
-    "accuracy_penalty": Quantity(
-        "accuracy lost against the tail alone", lambda scores, stitch: scores.penalty(stitch, "correct")
-    ),
-    "loss_penalty": Quantity("cross-entropy added, nats", lambda scores, stitch: scores.penalty(stitch, "loss")),
-    "disagreement": Quantity("share of answers not the tail's", lambda scores, stitch: scores.of(stitch, "differs")),
-}
 
 
 @studies.register("stitching")
@@ -118,11 +94,13 @@ class Stitching(Study):
         self.recipe, self.labels = recipe, labels
         models = of_groups(given["model"], listed(self.groups))
         check_metrics(self.groups, models)
-        self.every = self.models = self._models(models)
+        self.every = self.models = stitchable(models, self.auto)
         check_modality(self.models, self.data)
-        self._check_settings(pairs)
-        self.layers = {label: self._layers(label, source) for label, source in self.models.items()}
-        self._stitch(self._different() if self.groups else self._pairs(pairs))
+        check_recipe(recipe, evaluation, self.extract, self.hardware)
+        if self.groups:
+            check_groups(self.models, {"pairs": pairs, "grid": grid, "baselines": self.baselines})
+        self.layers = {label: layers_of(label, source, self.extract) for label, source in self.models.items()}
+        self._stitch(different(self.models) if self.groups else pairs_of(self.models, pairs))
         if not self.stitches:
             raise BadInput(
                 f"extract.layers: no pair of models shares a layer, got {self.extract.layers}; use all, or grid"
@@ -141,64 +119,6 @@ class Stitching(Study):
     def auto(self) -> Any:
         labelled = isinstance(self.data, Examples)
         return "AutoModelForSequenceClassification" if labelled else "AutoModelForCausalLM"
-
-    def _models(self, given: Mapping[str, AnySource]) -> dict[str, Source]:
-        if not given:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
-        models = {}
-        for label, source in given.items():
-            check_stitchable(label, source, self.auto)
-            assert isinstance(source, Source)
-            models[label] = source
-        return models
-
-    def _check_settings(self, pairs: list[list[str]] | None) -> None:
-        recipe, sequences = self.recipe, self.extract.sequences
-        if recipe.fitted and (self.evaluation or sequences) >= sequences:
-            raise BadInput(
-                f"options.evaluation: no sequences are left to train on, got {self.evaluation} of {sequences}; "
-                "raise extract.sequences"
-            )
-        if self.hardware.dtype == "float16" and recipe.trained:
-            raise BadInput("hardware.dtype: gradients underflow, got float16; use bfloat16 or float32")
-        if not self.groups:
-            return
-        for name, value in {"pairs": pairs, "grid": self.grid, "baselines": self.baselines}.items():
-            if value:
-                raise BadInput(
-                    f"options.{name}: all pairs of models of groups are stitched, at equal layers, got {value}; drop "
-                    "it, or set groups=null"
-                )
-        depths = {source.layers: label for label, source in self.models.items()}
-        if len(depths) > 1:
-            (depth, a), (other, b), *_ = depths.items()
-            raise BadInput(
-                f"groups: models of equal depth are needed, got {depth} ('{a}') and {other} ('{b}'); leave one of them "
-                "out"
-            )
-
-    def _different(self) -> list[tuple[str, str]]:
-        return [(head, tail) for tail in self.models for head in self.models if head != tail]
-
-    def _pairs(self, given: list[list[str]] | None) -> list[tuple[str, str]]:
-        if given is None:
-            return [(head, tail) for tail in self.models for head in self.models]
-        for pair in given:
-            if len(pair) != 2:
-                raise BadInput(f"options.pairs: not a head and a tail, got {pair}; write [[HEAD, TAIL], ...]")
-            for label in pair:
-                if label not in self.models:
-                    raise BadInput(f"options.pairs: no such model, got '{label}'; {did_you_mean(label, self.models)}")
-        return [(head, tail) for head, tail in given]
-
-    def _layers(self, label: str, source: Source) -> list[Layer]:
-        points = points_of(label, source, self.extract)
-        for point in points:
-            if point.kind not in ("embed", "resid_post") or point.head is not None:
-                raise BadInput(
-                    f"extract.hook_points: stitches are made between blocks, got '{point}'; use resid_post and embed"
-                )
-        return [EMBED if point.layer is None else point.layer for point in points]
 
     def _stitch(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Sets the heads by their tails, and all stitches."""
@@ -312,7 +232,7 @@ class Stitching(Study):
             what = f"{lost} of {len(self.stitches)} trainings" if whole else "every training"
             raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
-        parts = {"stitches": [keys[s] for s in whole], "data": _content(held), **self._settings}
+        parts = {"stitches": [keys[s] for s in whole], "data": content(held), **self._settings}
         name = (code := code_of(__name__)) and key({"code": code.key, **parts})
         with run.stage("stitched models"), self.entries("stitched", [name]) as entries:
             scores = evaluate_stitches(
@@ -321,16 +241,13 @@ class Stitching(Study):
                 whole,
                 held,
                 task,
-                maps=maps,
-                batch_size=hardware.batch_size,
-                seed=self.seed,
-                progress=run.progress,
-                entry=entries.get(name or ""),
+                Passes(hardware.batch_size, self.seed, run.progress, entries.get(name or "")),
+                maps,
             )
         with run.stage("results"):
             classifiers = task.outputs != ()
             if members:
-                return self._of_groups(run, members, scores)
+                return results_of_groups(run, members, self.layers, self.pairs, scores)
             return self._of_pairs(scores, fits, classifiers, len(train.ids))
 
     def choose(self, run: Run) -> dict[str, list[str]]:
@@ -340,7 +257,7 @@ class Stitching(Study):
         with run.stage("groups"):
             members = chosen(run, self.groups, self.every)
             self.models = {label: self.every[label] for group in members.values() for label in group}
-            self._stitch(self._different())
+            self._stitch(different(self.models))
         return members
 
     def task(self, held: Sequences) -> PredictionTask:
@@ -372,9 +289,8 @@ class Stitching(Study):
         progress: Progress,
     ) -> dict[Stitch, StitchFit]:
         """The stitch layers between a head and a tail."""
-        batch_size, seed = self.hardware.batch_size, self.seed
-        given = {"batch_size": batch_size, "seed": seed, "progress": progress, "entries": entries}
-        return fit_stitches(head, tail, stitches, train, task, self.recipe, **given)
+        fitting = Fitting(self.recipe, self.hardware.batch_size, self.seed, progress)
+        return fit_stitches(head, tail, stitches, train, task, fitting, entries)
 
     def units(self, run: Run) -> Iterator[Phase]:
         """A unit per head and tail: their stitch layers, which are fitted side by side."""
@@ -421,13 +337,8 @@ class Stitching(Study):
         trained = self.recipe.trained
         return Results(
             study="stitching",
-            tables={
-                "stitching": Table(columns=PENALTIES, rows=[_row(s, scores, fits.get(s)) for s in self.stitches]),
-                "models": Table(
-                    columns=["model", *ALONE], rows=[[tail, *_alone(scores, tail)] for tail in scores.alone]
-                ),
-            },
-            curves={str(s): _curve(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
+            tables=tables_of_pairs(self.stitches, scores, fits),
+            curves={str(s): curve_of_losses(s, fits, scores) for s, fit in fits.items() if len(fit.losses)},
             about={
                 "layer": self.recipe.layer,
                 "init": self.recipe.init,
@@ -440,32 +351,6 @@ class Stitching(Study):
                 "kinds": {label: f"{s.model_type.split()[-1]}, {s.layers} blocks" for label, s in self.models.items()},
             },
         )
-
-    def _of_groups(self, run: Run, members: Mapping[str, Sequence[str]], scores: Scores) -> Results:
-        """A matrix of all ordered pairs of models per quantity and layer: the head is the row, the tail the column."""
-        labels = list(self.models)
-        rows, columns = (Side(model=f"{part} of the stitched model", layers=labels) for part in ("head", "tail"))
-        matrices = {}
-        for name, quantity in QUANTITIES.items():
-            for layer in self.layers[labels[0]]:
-                values = np.zeros((2, len(labels), len(labels)))
-                for head, tail in self.pairs:
-                    stitch = Stitch(Head(head), tail, layer, layer)
-                    values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
-                place = layer_name(layer)
-                stem = slug(name, place)
-                matrices[f"{name}, {place}"] = Matrix(
-                    rows=rows,
-                    columns=columns,
-                    values=run.write_array(slug(stem, "values"), values[0]),
-                    se=run.write_array(slug(stem, "se"), values[1]),
-                    n=len(scores.weights),
-                    label=quantity.label,
-                    about={"kind": "stitches", "quantity": name, "layer": place},
-                )
-        alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
-        tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
-        return Results(study="stitching", matrices=matrices, tables=tables)
 
 
 class StitchWorker:
@@ -508,79 +393,3 @@ class StitchWorker:
                 whole = study.as_head(of, self.whole(of.model))
                 study.fitted(whole, self.whole(tail), stitches, train, task, known, quiet)
         return missing
-
-
-def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
-    """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
-    both.
-
-    fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
-    empty.
-    """
-    count = len(sequences.ids)
-    evaluation = count if evaluation is None else evaluation
-    if fitted and count <= evaluation:
-        raise BadInput(
-            f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "
-            f"{evaluation}; lower options.evaluation, or give more data"
-        )
-    held = np.arange(max(count - evaluation, 0), count)
-    if not fitted:
-        return sequences.take(held[:0]), sequences.take(held)
-    documents = np.unique(sequences.document[held][sequences.text[held]])
-    shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
-    train = np.flatnonzero(~shared[: held[0]])
-    if not len(train):
-        raise BadInput(
-            f"options.evaluation: no training rows are left beside the documents of the evaluation, got {count} "
-            "sequences; give more data, or shorter documents (data.sample_by=paragraph)"
-        )
-    return sequences.take(train), sequences.take(held)
-
-
-def _content(sequences: Sequences) -> list[Any]:
-    labels = sequences.labels
-    return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]
-
-
-def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
-    """A row of the table; without numbers where the training diverged."""
-    place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
-    if stitch not in scores.stitched:
-        assert fit is not None
-        return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
-    loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
-    spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
-    return [*place, loss, alone, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
-
-
-def _alone(scores: Scores, label: str) -> list[float]:
-    """Loss and accuracy of the model alone, each with its standard error."""
-    return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
-
-
-def _curve(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: Scores) -> Curve:
-    """The training loss, averaged over stretches of steps, each placed at its last."""
-    fit, random = fits[stitch], fits.get(Stitch(Head(stitch.tail, "random"), stitch.tail, stitch.at, stitch.into))
-    parts = _stretches(fit)
-    levels = {RANDOM_HEADS: float(_stretches(random)[-1].mean())} if random and random.diverged is None else {}
-    return Curve(
-        x=Axis(name="step"),
-        y=Axis(name="training loss", unit="nats"),
-        at=np.cumsum([len(part) for part in parts]).tolist(),
-        lines={"loss": [float(part.mean()) for part in parts]},
-        about={
-            "quantity": "training loss of stitch layers",
-            "head": str(stitch.head),
-            "tail": stitch.tail,
-            "head layer": layer_name(stitch.at),
-            "tail layer": layer_name(stitch.into),
-            "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
-            "diverged": fit.diverged,
-            **({"levels": levels} if stitch.head.kind == "model" else {}),
-        },
-    )
-
-
-def _stretches(fit: StitchFit) -> list[np.ndarray]:
-    return np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))

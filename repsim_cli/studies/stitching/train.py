@@ -97,28 +97,37 @@ class StitchFit:
     diverged: int | None = None
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """How stitch layers are fitted.
+
+    batch_size: sequences per forward pass; the gradients of a step's passes are summed.
+    """
+
+    recipe: StitchRecipe
+    batch_size: int
+    seed: int
+    progress: Progress = quiet
+
+
 def fit_stitches(
     head: Whole,
     tail: Whole,
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: PredictionTask,
-    recipe: StitchRecipe,
-    *,
-    batch_size: int,
-    seed: int,
-    progress: Progress = quiet,
+    fitting: Fitting,
     entries: Mapping[Stitch, Entry] = {},
 ) -> dict[Stitch, StitchFit]:
     """The stitch layers between a head and a tail, each initialised and trained on these sequences.
 
-    They are trained side by side; none depends on the others. batch_size: sequences per forward pass;
-    the gradients of a step's passes are summed. entries: of the cache; finished layers are read from there.
+    They are trained side by side; none depends on the others. entries: of the cache; finished layers are read from
+    there.
     """
-    fits = {stitch: _read(entries[stitch], recipe, head, tail) for stitch in stitches if _done(entries, stitch)}
+    fits = {stitch: _read(entries[stitch], fitting.recipe, head, tail) for stitch in stitches if _done(entries, stitch)}
     todo = [stitch for stitch in stitches if stitch not in fits]
     if todo:
-        made = _train(head, tail, todo, sequences, task, recipe, batch_size, seed, progress)
+        made = _train(head, tail, todo, sequences, task, fitting)
         for stitch, fit in made.items():
             if stitch in entries:
                 _write(entries[stitch], fit)
@@ -162,12 +171,9 @@ def _train(
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: PredictionTask,
-    recipe: StitchRecipe,
-    batch_size: int,
-    seed: int,
-    progress: Progress,
+    fitting: Fitting,
 ) -> dict[Stitch, StitchFit]:
-    device = tail.device
+    recipe, batch_size, seed, device = fitting.recipe, fitting.batch_size, fitting.seed, tail.device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers = {stitch: KINDS[recipe.layer].build(head.width, tail.width).to(device) for stitch in stitches}
@@ -183,7 +189,7 @@ def _train(
     broken: dict[Stitch, int] = {}
     chance = math.inf
     rows = _order(len(sequences.ids), recipe, seed)
-    for step in progress(range(recipe.steps), label=f"{stitches[0].head} -> {tail.label}", unit="steps"):
+    for step in fitting.progress(range(recipe.steps), label=f"{stitches[0].head} -> {tail.label}", unit="steps"):
         running = [stitch for stitch in stitches if stitch not in broken]
         if not running:
             break

@@ -19,7 +19,8 @@ from repsim_cli.runs.cache import key, using
 from repsim_cli.runs.content import Curve, Results
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.ranks import WRITERS, Attention, Normaliser, Writers
-from repsim_cli.studies.training_run.study_convergence import Convergence, Missing, Opened, Training
+from repsim_cli.studies.training_run.study_convergence import Convergence
+from repsim_cli.studies.training_run.trainings import Missing, Opened, Training
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"

@@ -19,7 +19,7 @@ from repsim_cli.engine.unit import Kinds, Phase
 from repsim_cli.engine.without_value import lacking, measures_with_values
 from repsim_cli.runs.content import Curve, Measured, Results, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.training_run.study_convergence import (
+from repsim_cli.studies.training_run.trainings import (
     Gap,
     Missing,
     Training,

@@ -17,6 +17,7 @@ from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks
+from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
@@ -33,16 +34,14 @@ from repsim_cli.engine.rows import identified, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.without_value import Lacking, measures_with_values
 from repsim_cli.measures import Measure
-from repsim_cli.models.loading import WHOLE, Loading
-from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.sizes import all_at_once, resident_bytes
-from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run, quiet
 from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, Change, Texts
+from repsim_cli.studies.tuned.models import whole, with_tokenizer_of
 
-HEAD = "AutoModelForCausalLM"
 UNITS = {
     RELATIVE: "norm of the difference / norm in the base",
     COSINE: "cosine",
@@ -86,7 +85,7 @@ class Tuned(Study):
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
         if extract.estimate == "moments":
             raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
-        given["model"] = _with_tokenizer_of(base, model)
+        given["model"] = with_tokenizer_of(base, model)
         self.comparison = comparison_of(given, side_by_side=True)
         self.base, self.examples = base, examples
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
@@ -294,7 +293,7 @@ class Tuned(Study):
 
         def stream(reading: Reading, progress: Any) -> Iterator[Block]:
             # with the sequences of all models, whose windows are then the same
-            rows = blocks([reading], modules, {}, sequences, extract, hardware, progress, tally=counts)
+            rows = blocks([reading], Running(modules, sequences, tally=counts), extract, hardware, progress)
             return remedies.rows(rows)
 
         base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))
@@ -368,36 +367,3 @@ def _encoded(why: Mapping[int, str]) -> Tensor:
 
 def _decoded(why: Tensor) -> list[tuple[int, str]]:
     return json.loads(bytes(why.tolist()))
-
-
-def _with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:
-    """The models, all of which read the base's tokens. Raises BadInput for one that does not know them."""
-    live: dict[str, Source] = {}
-    for label, source in models.items():
-        if not isinstance(source, Source) or source.modality != "text":
-            what = f"a model of {source.modality}" if isinstance(source, Source) else "stored activations"
-            raise BadInput(f"model.{label}: it reads no text, got {what}; compare language models")
-        live[label] = source
-    tokenizer = live[base].tokenizer
-    wanted = named(base, tokenizer)
-    for label, source in live.items():
-        if not _knows(named(label, source.tokenizer), wanted):
-            raise BadInput(
-                f"model.{label}: its tokenizer lacks tokens of the base '{base}', or numbers them differently, got "
-                "another vocabulary; compare models of one base"
-            )
-    return {label: replace(source, tokenizer=tokenizer) for label, source in live.items()}
-
-
-def _knows(tokenizer: Any, wanted: Any) -> bool:
-    """Whether a tokenizer has all tokens of another, under the same ids. In a dry run, a name and a file may agree."""
-    if isinstance(tokenizer, Vocabulary) or isinstance(wanted, Vocabulary):
-        return type(tokenizer) is not type(wanted) or tokenizer == wanted
-    return wanted.get_vocab().items() <= tokenizer.get_vocab().items()
-
-
-def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
-    """The model with its next-token head. Raises BadInput where it has none."""
-    if not predicts_next(source):
-        raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
-    return source.with_head(HEAD, how)

@@ -16,6 +16,7 @@ from helpers.treebanks import SENTENCES, conllu
 from repsim_cli import measures
 from repsim_cli.activations.attention import attention_readings, check_units, maps, units, word_map
 from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.settings import Extract, Hardware
@@ -513,7 +514,7 @@ def stream(folder, eager, sequences, **settings):
     source = source_of(folder)
     found = attention_readings({"m": source}, Extract(hook_points=["pattern"], unit="word", length=32))
     given = {"special": "drop_renormalise", "hardware": Hardware(batch_size=2), "progress": iter, **settings}
-    return list(maps(found, {"m": source.load(eager)}, {"m": sequences}, **given))
+    return list(maps(found, Running({"m": source.load(eager)}, {"m": sequences}), **given))
 
 
 def test_a_model_without_attention_weights(two_folders, both):
@@ -564,7 +565,7 @@ def test_transformer_lens_gives_the_same_maps(tiny_folder, both):
     cells = []
     for source in (source_of(folder), lens):
         (one,) = maps(
-            attention_readings({"m": source}, extract), {"m": source.load(True)}, {"m": both["bytes"]},
+            attention_readings({"m": source}, extract), Running({"m": source.load(True)}, {"m": both["bytes"]}),
             "drop_renormalise", Hardware(batch_size=9), iter,
         )  # fmt: skip
         cells.append(one.cells)

@@ -226,7 +226,7 @@ def classifier_and_examples(**settings):
 def fine_tuned(recipe, state=None, **settings):
     """The weights and the loss after a fine-tuning, in one order."""
     model, examples = classifier_and_examples(**settings)
-    losses = finetune.fine_tune(model, examples, recipe, segments=True, seed=4, state=state)
+    losses = finetune.fine_tune(model, examples, recipe, segments=True, seed=4, along=loop.Along(state=state))
     return model.state_dict(), losses
 
 

@@ -21,7 +21,8 @@ from repsim_cli.runs import reader
 from repsim_cli.runs.results import quiet
 from repsim_cli.studies.modular_sums import train as training
 from repsim_cli.studies.modular_sums.model import Modular, Shape, chain, loaded, modular_source, modular_targets, saved
-from repsim_cli.studies.modular_sums.train import ModularRecipe, kept_look, metrics_of, mistakes, modular
+from repsim_cli.studies.modular_sums.recipe import ModularRecipe
+from repsim_cli.studies.modular_sums.train import kept_look, metrics_of, mistakes, modular
 from repsim_cli.training import trained
 
 SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)

@@ -15,10 +15,12 @@ from repsim_cli.findings.claims import known
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.studies.modular_sums.model import modular_targets
-from repsim_cli.studies.modular_sums.train import ModularRecipe, modular
+from repsim_cli.studies.modular_sums.recipe import ModularRecipe
+from repsim_cli.studies.modular_sums.train import modular
 from repsim_cli.studies.probes import study
 from repsim_cli.studies.probes.finding import nearest, verdicts
-from repsim_cli.studies.probes.study import Probes, classes_of
+from repsim_cli.studies.probes.study import Probes
+from repsim_cli.studies.probes.targets import classes_of, labels_of
 from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class, split_of
 
 DRAW = np.random.default_rng(0)
@@ -298,7 +300,7 @@ def test_labels_that_rows_lack(tmp_path, name, unit, wanted, message):
     given = Sequences(ids, whole, whole, ids, ids, documents=3, example=np.array([0, 10, 20]))
     extract = Extract(hook_points=["embed"], unit=unit, padding="keep")
     with pytest.raises(BadInput, match=message):
-        study.labels_of(data, given, extract, np.arange(3), np.arange(3), wanted)
+        labels_of(data, given, extract, np.arange(3), np.arange(3), wanted)
 
 
 def test_groups_stay_on_one_side(tmp_path):
@@ -309,9 +311,9 @@ def test_groups_stay_on_one_side(tmp_path):
     ids, whole = np.ones((40, 1), int), np.ones((40, 1), bool)
     given = Sequences(ids, whole, whole, ids, ids, documents=40, example=np.arange(40))
     extract, numbers = Extract(hook_points=["embed"], unit="mean"), np.arange(40)
-    both = study.labels_of(data, given, extract, numbers, numbers, None)
+    both = labels_of(data, given, extract, numbers, numbers, None)
     assert {name: len(names) for name, names in both.names.items()} == {"label": 2, "group": 7}
-    together = study.labels_of(data, given, extract, numbers, numbers, None, "group")
+    together = labels_of(data, given, extract, numbers, numbers, None, "group")
     assert list(together.classes) == ["label"]
     for seed in range(5):
         split = together.split(0.7, seed)
@@ -322,11 +324,11 @@ def test_groups_stay_on_one_side(tmp_path):
     with pytest.raises(
         BadInput, match="options.keep_together: the data has no such labels, got 'topic'; known: group, lab"
     ):
-        study.labels_of(data, given, extract, numbers, numbers, None, "topic")
+        labels_of(data, given, extract, numbers, numbers, None, "topic")
     with pytest.raises(
         BadInput, match="options.keep_together: no other labels are left as targets, got 'group'; drop it"
     ):
-        study.labels_of(data, given, extract, numbers, numbers, ["group"], "group")
+        labels_of(data, given, extract, numbers, numbers, ["group"], "group")
 
 
 RUN = (

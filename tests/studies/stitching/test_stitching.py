@@ -18,6 +18,7 @@ from repsim_cli.runs import cache
 from repsim_cli.studies.stitching.evaluate import (
     Estimate,
     Head,
+    Passes,
     PredictionTask,
     Scores,
     Stitch,
@@ -43,7 +44,7 @@ from repsim_cli.studies.stitching.models import (
     scrambled,
     shuffled,
 )
-from repsim_cli.studies.stitching.train import StitchRecipe, fit_key, fit_stitches
+from repsim_cli.studies.stitching.train import Fitting, StitchRecipe, fit_key, fit_stitches
 
 CAUSAL, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
 NATIVE = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_ctx": 64, "d_vocab": 512, "act_fn": "solu_ln"}
@@ -172,7 +173,12 @@ def test_every_model_runs_once_per_batch_however_many_stitches_it_is_in():
         model.model.transformer.wte.register_forward_hook(lambda *_, name=name: calls.update([name]))
     stitches = same_layer([Head(name) for name in models], models, [0, 1])
     found = evaluate_stitches(
-        {Head(name): model for name, model in models.items()}, models, stitches, some(), next_token(), batch_size=3
+        {Head(name): model for name, model in models.items()},
+        models,
+        stitches,
+        some(),
+        next_token(),
+        Passes(batch_size=3),
     )
     # the tails' token embeddings run too, and are not used: 2 batches of 6 stitches, and of the last block's outputs
     assert calls == dict.fromkeys("abc", 2 + 2 * 7)
@@ -185,7 +191,7 @@ def test_every_model_runs_once_per_batch_however_many_stitches_it_is_in():
 def test_scores_are_those_of_the_outputs():
     model, given = whole("gpt_neox"), some()
     found = evaluate_stitches(
-        {Head("m"): model}, {"m": model}, [Stitch(Head("m"), "m", 0, 1)], given, next_token(), batch_size=4
+        {Head("m"): model}, {"m": model}, [Stitch(Head("m"), "m", 0, 1)], given, next_token(), Passes(batch_size=4)
     )
     inputs = inputs_of(given, slice(None))
     own = model.model(**model.given(inputs)).logits
@@ -250,7 +256,7 @@ def test_classifiers_stitch():
     task = classification({name: model.source for name, model in models.items()}, labels)
     stitches = same_layer([Head("a"), Head("b")], models, [EMBED, 2])
     heads = {Head(name): model for name, model in models.items()}
-    found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, batch_size=4)
+    found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, Passes(batch_size=4))
     assert found.weights.tolist() == [1.0] * 6
     for stitch in stitches:
         own, lost = found.of_alone(stitch.tail, "correct").value, found.penalty(stitch, "correct").value
@@ -289,7 +295,7 @@ def test_an_orthogonal_layer_stays_orthogonal():
     model, given = whole("gpt2"), some()
     stitch = Stitch(Head("m"), "m", 0, 1)
     recipe = StitchRecipe(layer="orthogonal", steps=5, warm_up=0, batch=2, clip=1.0)
-    fit = fit_stitches(model, model, [stitch], given, next_token(), recipe, batch_size=4, seed=0)[stitch]
+    fit = fit_stitches(model, model, [stitch], given, next_token(), Fitting(recipe, batch_size=4, seed=0))[stitch]
     weights = fit.layer[-1].weight
     assert torch.allclose(weights @ weights.T, torch.eye(32), atol=1e-4)
     assert not torch.allclose(weights, KINDS["orthogonal"].build(32, 32)[-1].weight, atol=1e-2)
@@ -301,7 +307,7 @@ def test_training_between_widths_with_gradients_for_the_layer_alone():
     head.model.gpt_neox.layers[0].register_forward_hook(lambda *_: calls.update(["head"]))
     stitches = [Stitch(Head("a"), "b", at, into) for at, into in ((EMBED, 0), (1, 1), (2, 2))]
     recipe = StitchRecipe(layer="linear", steps=40, warm_up=5, batch=4, init_sequences=2, scale_rate=True, clip=1.0)
-    fits = fit_stitches(head, tail, stitches, some(), next_token(), recipe, batch_size=2, seed=0)
+    fits = fit_stitches(head, tail, stitches, some(), next_token(), Fitting(recipe, batch_size=2, seed=0))
     # one pass for the start, and two in each of 40 steps, for three layers
     assert calls["head"] == 1 + 2 * 40
     for stitch, fit in fits.items():
@@ -318,7 +324,7 @@ def test_layers_do_not_depend_on_which_others_are_trained_beside_them():
     recipe = StitchRecipe(steps=4, warm_up=1, batch=4)
 
     def fit(which):
-        return fit_stitches(model, model, which, given, next_token(), recipe, batch_size=4, seed=3)
+        return fit_stitches(model, model, which, given, next_token(), Fitting(recipe, batch_size=4, seed=3))
 
     both, one = fit(stitches), fit(stitches[1:])
     assert np.array_equal(both[stitches[1]].losses, one[stitches[1]].losses)
@@ -341,10 +347,10 @@ def test_a_finished_layer_is_read_from_the_cache(monkeypatch, tmp_path):
         with cache.using("stitches", list(keys.values())) as entries:
             own = {stitch: entries[keys[stitch]] for stitch in stitches}
             return fit_stitches(
-                model, model, which, given, next_token(), recipe, batch_size=4, seed=0, entries=own
+                model, model, which, given, next_token(), Fitting(recipe, batch_size=4, seed=0), entries=own
             )  # fmt: skip
 
-    whole_run = fit_stitches(model, model, stitches, given, next_token(), recipe, batch_size=4, seed=0)
+    whole_run = fit_stitches(model, model, stitches, given, next_token(), Fitting(recipe, batch_size=4, seed=0))
     fit(stitches[:1])
     calls = Counter()
     model.model.transformer.h[0].register_forward_hook(lambda *_: calls.update(["block"]))
@@ -363,18 +369,18 @@ def test_an_evaluation_goes_on_where_it_was_killed(monkeypatch, tmp_path):
     model, other, given = whole("gpt2", label="a"), whole("gpt2", label="b", seed=1), some()
     stitches = same_layer([Head("a")], ["b"], [0, 1])
     arguments = ({Head("a"): model}, {"b": other}, stitches, given, next_token())
-    plain = evaluate_stitches(*arguments, batch_size=2)
+    plain = evaluate_stitches(*arguments, Passes(batch_size=2))
 
     def killed(items, **_):
         yield from list(items)[:2]
         raise KeyboardInterrupt
 
     with cache.using("stitching", ["key"]) as entries, pytest.raises(KeyboardInterrupt):
-        evaluate_stitches(*arguments, batch_size=2, entry=entries["key"], progress=killed)
+        evaluate_stitches(*arguments, Passes(batch_size=2, entry=entries["key"], progress=killed))
     calls = Counter()
     model.model.transformer.h[0].register_forward_hook(lambda *_: calls.update(["block"]))
     with cache.using("stitching", ["key"]) as entries:
-        resumed = evaluate_stitches(*arguments, batch_size=2, entry=entries["key"])
+        resumed = evaluate_stitches(*arguments, Passes(batch_size=2, entry=entries["key"]))
         assert entries["key"].complete
     assert calls["block"] == 1
     for stitch in stitches:
@@ -388,12 +394,13 @@ def test_a_training_that_diverges_says_so():
     stitch = Stitch(Head("m"), "m", 4, 4)
     for rate in (1e4, 1e30):
         recipe = StitchRecipe(layer="linear", steps=20, warm_up=0, batch=4, learning_rate=rate)
-        fit = fit_stitches(model, model, [stitch], given, next_token(), recipe, batch_size=4, seed=0)[stitch]
+        fit = fit_stitches(model, model, [stitch], given, next_token(), Fitting(recipe, batch_size=4, seed=0))[stitch]
         assert fit.diverged is not None
         assert np.isfinite(fit.losses).all()
     calm = StitchRecipe(layer="linear", steps=5, warm_up=0, batch=4, learning_rate=1e-6)
     assert (
-        fit_stitches(model, model, [stitch], given, next_token(), calm, batch_size=4, seed=0)[stitch].diverged is None
+        fit_stitches(model, model, [stitch], given, next_token(), Fitting(calm, batch_size=4, seed=0))[stitch].diverged
+        is None
     )
 
 
@@ -405,9 +412,7 @@ def test_outputs_that_are_not_finite_are_no_penalty():
     with pytest.raises(
         RunFailed, match=r"m -> m, resid_post@1: its outputs are not finite; use hardware.dtype=float32"
     ):
-        evaluate_stitches(
-            {Head("m"): model}, {"m": model}, [stitch], some(), next_token(), maps={stitch: broken}, batch_size=3
-        )
+        evaluate_stitches({Head("m"): model}, {"m": model}, [stitch], some(), next_token(), Passes(3), {stitch: broken})
 
 
 def test_baseline_heads():
@@ -495,7 +500,7 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder, monkeypatch):
         source("native").with_head(CLASSES)
     model = whole("gpt2")
     with pytest.raises(BadInput, match=r"data: no evaluation rows are left, got 1 sequences; give more data"):
-        evaluate_stitches({}, {"m": model}, [], some(count=1), next_token(), batch_size=2)
+        evaluate_stitches({}, {"m": model}, [], some(count=1), next_token(), Passes(batch_size=2))
 
 
 @pytest.mark.parametrize(("kind", "auto"), [("gpt2", CAUSAL), ("bert", CLASSES)])

@@ -16,9 +16,11 @@ from repsim_cli.findings.claims import known
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
+from repsim_cli.studies.stitching.evaluate import split
 from repsim_cli.studies.stitching.finding import Stitching as Options
 from repsim_cli.studies.stitching.finding import both_ways, directions, figures, stitching
-from repsim_cli.studies.stitching.study import PENALTIES, Stitching, split
+from repsim_cli.studies.stitching.results import PENALTIES
+from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
 
 random = registry.models.get("random").function

@@ -1,0 +1,38 @@
+"""Whether a checkpoint has all weights of its model and no others."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from repsim_cli.base.errors import BadInput
+
+
+def check_complete(model: Any, info: Mapping[str, Any], where: str) -> None:
+    """Raises BadInput where the backbone's weights are not all there, in their shape. info: of transformers."""
+    backbone = "" if model.base_model is model else f"{model.base_model_prefix}."
+    missing = sorted(key for key in info["missing_keys"] if key.startswith(backbone) and "pooler" not in key)
+    wrong = sorted(f"{key}: {tuple(saved)} for {tuple(wanted)}" for key, saved, wanted in info["mismatched_keys"])
+    if missing or wrong:
+        raise BadInput(
+            f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
+            f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
+        )
+    if surplus := _beyond(model, info["unexpected_keys"]):
+        raise BadInput(
+            f"path: the weights have more blocks than config.json, got {surplus[0]} in '{where}' with blocks 0 to "
+            f"{surplus[1]}; correct config.json, and choose blocks by extract.layers"
+        )
+
+
+def _beyond(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:
+    """Of weights that the model has no place for, one of a block beyond the last, and the number of that."""
+    lengths = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    for key in sorted(unexpected):
+        for place in re.finditer(r"\.(\d+)\.", key):
+            blocks = key[: place.start()]
+            length = lengths.get(blocks, lengths.get(blocks.removeprefix(f"{model.base_model_prefix}."), 0))
+            if 0 < length <= int(place[1]):
+                return key, length - 1
+    return None

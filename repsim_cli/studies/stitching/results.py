@@ -1,0 +1,127 @@
+"""What a run of stitching writes: a row and a curve per stitch, or matrices of all models of groups."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from repsim_cli.base.plain import slug
+from repsim_cli.runs.content import Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.stitching.evaluate import (
+    Estimate,
+    Head,
+    Scores,
+    Stitch,
+)
+from repsim_cli.studies.stitching.models import Layer, layer_name
+from repsim_cli.studies.stitching.train import StitchFit
+
+RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
+POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
+PENALTIES = [
+    "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
+    "accuracy lost se", "KL", "KL se", "ended",
+]  # fmt: skip
+ALONE = ["loss", "loss se", "accuracy", "accuracy se"]
+
+
+class Quantity(NamedTuple):
+    """A quantity of stitched models, and its axis label."""
+
+    label: str
+    of: Callable[[Scores, Stitch], Estimate]
+
+
+QUANTITIES = {
+    "accuracy": Quantity("accuracy of the stitched model", lambda scores, stitch: scores.of(stitch, "correct")),
+    "accuracy_penalty": Quantity(
+        "accuracy lost against the tail alone", lambda scores, stitch: scores.penalty(stitch, "correct")
+    ),
+    "loss_penalty": Quantity("cross-entropy added, nats", lambda scores, stitch: scores.penalty(stitch, "loss")),
+    "disagreement": Quantity("share of answers not the tail's", lambda scores, stitch: scores.of(stitch, "differs")),
+}
+
+
+def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
+    """A row of the table; without numbers where the training diverged."""
+    place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
+    if stitch not in scores.stitched:
+        assert fit is not None
+        return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
+    loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
+    spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
+    return [*place, loss, alone, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
+
+
+def _alone(scores: Scores, label: str) -> list[float]:
+    """Loss and accuracy of the model alone, each with its standard error."""
+    return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
+
+
+def curve_of_losses(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: Scores) -> Curve:
+    """The training loss, averaged over stretches of steps, each placed at its last."""
+    fit, random = fits[stitch], fits.get(Stitch(Head(stitch.tail, "random"), stitch.tail, stitch.at, stitch.into))
+    parts = _stretches(fit)
+    levels = {RANDOM_HEADS: float(_stretches(random)[-1].mean())} if random and random.diverged is None else {}
+    return Curve(
+        x=Axis(name="step"),
+        y=Axis(name="training loss", unit="nats"),
+        at=np.cumsum([len(part) for part in parts]).tolist(),
+        lines={"loss": [float(part.mean()) for part in parts]},
+        about={
+            "quantity": "training loss of stitch layers",
+            "head": str(stitch.head),
+            "tail": stitch.tail,
+            "head layer": layer_name(stitch.at),
+            "tail layer": layer_name(stitch.into),
+            "own": scores.of_alone(stitch.tail, "loss").value if stitch.tail in scores.alone else None,
+            "diverged": fit.diverged,
+            **({"levels": levels} if stitch.head.kind == "model" else {}),
+        },
+    )
+
+
+def _stretches(fit: StitchFit) -> list[np.ndarray]:
+    return np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
+
+
+def tables_of_pairs(stitches: Sequence[Stitch], scores: Scores, fits: Mapping[Stitch, StitchFit]) -> dict[str, Table]:
+    """A row per stitch, and one per model alone."""
+    return {
+        "stitching": Table(columns=PENALTIES, rows=[_row(stitch, scores, fits.get(stitch)) for stitch in stitches]),
+        "models": Table(columns=["model", *ALONE], rows=[[tail, *_alone(scores, tail)] for tail in scores.alone]),
+    }
+
+
+def results_of_groups(
+    run: Run,
+    members: Mapping[str, Sequence[str]],
+    layers: Mapping[str, Sequence[Layer]],
+    pairs: Sequence[tuple[str, str]],
+    scores: Scores,
+) -> Results:
+    """A matrix of all ordered pairs of models per quantity and layer: the head is the row, the tail the column."""
+    labels = list(dict.fromkeys(label for group in members.values() for label in group))
+    rows, columns = (Side(model=f"{part} of the stitched model", layers=labels) for part in ("head", "tail"))
+    matrices = {}
+    for name, quantity in QUANTITIES.items():
+        for layer in layers[labels[0]]:
+            values = np.zeros((2, len(labels), len(labels)))
+            for head, tail in pairs:
+                stitch = Stitch(Head(head), tail, layer, layer)
+                values[:, labels.index(head), labels.index(tail)] = quantity.of(scores, stitch)
+            place = layer_name(layer)
+            stem = slug(name, place)
+            matrices[f"{name}, {place}"] = Matrix(
+                rows=rows,
+                columns=columns,
+                values=run.write_array(slug(stem, "values"), values[0]),
+                se=run.write_array(slug(stem, "se"), values[1]),
+                n=len(scores.weights),
+                label=quantity.label,
+                about={"kind": "stitches", "quantity": name, "layer": place},
+            )
+    alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
+    tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
+    return Results(study="stitching", matrices=matrices, tables=tables)

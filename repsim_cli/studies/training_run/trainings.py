@@ -1,0 +1,371 @@
+"""Trainings whose checkpoints are read one after the other: what is shared by the studies of this folder."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.readings import Reading, loading
+from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.activations.stored import Recorder, Running, activations_key
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.settings import Hardware
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import most_rows, shown
+from repsim_cli.engine.comparison import comparison_of
+from repsim_cli.engine.cost import Cost, needs
+from repsim_cli.engine.rows import diagnosis_of, tally
+from repsim_cli.engine.study import OfSeries
+from repsim_cli.engine.unit import Phase, Unit
+from repsim_cli.measures import Measure
+from repsim_cli.models.source import Checkpoint, Precomputed, Series, Source
+from repsim_cli.runs.cache import Entry
+from repsim_cli.runs.content import Table
+from repsim_cli.runs.results import Run, quiet
+
+Missing = Literal["stop", "skip"]
+
+
+GAPS = ["model", "step", "why"]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A checkpoint that could not be read."""
+
+    model: str
+    step: int
+    why: str
+
+
+class Opened:
+    """A checkpoint with its weights, until they are taken; None where the cache has all that is read of it."""
+
+    def __init__(self, checkpoint: Checkpoint, source: Source, identity: dict[str, Any], module: nn.Module | None):
+        self.checkpoint, self.source, self.identity, self.module = checkpoint, source, identity, module
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rows of every layer of a checkpoint, as the estimate needs them: now, and again later."""
+
+    checkpoint: Checkpoint
+    rows: Callable[[], Iterator[list[Tensor]]]
+    again: Callable[[], Iterator[list[Tensor]]]
+
+
+Visit = Callable[["Training", Opened], None]
+
+
+def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
+    """By label."""
+    if not given["model"]:
+        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
+    return {label: Training(label, series, missing, given) for label, series in given["model"].items()}
+
+
+def of_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[str, Measure], dict[str, str]]:
+    """What is read, the measures that suit at least one training, and why others do not suit one."""
+    each = [training.compared for training in trainings]
+    return (
+        [reading for compared in each for reading in compared.readings],
+        {label: bound for compared in each for label, bound in compared.measures.items()},
+        {label: why for compared in each for label, why in compared.skipped.items()},
+    )
+
+
+def shown_last(trainings: Iterable["Training"]) -> dict[str, str]:
+    """For a plan: the last checkpoint of each."""
+    every = [training.compared for training in trainings]
+    return {label: text for each in every for label, text in shown(each.models, each.hardware, each.devices).items()}
+
+
+def costs_of_trainings(trainings: Iterable["Training"], pairs: Mapping[str, int]) -> dict[str, Cost]:
+    """pairs: of layers that are compared at each checkpoint, by the label of the training."""
+    parts: dict[str, Cost] = {}
+    for training in trainings:
+        for part, each in footprint.costs(training.compared, pairs[training.label]).items():
+            parts[part] = parts.get(part, Cost()) + len(training.series.checkpoints) * each
+    return parts
+
+
+def needs_of_trainings(
+    trainings: Iterable["Training"], costs: Mapping[str, Cost], hardware: Hardware
+) -> dict[str, Any]:
+    """The end of the plan of trainings that are visited one after the other."""
+    trainings = list(trainings)
+    rows = footprint.rows_at_once
+    return needs(
+        costs,
+        hardware,
+        memory=max((each.memory(rows(each.compared)) for each in trainings), key=lambda parts: sum(parts.values())),
+        activations=sum(len(each.series.checkpoints) * footprint.stored(each.compared) for each in trainings),
+    )
+
+
+class Training:
+    """One training run: its last checkpoint as the similarity study sees a model, with the same checks and cache."""
+
+    def __init__(self, label: str, series: Series, missing: Missing, given: OfSeries):
+        self.label, self.series, self.missing = label, series, missing
+        self.gaps: list[Gap] = []
+        *others, last = series.checkpoints
+        try:
+            final = last.open()
+        except BadInput as error:
+            raise BadInput(f"model.{label}, step {last.step}: {error}") from None
+        self.compared = comparison_of({**given, "model": {label: final}}, side_by_side=True)
+        footprint.check_fits(self.compared, self.memory)
+        for checkpoint in others if series.local else ():
+            try:
+                source = checkpoint.open()
+            except BadInput as error:
+                if missing == "stop":
+                    raise BadInput(f"{self.unreadable(checkpoint, error)}") from None
+                continue
+            self._check_shape(checkpoint, source)
+
+    @property
+    def reading(self) -> Reading:
+        """What is read of every checkpoint."""
+        return self.compared.readings[0]
+
+    @property
+    def last(self) -> Source:
+        return self.compared.live[self.label]
+
+    @property
+    def steps(self) -> str:
+        return ", ".join(str(checkpoint.step) for checkpoint in self.series.checkpoints)
+
+    @property
+    def forward_passes(self) -> int:
+        return footprint.forward_passes(self.compared) * len(self.series.checkpoints)
+
+    def memory(self, rows: int) -> dict[str, float]:
+        """As of the similarity study; and the rows of the compared checkpoints, and the weights of the next."""
+        compared = self.compared
+        features = sum(layer.width for layer in compared.layers)
+        if compared.extract.estimate == "full":
+            kept = 4.0 * 2 * rows * features
+        else:
+            kept = 0.0 if compared.cache else 4.0 * 3 * most_rows(compared.models, compared.extract) * features
+        return {
+            **footprint.memory_of(compared, rows),
+            "checkpoints": kept,
+            "next checkpoint": 4.0 * self.last.parameters,
+        }
+
+    def unreadable(self, checkpoint: Checkpoint, error: RepsimError) -> str:
+        return (
+            f"model.{self.label}, step {checkpoint.step}: missing or broken, got '{error}'; "
+            "fix it, or set options.missing=skip to leave a gap"
+        )
+
+    def _check_shape(self, checkpoint: Checkpoint, source: Source) -> None:
+        shape, wanted = ((s.model_type, s.layers, s.width, s.heads, s.vocabulary) for s in (source, self.last))
+        if shape != wanted:
+            raise BadInput(
+                f"model.{self.label}, step {checkpoint.step}: another shape than the last checkpoint, got "
+                f"{shape} for {wanted} (type, blocks, width, heads, vocabulary); leave this step out"
+            )
+
+    def make(self, run: Run) -> None:
+        """Trains the series, where it is trained when first needed and is missing."""
+        if self.series.make is None:
+            return
+
+        def progress(items: Iterable, *, label: str, unit: str) -> Iterator:
+            return run.progress(items, label=f"{self.label}: {label}", unit=unit)
+
+        with run.stage("training"):
+            self.series.make(progress)
+
+    def start(self, run: Run) -> dict[str, Sequences]:
+        """The inputs of every checkpoint, of which it counts the rows."""
+        with run.stage("data"):
+            sequences = self.compared.sequences(run, self.label)
+            self.compared = self.compared.counted(run, sequences)
+        self.tokens = sequences[self.label]
+        self.diagnosis = diagnosis_of(self.compared, sequences)
+        return sequences
+
+    def visited(
+        self, run: Run, sequences: Mapping[str, Sequences], *, keep: bool, visit: Visit | None = None
+    ) -> Iterator[Step | Gap]:
+        """Every checkpoint, the last first: loaded while the previous is computed, run once, and freed.
+
+        The rows of the first and of the newest two can be read, with `keep` those of all. visit: called with each
+        checkpoint while it is open.
+        """
+        *others, last = self.series.checkpoints
+        order, stacks = [last, *others], []
+        with ExitStack() as held, ThreadPoolExecutor(1) as loader:
+            following = loader.submit(self._open, last, sequences)
+            for i in run.progress(range(len(order)), label=self.label, unit="checkpoints"):
+                stacks.append(held.enter_context(ExitStack()))
+                with run.stage("loading"):
+                    wait([following])
+                current = following
+                if i + 1 < len(order):
+                    following = loader.submit(self._open, order[i + 1], sequences)
+                try:
+                    opened = current.result()
+                    with run.stage("activations"):
+                        step = self._step(run, stacks[i], opened, sequences)
+                    if visit:
+                        visit(self, opened)
+                except RepsimError as error:
+                    if i == 0:
+                        raise RunFailed(f"model.{self.label}, step {last.step}: {error}") from error
+                    if self.missing == "stop":
+                        raise RunFailed(self.unreadable(order[i], error)) from error
+                    yield self.gap(run, order[i], error)
+                else:
+                    yield step
+                finally:
+                    order[i].drop()
+                if not keep and i > 1:
+                    stacks[i - 1].close()
+
+    def record(self, run: Run, number: int, sequences: Mapping[str, Sequences]) -> bool:
+        """Puts the rows of a checkpoint into the cache; whether they were missing. One that cannot be read is left to
+        the run where it leaves a gap there."""
+        try:
+            opened = self._open(self.series.checkpoints[number], sequences)
+        except RepsimError:
+            if self.missing == "stop":
+                raise
+            return False
+        if opened.module is None:
+            return False
+        with ExitStack() as held:
+            self._step(run, held, opened, sequences)
+        return True
+
+    def gap(self, run: Run, checkpoint: Checkpoint, error: RepsimError) -> Gap:
+        self.gaps.append(Gap(self.label, checkpoint.step, str(error)))
+        run.warn(f"model.{self.label}, step {checkpoint.step}: left out as a gap ({error})")
+        return self.gaps[-1]
+
+    def _open(self, checkpoint: Checkpoint, sequences: Mapping[str, Sequences]) -> Opened:
+        """The checkpoint with its weights, unless the cache has all that is read of it."""
+        source = checkpoint.open()
+        self._check_shape(checkpoint, source)
+        identity, compared = source.identity(), self.compared
+        stored = compared.cache and activations_key(
+            identity, sequences[self.label], compared.extract, self.reading.points, compared.hardware.dtype
+        )
+        known = stored and Entry("activations", stored).known
+        return Opened(checkpoint, source, identity, None if known else self._loaded(source))
+
+    def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences]) -> Step:
+        """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
+
+        They stay in the cache while `held` is open, and in memory where there is no cache.
+        """
+        label, compared, identity = self.label, self.compared, opened.identity
+        extract, hardware = compared.extract, compared.hardware
+        run.input("models", {f"{label}, step {opened.checkpoint.step}": identity})
+        of_checkpoint = replace(self.reading, source=opened.source)
+        live = compared.readings if compared.cache else []
+        entries = cached(live, sequences, {label: identity}, extract, hardware.dtype, run.warn)
+        entry: Entry | None = held.enter_context(entries).get(label)
+        count = tally(run, {label: opened.source})
+
+        def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
+            modules = {} if module is None else {label: module}
+            recorders = {} if module is None or entry is None else {label: Recorder(entry)}
+            rows = blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
+            rows = self.diagnosis.watched(rows, reading.layers)  # of the checkpoint that is read first, the last one
+            return batches(rows, extract, compared.total, compared.seed)
+
+        def stored() -> Iterator[list[Tensor]]:
+            assert entry is not None
+            return stream(from_cache(of_checkpoint, {label: entry}, {label: identity}))
+
+        if extract.estimate == "full":
+            if entry is not None and entry.complete:
+                sample = list(stored())
+            else:
+                sample = list(stream(of_checkpoint, self._module(opened)))
+            complete = entry is not None and entry.complete
+            return Step(opened.checkpoint, lambda: iter(sample), stored if complete else lambda: iter(sample))
+        if entry is None or not entry.complete:
+            module = self._module(opened)
+            attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
+            kept: list[list[Tensor]] = []
+            for recorders in attempts:  # a second time where the cache could not be written
+                running = Running({label: module}, sequences, recorders, count)
+                rows = blocks([of_checkpoint], running, extract, hardware, quiet)
+                kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
+                if entry is not None and entry.complete:
+                    break
+        if entry is None or not entry.complete:
+            memory = replace(of_checkpoint, source=self._in_memory(kept, identity), points=[])
+            return Step(opened.checkpoint, lambda: stream(memory), lambda: stream(memory))
+        return Step(opened.checkpoint, stored, stored)
+
+    def _module(self, opened: Opened) -> nn.Module:
+        """The model on its device; only the caller holds a reference."""
+        module, opened.module = opened.module, None
+        if module is None:  # the cache entry was damaged
+            module = self._loaded(opened.source)
+        return module
+
+    def _loaded(self, source: Source) -> nn.Module:
+        return source.load(self.reading.eager, loading(self.compared.hardware, self.compared.devices[self.label]))
+
+    def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
+        names = [layer.name for layer in self.compared.layers]
+        whole = {name: torch.cat([rows[i] for rows in kept]) for i, name in enumerate(names)}
+        return Precomputed(
+            names=names,
+            rows=len(whole[names[0]]),
+            widths=[layer.width for layer in self.compared.layers],
+            read=lambda name, rows: whole[name][rows],
+            identity=lambda: identity,
+        )
+
+
+def checkpoints(trainings: Iterable[Training]) -> Phase:
+    """A unit per checkpoint of every series: its rows."""
+    return "checkpoints", [
+        Unit(
+            kind="checkpoint",
+            name=f"activations of {training.label}, step {checkpoint.step}",
+            args={"label": training.label, "number": number},
+            group=training.label,
+        )
+        for training in trainings
+        for number, checkpoint in enumerate(training.series.checkpoints)
+    ]
+
+
+class TrainingWorker:
+    """What a worker holds of series, whose checkpoints it records: their inputs."""
+
+    def __init__(self, trainings: Mapping[str, Training]):
+        self.trainings = trainings
+        self._started: dict[str, tuple[Mapping[str, Sequences], Any]] = {}
+
+    def record(self, run: Run, label: str, number: int) -> bool:
+        training = self.trainings[label]
+        if label not in self._started:
+            self._started[label] = training.start(run), run.manifest["data"]
+        sequences, data = self._started[label]
+        run.manifest |= {"data": copy.deepcopy(data)}
+        return training.record(run, number, sequences)
+
+
+def gap_table(gaps: Sequence[Gap]) -> dict[str, Table]:
+    """The checkpoints that are gaps; no table where there are none."""
+    rows = [[gap.model, gap.step, gap.why] for gap in gaps]
+    return {"checkpoints left out": Table(columns=GAPS, rows=rows)} if rows else {}

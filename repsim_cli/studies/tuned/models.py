@@ -1,0 +1,49 @@
+"""The models of one base: all read its tokens, and have their next-token heads."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from repsim_cli.activations.inputs import named
+from repsim_cli.base.errors import BadInput
+from repsim_cli.models.loading import WHOLE, Loading
+from repsim_cli.models.shapes import Vocabulary
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.transformers import predicts_next
+
+HEAD = "AutoModelForCausalLM"
+
+
+def with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:
+    """The models, all of which read the base's tokens. Raises BadInput for one that does not know them."""
+    live: dict[str, Source] = {}
+    for label, source in models.items():
+        if not isinstance(source, Source) or source.modality != "text":
+            what = f"a model of {source.modality}" if isinstance(source, Source) else "stored activations"
+            raise BadInput(f"model.{label}: it reads no text, got {what}; compare language models")
+        live[label] = source
+    tokenizer = live[base].tokenizer
+    wanted = named(base, tokenizer)
+    for label, source in live.items():
+        if not _knows(named(label, source.tokenizer), wanted):
+            raise BadInput(
+                f"model.{label}: its tokenizer lacks tokens of the base '{base}', or numbers them differently, got "
+                "another vocabulary; compare models of one base"
+            )
+    return {label: replace(source, tokenizer=tokenizer) for label, source in live.items()}
+
+
+def _knows(tokenizer: Any, wanted: Any) -> bool:
+    """Whether a tokenizer has all tokens of another, under the same ids. In a dry run, a name and a file may agree."""
+    if isinstance(tokenizer, Vocabulary) or isinstance(wanted, Vocabulary):
+        return type(tokenizer) is not type(wanted) or tokenizer == wanted
+    return wanted.get_vocab().items() <= tokenizer.get_vocab().items()
+
+
+def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
+    """The model with its next-token head. Raises BadInput where it has none."""
+    if not predicts_next(source):
+        raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
+    return source.with_head(HEAD, how)
