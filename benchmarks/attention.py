@@ -20,6 +20,7 @@ from repsim_cli.engine.attention import estimate_attention
 
 MODELS, LAYERS, HEADS, WORDS, BATCH = 2, 12, 12, 25, 8
 PLACES = [slice(a, b) for a, b in pairwise(range(0, MODELS * LAYERS * HEADS + 1, HEADS))]
+NAMES_OF_LAYERS = [f"layer {i}" for i in range(len(PLACES))]
 
 
 def maps(sentences: int) -> Maps:
@@ -45,7 +46,7 @@ def timed(names: list[str], sentences: int) -> tuple[float, float]:
             yield one
 
     cpu, wall = time.process_time(), time.perf_counter()
-    estimate_attention({name: measures.get(name) for name in names}, stream, PLACES)
+    estimate_attention({name: measures.get(name) for name in names}, stream, PLACES, names=NAMES_OF_LAYERS)
     return time.process_time() - cpu - drawing[0], time.perf_counter() - wall - drawing[1]
 
 
@@ -57,7 +58,7 @@ def error(name: str, pairs: int = 6) -> float:
     one = maps(2)
     settings = {"zeros": "keep"} if name in DISTRIBUTED else {}
     measure = measures.get(name, **settings)
-    found = estimate_attention({name: measure}, lambda seen: [one], PLACES)[0][name].values
+    found = estimate_attention({name: measure}, lambda seen: [one], PLACES, names=NAMES_OF_LAYERS)[0][name].values
     sentences = list(one.sentences())
     largest = 0.0
     for a, b in np.random.default_rng(0).integers(0, len(PLACES), (pairs, 2)):

@@ -157,8 +157,7 @@ def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: 
 
 
 def searched(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
-    """paired: the rows' own pairing. Of few rows `best` takes it where it is below what other starts led to, as few
-    orders of rows are that were not meant."""
+    """paired: the rows' own pairing, which `best` tries too, so that no value is above what it leads to."""
     left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
     ends = list[Gromov]()
     lower = None
@@ -168,8 +167,7 @@ def searched(a: Space, b: Space, paired: Matched, *, start: GromovStart, restart
         ends.append(Gromov(found.value, coupling_of(found.matched), found.start, steps))
     if start == "pot" or (start == "best" and few):
         ends.append(descended("pot", coupling_of(by_mean_distance(left, right)), left, right, lower))
-    known = min((end.value for end in ends), default=np.inf)
-    if start == "identity" or (start == "best" and few and assignment_objective(left, right, paired) < known):
+    if start == "identity" or (start == "best" and few):
         ends.append(descended("identity", coupling_of(paired), left, right, lower))
     for k, coupling in enumerate(mixtures(len(left), restarts, seed)):
         ends.append(descended(f"drawn_{k}", coupling, left, right, lower))

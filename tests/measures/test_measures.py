@@ -100,6 +100,7 @@ def test_golden_estimates_over_batches(chunk, estimate):
 
 LABELS = np.arange(40) % 4
 # fewer rows for what takes several solvers per pair
+SEARCHED = ("gromov_wasserstein", "augmented_gromov_wasserstein", "coot")
 ROWS = {"gromov_wasserstein_entropic": 8, "coot": 16, "augmented_gromov_wasserstein": 16}
 
 
@@ -130,7 +131,11 @@ def test_equals_the_reference(name, seed):
     y = narrower(name, y, 5)
     labels = (LABELS[: len(x)],) if measures.card(name).labelled else ()
     for a, b in ((x, y), (y, x)):
-        assert value(name, a, b) == pytest.approx(getattr(reference, name)(a, b, *labels), abs=1e-9)
+        found, slow = value(name, a, b), getattr(reference, name)(a, b, *labels)
+        if name in SEARCHED:  # of couplings that more starts lead to
+            assert -1e-9 <= found <= slow + 1e-9
+        else:
+            assert found == pytest.approx(slow, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -168,7 +168,7 @@ def _given(reference: Tensor | None, x: Tensor) -> Tensor:
     return x if fitting is None else fitting.to(x.dtype).clone()
 
 
-def replayed(
+def replayed(  # noqa: C901, PLR0915 - one pass over the parts
     model: nn.Module,
     units: Sequence[Unit],
     batch: Batch,

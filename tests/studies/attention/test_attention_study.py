@@ -127,7 +127,9 @@ def test_one_pass_over_all_layers_equals_pairs_of_layers():
         def save(state):
             states.append({key: tensor.clone() for key, tensor in state.items()})
 
-        return estimate_attention(some, lambda seen: batches[seen:], batches[0].layers, state=state, save=save)[0]
+        layers = batches[0].layers
+        names = [f"layer {i}" for i in range(len(layers))]
+        return estimate_attention(some, lambda seen: batches[seen:], layers, names=names, state=state, save=save)[0]
 
     found = run()
     for name, matrix in found.items():
