@@ -190,8 +190,8 @@ def wasserstein() -> Measure:
         cost="about 5 steps of 2 n^2 d + n^3 log n + d^3 log d per start and pair",
         source="Redko et al. 2020, squared loss; block coordinate descent",
         note=LOCAL + "In squared units of the activations. 0: equal up to the order of rows and of neurons. Of fewer "
-        "than 250 rows their order matters, as their own pairing is one of the starts: shuffled layers of small models are "
-        "over 0.1 % above the paired ones in 69 % of trials at 20 rows and in 25 % at 50 and 100, by 16 % at most.",
+        "than 250 rows their order matters, as their own pairing is one of the starts: shuffled layers of small models "
+        "are over 0.1 % above the paired ones in 69 % of trials at 20 rows and in 25 % at 50 and 100, by 16 % at most.",
         takes_constant=True,
     ),
 )
