@@ -20,7 +20,8 @@ def test_all_that_reads_a_run_folder_reads_it(study, repsim, tmp_path):
     for words in (["analyse"], ["plot"], ["report"], ["export", "--csv"]):
         code, _, err = repsim(words[0], run, *words[1:])
         assert code == 0, err
-    assert json.loads((run / "results.json").read_text()) == found
+    after = json.loads((run / "results.json").read_text())
+    assert {**after, "analyses": ...} == {**found, "analyses": ...}  # with the commit that made them
     assert any((run / "figures").glob("*.png"))
     assert any((run / "export").glob("*.csv"))
     assert study in (run / "report.html").read_text()

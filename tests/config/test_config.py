@@ -21,6 +21,7 @@ from repsim_cli.config.binding import MISSING, checked, model_function
 from repsim_cli.config.run import GROUPS, RunKeys, validate
 from repsim_cli.data.base import Data
 from repsim_cli.engine.footprint import memory_of
+from repsim_cli.engine.study import Study
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
 
@@ -455,7 +456,7 @@ class Outer:
 def toy(monkeypatch):
     """A study with groups of settings in groups of settings."""
 
-    class Toy:
+    class Toy(Study):
         def __init__(self, *, outer: Outer, other: Inner | None = None):
             self.outer, self.other = outer, other
 

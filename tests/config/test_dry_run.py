@@ -18,7 +18,7 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.presets import entries
 from repsim_cli.config.run import validate
 from repsim_cli.data import network
-from repsim_cli.engine import cost
+from repsim_cli.engine import cost, footprint
 from repsim_cli.engine.bounds import check_rows_fit
 from repsim_cli.models import configs, shapes
 from repsim_cli.runs.results import quiet
@@ -411,7 +411,10 @@ def test_the_time_of_pairs(speed):
 def test_more_work_takes_longer(speed):
     def seconds(*words):
         study = validate(composed(*words, "dry_run=true")).study
-        return sum(part.seconds for part in study.costs(*([100] if words[0].startswith("model") else [])).values())
+        single = words[0].startswith("model")
+        return sum(
+            part.seconds for part in (footprint.costs(study.comparison, 100) if single else study.costs()).values()
+        )
 
     small = ("model=[tiny_a]", "extract.sequences=64")
     assert seconds("model=[tiny_a]", "extract.sequences=640") > 5 * seconds(*small)

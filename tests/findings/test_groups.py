@@ -18,6 +18,7 @@ from repsim_cli.base.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.config.run import validate
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.grouped import resolve, ties
+from repsim_cli.engine.study import Study
 from repsim_cli.findings.analyse import added, card_of
 from repsim_cli.findings.analysis import Finished, Part
 from repsim_cli.findings.distances import (
@@ -361,7 +362,7 @@ def test_bad_roles_are_refused(overrides, message):
 
 
 def test_roles_reach_the_studies_that_name_them(monkeypatch):
-    class Fake:
+    class Fake(Study):
         def __init__(self, *, model, base: str | None = None, groups=None):
             self.base, self.groups = base, groups
 

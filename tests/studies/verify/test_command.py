@@ -13,7 +13,7 @@ import repsim_cli
 from repsim_cli.api.verify import save_reference
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.checkpoints import SHIPPED
-from repsim_cli.runs import results
+from repsim_cli.runs import reader
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def test_the_same_model(repsim, newest):
     code, out, _ = repsim("verify", "tiny_a", "tiny_a")
     assert code == 0
     assert out.startswith("IDENTICAL   every bit is the same, in 11 parts on 5 kinds of input\n")
-    assert results.read_manifest(newest())["status"] == "complete"
-    assert results.read_results(newest()).about["verify"]["verdict"] == "IDENTICAL"
+    assert reader.read_manifest(newest())["status"] == "complete"
+    assert reader.read_results(newest()).about["verify"]["verdict"] == "IDENTICAL"
     assert (newest() / "report.html").is_file()
     assert repsim("verify", "tiny_a", "tiny_a", "--fail-on", "rounding")[0] == 0
 
@@ -50,7 +50,7 @@ def test_a_broken_model(repsim, newest, broken, tmp_path):
     case = ElementTree.parse(tmp_path / "verify.xml").getroot()[0]
     assert case[0].tag == "failure"
     assert case[0].attrib["message"].startswith("DIFFERENT   first at block 1, attn_out (attention.dense)")
-    table = results.read_results(newest()).tables["differences"]
+    table = reader.read_results(newest()).tables["differences"]
     assert table.column("kind") == ["offset"]
 
 

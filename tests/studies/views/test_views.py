@@ -184,7 +184,7 @@ def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
         one, other = (space(side, cost_scale="mean") for side in given)
         found = matched(one, other, restarts=20, seed=0)
         assert found[BEST].objective < found[PUBLISHED].objective
-        assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "identity")
+        assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "principal_axes")
         assert on_diagonal(found[BEST].coupling) == pytest.approx(1)
         for way, plan in found.items():
             own = gromov_objective(one.distances, other.distances, plan.coupling)
@@ -240,7 +240,7 @@ def test_neighbours_without_any_relation_are_no_change():
 @pytest.mark.parametrize(("count", "whole", "each"), [(3, False, 3), (4, False, 0), (4, True, 4)])
 @pytest.mark.parametrize("topic", [histogram_findings, neighbour_findings, coupling_findings])
 def test_figures_of_single_models_where_these_are_few(tmp_path, topic, count, whole, each):
-    kind = topic.__name__.rpartition(".")[2]
+    kind = topic.__name__.rpartition(".finding_")[2]
     sides = [Side(model=f"m{i}", layers=["h0", "h1"]) for i in range(count)]
     about = [{"kind": kind, "model": side.model} for side in sides]
     matrices = {x["model"]: Matrix(rows=side, columns=side, about=x) for side, x in zip(sides, about, strict=True)}
