@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 import torch
@@ -125,7 +124,7 @@ class Comparison(Extraction):
     def slow(self) -> bool:
         return any(bound.slow is not None for bound in self.measures.values())
 
-    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> "Comparison":
         """With the number of rows and the measures that they suit. Raises BadInput where they are too few."""
         counted = super().counted(run, sequences)
         total, extract = counted.total, self.extract
@@ -147,7 +146,9 @@ class Comparison(Extraction):
         warn_of_few_rows(run, measures, self.layers, at_a_time, used, tested)
         return replace(counted, measures=measures)
 
-    def clustered(self, run: Run, sequences: Mapping[str, Sequences], significance: Significance | None = None) -> Self:
+    def clustered(
+        self, run: Run, sequences: Mapping[str, Sequences], significance: Significance | None = None
+    ) -> "Comparison":
         """With the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
         where these are too few for a measure. significance: what the clusters are for, if not for this comparison."""
         clusters = clusters_of(significance or self.significance, self.readings, sequences, self.extract, self.total)

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ class Extraction:
         """Where each model's layers stand among all."""
         return places_of(self.readings)
 
-    def of(self, labels: Collection[str]) -> Self:
+    def of(self: Kind, labels: Collection[str]) -> Kind:
         """The same of these models alone, in this order."""
         readings = {each.label: each for each in self.readings}
         return replace(
@@ -115,11 +115,11 @@ class Extraction:
         """The inputs of each live model, as `inputs` notes them."""
         return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
 
-    def paired(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+    def paired(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
         """With stored rows in the order of the run's."""
         return replace(self, readings=paired(self.readings, sequences, self.data, self.extract, run.warn))
 
-    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> Self:
+    def counted(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
         """With the number of rows, noted in the manifest; warns where it is smaller than requested."""
         extract = self.extract
         total, asked = total_rows(self.readings, sequences, extract), extract.rows

@@ -129,7 +129,7 @@ class Measure(ABC):
     @property
     def squares_at_once(self) -> float:
         """How many (n, n) matrices of float64 a direct call holds at a time."""
-        return 2 * self.squares + (self.slow.squares if self.slow else 0)
+        return float(2 * self.squares + (self.slow.squares if self.slow else 0))
 
     def check(self, names: Sequence[str], shapes: Sequence[Sequence[int]], labels: Tensor | None) -> None:
         """Raises Degenerate where the shapes (n, d) or the labels are not what the card asks for."""
@@ -186,7 +186,7 @@ class InnerProduct(Measure):
     @property
     def squares_at_once(self) -> float:
         kernels = {self.row, self.column}
-        return max(PACKED if isinstance(kernel, Packed) else WHOLE * kernel.whole for kernel in kernels)
+        return float(max(PACKED if isinstance(kernel, Packed) else WHOLE * kernel.whole for kernel in kernels))
 
 
 @dataclass(frozen=True, kw_only=True)
