@@ -72,7 +72,7 @@ def masked(values: Tensor, undefined: Undefined) -> Tensor:
 def value_of(
     measure: InnerProduct,
     cross: Matrix,
-    norms: Float[Tensor, " r"],
+    norms: Float[Tensor, " k"],
     rows: Sequence[Any],
     columns: Sequence[Any],
     names: Sequence[str],

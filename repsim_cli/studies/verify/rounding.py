@@ -29,7 +29,7 @@ class Limits:
     row: float
 
 
-EXACT, COARSE = Limits(4, 10), Limits(8, 20)  # of float32, and of 16 bits
+EXACT, COARSE = Limits(4.0, 10.0), Limits(8.0, 20.0)  # of float32, and of 16 bits
 
 
 def limits_of(dtype: torch.dtype) -> Limits:
