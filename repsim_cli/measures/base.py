@@ -327,7 +327,7 @@ def self_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dty
 
 
 def inner_values(
-    measure: InnerProduct, cross: Matrix, norms: Float[Tensor, " r"], rows: Sequence[State], columns: Sequence[State]
+    measure: InnerProduct, cross: Matrix, norms: Float[Tensor, " k"], rows: Sequence[State], columns: Sequence[State]
 ) -> Matrix:
     """The measure for all pairs from their inner products; cells in which these cancel are computed anew."""
     given = Products(cross, norms, norms, rows, columns)
