@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
@@ -47,7 +47,7 @@ def unit_of(x: Tensor, dim: int | None = None) -> Tensor:
 FLAT = 1e-5
 
 
-def blocks(x: Float[Tensor, "n d"]) -> Iterator[slice]:
+def blocks(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
     """All rows, as many at a time as fit into the processor's cache."""
     size = max(1, CACHED // x.shape[1])
     return (slice(start, start + size) for start in range(0, len(x), size))
