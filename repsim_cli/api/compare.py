@@ -12,10 +12,10 @@ from typing import Any, get_args
 
 import numpy as np
 
-from repsim_cli import report
 from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
+from repsim_cli.api.new_run import new_run
 from repsim_cli.api.result import Result
-from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.base.errors import BadInput
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
@@ -23,7 +23,6 @@ from repsim_cli.execution.perform import perform
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.memory import Forward, Maps
 from repsim_cli.models.source import Precomputed
-from repsim_cli.runs import results
 from repsim_cli.runs.results import Progress, quiet
 
 ROWS = ("auto", "tokens", "words", "pooled")
@@ -120,24 +119,12 @@ def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: b
 
     Raises BadInput, or RunFailed.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
-    folder.mkdir(parents=True, exist_ok=True)
     keys = checked.keys
-    run = results.create(folder, name=keys.name, study=keys.study, seed=keys.seed, command=[], overrides=[])
-    run.progress = progress
-    run.write_text("config.yaml", checked.yaml())
-    try:
+    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": [], "overrides": []}
+    with new_run(folder, reported=drawn, **about) as run:
+        run.progress = progress
+        run.write_text("config.yaml", checked.yaml())
         perform(checked, run, drawn=drawn)
-    except KeyboardInterrupt:
-        run.finish("interrupted", "interrupted by the user")
-        raise
-    except BaseException as error:
-        run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
-        raise
-    run.finish("complete")
-    if drawn:
-        report.save([run.folder], run.folder / report.FILE)
     return run.folder
 
 

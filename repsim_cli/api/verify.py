@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli import report
 from repsim_cli.api.entries import labelled, model_entry
-from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.api.new_run import new_run
+from repsim_cli.base.errors import BadInput
 from repsim_cli.config.binding import bind_model
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.library import library
@@ -20,7 +20,6 @@ from repsim_cli.models.memory import digest
 from repsim_cli.models.source import Family, Precomputed, Series, Source
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import predicts_next
-from repsim_cli.runs import results
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
@@ -57,27 +56,14 @@ def verify(
     second = _opened("candidate", candidate)
     if folder is None:
         return _answer(first, second, texts, progress, quick)
-    place = Path(folder).expanduser()
-    if place.exists() and not (place.is_dir() and not any(place.iterdir())):
-        raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
+    about = {"name": "verify", "study": "verify", "seed": 0, "overrides": []}
     command = [] if isinstance(reference, nn.Module) else ["repsim", "verify", str(reference), str(candidate)]
-    run = results.create(place, name="verify", study="verify", seed=0, command=command, overrides=[])
-    try:
-        run.input(
-            "models",
-            {
-                "reference": {"source": str(reference)} if isinstance(first, Saved) else first.identity,
-                "candidate": second.identity,
-            },
-        )
+    with new_run(Path(folder).expanduser(), **about, command=command) as run:
+        source = {"source": str(reference)} if isinstance(first, Saved) else first.identity
+        run.input("models", {"reference": source, "candidate": second.identity})
         with run.stage("verify"):
             answer = _answer(first, second, texts, progress, quick)
         run.write_results(as_results(answer))
-    except BaseException as error:
-        run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
-        raise
-    run.finish("complete")
-    report.save([run.folder], run.folder / report.FILE)
     return answer
 
 
@@ -156,9 +142,10 @@ def _or_none(step: Any) -> Any:
 
 def _answer(first: _Opened | Saved, second: _Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
     if isinstance(first, Saved):
-        return _from_file(first, second, texts, progress)
+        return _from_file(first, second, texts, progress, quick)
     labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
     models, notes = _headed(first.model, second.model)
+    lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
     given = None if texts is None else _texts(texts)
     if given and not all(isinstance(text, str) for text in given):
         batches = [inputs.given("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)]
@@ -171,6 +158,7 @@ def _answer(first: _Opened | Saved, second: _Opened, texts: Texts, progress: Pro
         )
     documents: Iterator[str] = iter(given) if given else embedded_text().documents()
     batches, other = _batches(models, first, second, documents, shapes[0], shapes[1])
+    notes += [f"token ids are not compared, for want of a tokenizer: {', '.join(lacking)}"] if lacking else []
     if other is not None:
         return Answer(DIFFERENT, *labels, [other], inputs=["text"], notes=notes)
     batches = [batches[0], batches[2]] if quick else batches
@@ -209,8 +197,10 @@ def _kept(reference: Any) -> Saved | None:
     return None
 
 
-def _from_file(first: Saved, second: _Opened, texts: Texts, progress: Progress) -> Answer:
-    """With the inputs that were saved."""
+def _from_file(first: Saved, second: _Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
+    """Compares with a saved reference, on the inputs and by the rounding that were saved."""
+    if quick:
+        raise BadInput("quick: a saved reference has its own rounding and inputs, got quick=True; drop it")
     if texts is not None:
         raise BadInput("texts: a saved reference has its own, got others; drop them, or save it again with them")
     if second.tokenizer is not None and (other := tokens.beside(first.ids, second.tokenizer)):

@@ -16,13 +16,12 @@ import safetensors.numpy
 import xxhash
 from jaxtyping import Bool, Float, Int
 
+from repsim_cli.engine.undefined import Cell
 from repsim_cli.runs.cache import Entry
 
 log = logging.getLogger("repsim")
 SAVE_EVERY = 20.0  # seconds
 VALUES, AUDIT = "values", "audit"
-
-Cell = tuple[int, int]
 
 
 class Pairs(NamedTuple):

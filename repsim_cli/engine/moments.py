@@ -18,13 +18,12 @@ from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import Notices, check_estimate, joined, noticed
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.undefined import Reasons
+from repsim_cli.engine.undefined import Cell, Reasons
 from repsim_cli.measures import Measure, rank
 from repsim_cli.measures.base import at, issued_by, within
 from repsim_cli.measures.moments import Second
 
 BYTES = 8  # of a number in float64
-Cell = tuple[int, int]
 Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 
 

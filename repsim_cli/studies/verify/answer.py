@@ -98,7 +98,7 @@ class Answer:
             "from": _from(first),
             "effect": self._effect(),
             "alone": self._alone(),
-            "input": _inputs(first),
+            "input": self._inputs(first),
         }
         lines = [f"{self.verdict}   first at {first.where} {self._before()}".rstrip()]
         return [*lines, *(f"  {name:{WIDTH - 2}}{text}" for name, text in said.items() if text), *self._also()]
@@ -163,6 +163,16 @@ class Answer:
         right = f"; {_ranges(self.right)} are right when given right inputs" if self.right else ""
         return f"on the reference's own inputs {'; '.join(shown)}{right}"
 
+    def _inputs(self, first: Difference) -> str:
+        """Which input shows it, where the ordinary one, the first, does not."""
+        ordinary = next(iter(self.inputs), "text")
+        if ordinary in first.inputs:
+            return ""
+        if not first.inputs:
+            return "none of these inputs shows it"
+        does_not = "ordinary text does not" if ordinary == "text" else f"{ordinary} do not"
+        return f"{', '.join(first.inputs)} shows it, {does_not}"
+
     def _also(self) -> list[str]:
         return [f"  {'note':{WIDTH - 2}}{text}" for text in [self._others(), self._layout(), *self.notes] if text]
 
@@ -172,14 +182,6 @@ def _from(first: Difference) -> str:
         return ""
     start = "the first token on" if first.first == 0 else f"token {first.first} of a row on"
     return f"{start}; {first.agree:,} of {first.tokens:,} positions agree"
-
-
-def _inputs(first: Difference) -> str:
-    if "text" in first.inputs:
-        return ""
-    if not first.inputs:
-        return "none of these inputs shows it"
-    return f"{', '.join(first.inputs)} shows it, ordinary text does not"
 
 
 def _ranges(keys: Sequence[str]) -> str:

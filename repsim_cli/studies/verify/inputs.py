@@ -121,6 +121,7 @@ def of_model(
 
     most = shape.context or LONGEST
     length = min(len(text[0]) if text else LENGTH, most)
+    name = TEXT if text else "rows of random tokens"
     text = text or [random(length) for _ in range(ROWS)]
     rows = {
         "random tokens": random(min(BEYOND, most)),
@@ -134,7 +135,7 @@ def of_model(
     beyond = [window + BEYOND for window in shape.windows if window + BEYOND <= min(most, LONGEST)]
     long = max([*beyond, min(most, 4 * length)])
     return [
-        of_ids(TEXT, [row[:length] for row in text], shape.pad),
+        of_ids(name, [row[:length] for row in text], shape.pad),
         of_ids("padding on the right", rows.values(), shape.pad),
         of_ids("padding on the left", rows.values(), shape.pad, left=True),
         *([of_ids(f"a row of {long} tokens", [random(long)], shape.pad)] if long > length else []),

@@ -22,7 +22,7 @@ MASKED = -1e30  # scores below it are those of places that are not attended to
 class Limits:
     """How many times its rounding a candidate may be off: over all rows together, and in any one of them.
 
-    Set on 294 benign changes in ten architectures, judged on 313 others: none was beyond (docs/verify.md).
+    `benchmarks/verify.py benign` prints how far changes come that are none.
     """
 
     whole: float

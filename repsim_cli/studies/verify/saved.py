@@ -21,6 +21,7 @@ from repsim_cli.studies.verify.units import Unit, units_of
 
 KEY, SCHEMA = "repsim_verify", 1
 SAME = 1e-6  # of a sketch
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in rounding.UNIT}
 
 
 def sketch(x: Tensor) -> list[float]:
@@ -135,5 +136,5 @@ def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
             unit = Unit(key, "", nn.Identity())
             of_batch[key] = Call(unit, (), {}, by_kind["in"].get(""), by_kind["out"], by_kind["rounding"], kept=True)
         calls.append(of_batch)
-    dtype = getattr(torch, facts["dtype"])
+    dtype = DTYPES[facts["dtype"]]
     return Saved(facts["label"], dtype, facts["blocks"], batches, calls, facts["weights"], facts["ids"])

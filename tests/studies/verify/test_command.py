@@ -181,3 +181,39 @@ def test_a_saved_reference_has_its_own_texts(repsim, tmp_path):
 def test_a_backbone_is_saved_for_texts_alone():
     with pytest.raises(BadInput, match="reference: it reads no tokens, got Linear"):
         save_reference(nn.Linear(2, 2), "unused.safetensors")
+
+
+def test_a_saved_reference_of_an_unknown_precision_is_damaged(tmp_path):
+    file = save_reference("tiny_a", tmp_path / "tiny.safetensors", ["Some words of a text."])
+    with safetensors.safe_open(file, "pt") as opened:
+        facts = json.loads(opened.metadata()["repsim_verify"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    changed = {"repsim_verify": json.dumps({**facts, "dtype": "load"})}
+    safetensors.torch.save_file(tensors, file, changed)
+    with pytest.raises(BadInput, match="cannot be read, got KeyError"):
+        repsim_cli.verify(file, "tiny_a")
+
+
+def test_quick_is_refused_of_a_saved_reference(tmp_path):
+    file = save_reference("tiny_a", tmp_path / "tiny.safetensors", ["Some words of a text."])
+    with pytest.raises(BadInput, match="quick: a saved reference has its own rounding"):
+        repsim_cli.verify(file, "tiny_a", quick=True)
+
+
+def test_an_interrupted_run_says_so(tmp_path, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("repsim_cli.api.verify.verified", stop)
+    with pytest.raises(KeyboardInterrupt):
+        repsim_cli.verify("tiny_a", "tiny_a", folder=tmp_path / "run")
+    assert reader.read_manifest(tmp_path / "run")["status"] == "interrupted"
+
+
+def test_without_a_tokenizer_no_text_is_claimed(tmp_path):
+    folder = tmp_path / "bare"
+    shutil.copytree(SHIPPED / "tiny_a", folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    answer = repsim_cli.verify(str(folder), str(folder))
+    assert "text" not in answer.inputs
+    assert "rows of random tokens" in answer.inputs
+    assert any("token ids are not compared, for want of a tokenizer: bare" in note for note in answer.notes)
