@@ -40,7 +40,7 @@ def verify(
     folder: str | os.PathLike[str] | None = None,
     progress: Progress = quiet,
 ) -> Answer:
-    """Whether the candidate is the same model as the reference, and if not, where it first differs.
+    """Tells whether the candidate is the same model as the reference, and if not, where it first differs.
 
     reference, candidate: folders, .gguf files, hub ids, names of `repsim list model`, entries of a configuration
         ({"kind": ...}), transformers models or (model, tokenizer), or any two torch modules.
@@ -79,7 +79,7 @@ def assert_same(reference: Any, candidate: Any, texts: Texts = None) -> None:
 
 
 def as_results(answer: Answer) -> Results:
-    """The answer as the results of a run: a table of places, and all of it under `about`."""
+    """Writes the answer as the results of a run: a table of places, and all of it under `about`."""
     columns = ["unit", "place", "kind", "relative error", "times its rounding", "inputs"]
     rows: list[list[Any]] = [
         [each.unit, each.here, each.kind, each.relative, each.times, ", ".join(each.inputs)]
@@ -118,7 +118,7 @@ def _opened(key: str, given: Any) -> _Opened:
 
 
 def _whole(source: Source) -> nn.Module:
-    """The model with the output head that its checkpoint has, else its backbone."""
+    """Loads the model with the output head that its checkpoint has, else its backbone."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
 
     heads = ["AutoModelForCausalLM"] if predicts_next(source) else []

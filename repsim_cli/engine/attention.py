@@ -79,7 +79,7 @@ def by_pairs(
     names: Sequence[str],
     lack: Callable[[Undefined], None],
 ) -> Matrix:
-    """The measure of every two layers from the sums of their heads alone; NaN where it has no value."""
+    """Computes the measure of every two layers from the sums of their heads alone; NaN where it has no value."""
     count = len(layers)
     values = torch.full((count, count), torch.nan, dtype=torch.float64)
     alone: Undefined = {}

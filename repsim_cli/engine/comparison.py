@@ -116,7 +116,7 @@ class Comparison(Extraction):
 
     @property
     def documents(self) -> np.ndarray:
-        """Of the rows, once they are clustered."""
+        """Gives the document of every row, once the rows are clustered."""
         assert self.clusters is not None
         return self.clusters.documents
 
@@ -125,7 +125,7 @@ class Comparison(Extraction):
         return any(bound.slow is not None for bound in self.measures.values())
 
     def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> "Comparison":
-        """With the number of rows and the measures that they suit. Raises BadInput where they are too few."""
+        """Adds the number of rows, and keeps the measures that they suit. Raises BadInput where they are too few."""
         counted = super().counted(run, sequences)
         total, extract = counted.total, self.extract
         if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
@@ -149,7 +149,7 @@ class Comparison(Extraction):
     def clustered(
         self, run: Run, sequences: Mapping[str, Sequences], significance: Significance | None = None
     ) -> "Comparison":
-        """With the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
+        """Adds the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
         where these are too few for a measure. significance: what the clusters are for, if not for this comparison."""
         clusters = clusters_of(significance or self.significance, self.readings, sequences, self.extract, self.total)
         return replace(self, clusters=clusters, whole=clusters.whole, exchanged=self._exchanged(run, clusters))

@@ -89,7 +89,7 @@ class Extraction:
 
     @property
     def names(self) -> list[str]:
-        """Of the layers, with their models."""
+        """Names the layers, with their models."""
         return [str(layer) for layer in self.layers]
 
     @property
@@ -98,7 +98,7 @@ class Extraction:
         return places_of(self.readings)
 
     def of(self: Kind, labels: Collection[str]) -> Kind:
-        """The same of these models alone, in this order."""
+        """Keeps these models alone, in this order."""
         readings = {each.label: each for each in self.readings}
         return replace(
             self,
@@ -108,19 +108,19 @@ class Extraction:
         )
 
     def extended(self, kind: type[Kind], **more: Any) -> Kind:
-        """The same as a kind of extraction that has more fields."""
+        """Makes a kind of extraction that has more fields."""
         return kind(**{each.name: getattr(self, each.name) for each in fields(Extraction)}, **more)
 
     def sequences(self, run: Run, of: str = "") -> dict[str, Sequences]:
-        """The inputs of each live model, as `inputs` notes them."""
+        """Tokenizes the inputs of each live model, as `inputs` notes them."""
         return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
 
     def paired(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
-        """With stored rows in the order of the run's."""
+        """Puts stored rows in the order of the run's."""
         return replace(self, readings=paired(self.readings, sequences, self.data, self.extract, run.warn))
 
     def counted(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
-        """With the number of rows, noted in the manifest; warns where it is smaller than requested."""
+        """Adds the number of rows, and notes it in the manifest; warns where it is smaller than requested."""
         extract = self.extract
         total, asked = total_rows(self.readings, sequences, extract), extract.rows
         run.manifest["rows"] = total
@@ -138,7 +138,7 @@ class Extraction:
         return replace(self, total=total)
 
     def numbers(self, batch: int) -> np.ndarray:
-        """Which rows of the run a batch holds."""
+        """Numbers the rows of the run that a batch holds."""
         return row_numbers(self.extract, self.total, self.seed, batch, self.whole)
 
     @property

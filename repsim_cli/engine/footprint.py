@@ -1,4 +1,4 @@
-"""What a comparison takes, estimated before it runs: memory, disk, passes over the rows, operations."""
+"""Estimates what a comparison takes before it runs: memory, disk, passes over the rows, operations."""
 
 import itertools
 import sys
@@ -75,7 +75,7 @@ def room_of(comparison: Comparison) -> float:
 
 
 def in_memory(comparison: Comparison) -> Comparison:
-    """With what of it is in memory together."""
+    """Adds what of it is in memory together."""
     return replace(comparison, room=room_of(comparison), groups=groups_of(comparison))
 
 
@@ -151,7 +151,7 @@ def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) 
 
 
 def by_block(comparison: Comparison) -> list[str]:
-    """The models that are run by block."""
+    """Lists the models that are run by block."""
     return [
         label
         for label, source in comparison.live.items()

@@ -52,7 +52,7 @@ def permutings(comparison: Comparison) -> list[Unit]:
 
 
 class PairWorker(RowWorker[Comparison]):
-    """What a worker holds of a comparison, whose pairs it solves and permutes."""
+    """Solves and permutes the pairs of a comparison on a worker."""
 
     @property
     def kinds(self) -> Kinds:

@@ -85,7 +85,7 @@ def measure_record(
 def listed(
     label: str, row: Reading, column: Reading, rows: slice, columns: slice, why: Mapping[tuple[int, int], str]
 ) -> list[list[str]]:
-    """The rows of the table of cells without a value, of the matrix of two models. rows, columns: its place."""
+    """Lists the cells without a value of the matrix of two models, as rows of their table. rows, columns: its place."""
     return [
         [label, row.label, column.label, row.layers[a - rows.start].name, column.layers[b - columns.start].name, text]
         for (a, b), text in sorted(why.items())

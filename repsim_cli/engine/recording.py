@@ -50,7 +50,7 @@ def _shard(label: str, number: int, count: int) -> Unit:
 
 
 class RowWorker(Generic[Of]):
-    """What a worker holds of the rows of a run, which it records."""
+    """Records the rows of a run on a worker."""
 
     def __init__(self, given: Callable[[Run], Of]):
         self._given = given

@@ -31,7 +31,7 @@ def refused(label: str, undefined: Undefined) -> None:
 
 
 def with_stand_ins(make: Callable[[int], Any], count: int) -> tuple[list[Any], dict[int, Degenerate]]:
-    """What is made of each representation, or of another one where it raises Degenerate; and these errors.
+    """Makes something of each representation, or of another one where it raises Degenerate; returns these errors too.
 
     >>> def make(place):
     ...     if place == 1:
@@ -101,7 +101,7 @@ def value_of(
 
 @dataclass
 class Reasons:
-    """By the label of a measure and by cell, why it has no value: the first reason counts. where: begins those that are
+    """Keeps why a measure has no value, by its label and by cell: the first reason counts. where: begins those that are
     added. wanted: which cells are asked for."""
 
     labels: Sequence[str]

@@ -27,7 +27,7 @@ class Lacking(NamedTuple):
 
 
 def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
-    """The measures with a value at all, by label: the run skips all others, and warns of cells without a value.
+    """Lists the measures with a value at all, by label: the run skips all others, and warns of cells without a value.
 
     Raises NoValue where no measure has any.
     """
@@ -58,20 +58,21 @@ def reasons(why: Iterable[str]) -> str:
 
 
 def inverted(labels: Mapping[str, str]) -> dict[str, list[str]]:
-    """The labels of each text."""
+    """Groups labels by their text."""
     return {text: [label for label, other in labels.items() if other == text] for text in labels.values()}
 
 
 def kept(
     run: Run, matrices: Mapping[str, SimilarityMatrix], wanted: Wanted | None = None
 ) -> dict[str, SimilarityMatrix]:
-    """The matrices with a value for any two layers (see `measures_with_values`)."""
+    """Keeps the matrices with a value for any two layers (see `measures_with_values`)."""
     labels = measures_with_values(run, {label: lacking([matrix], wanted) for label, matrix in matrices.items()})
     return {label: matrices[label] for label in labels}
 
 
 def lacking(matrices: Iterable[SimilarityMatrix], wanted: Wanted | None = None) -> Lacking:
-    """Of all matrices of a measure; the value of a layer with itself counts only where there is no other layer."""
+    """Collects what all matrices of a measure lack; the value of a layer with itself counts only where there is no
+    other layer."""
     why, cells, some = [], 0, False
     for matrix in matrices:
         known = matrix.values.isfinite().cpu()

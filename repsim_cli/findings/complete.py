@@ -16,7 +16,7 @@ Layer = tuple[str, str]  # model, name
 
 
 def complete(run: Finished) -> tuple[Finished | None, list[str]]:
-    """The run without what lacks values, None where nothing is left; and what is left out, in words."""
+    """Leaves out what lacks values: the run, None where nothing is left, and what is left out, in words."""
     if WITHOUT_VALUE not in run.results.tables or not run.results.measures:
         return run, []
     counts = Counter(layer for measured in run.results.measures for layer in lacking(run, measured))
@@ -41,7 +41,7 @@ def layers_of(measured: Measured) -> set[Layer]:
 
 
 def lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
-    """The layers of which no cell has a value."""
+    """Finds the layers of which no cell has a value."""
     known: Counter[Layer] = Counter()
     for matrix in measured.matrices:
         has = np.isfinite(run.array(matrix.values))
@@ -51,7 +51,7 @@ def lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
 
 
 def without(run: Finished, out: Collection[Layer]) -> Finished:
-    """The run without these layers, and without steps of a training that have none left."""
+    """Leaves out these layers, and steps of a training that have none left."""
     left, models = {}, run.manifest.get("models", {})
 
     def some(side: Side) -> list[int]:

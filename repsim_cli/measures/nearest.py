@@ -168,8 +168,8 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
 
 
 def rounded(near: Float[Tensor, "b m"], k: int, x: Float[Tensor, "n d"]) -> int:
-    """Of how many rows the last of k places and the next differ by no more than the rounding of x is likely to move
-    them. near: minus half the squared distances to the nearest rows, of rows of norm 1."""
+    """Counts the rows of which the last of k places and the next differ by no more than the rounding of x is likely to
+    move them. near: minus half the squared distances to the nearest rows, of rows of norm 1."""
     moved = _MOVED * precision(x)
     last = (-2 * near[:, k - 1 : k]).clamp_min(0).sqrt()
     # the rounding of d features adds up to `moved`, of which a distance sees its own direction

@@ -39,8 +39,8 @@ def stored(single: Bool[Tensor, " d"]) -> float:
 
 
 def precision(x: Float[Tensor, "n d"]) -> float:
-    """The relative precision of the numbers, whatever their type is now: that of bfloat16 or float16 where these hold
-    all of them, of float32 by the rule above, else of float64.
+    """Finds the relative precision of the numbers, whatever their type is now: that of bfloat16 or float16 where these
+    hold all of them, of float32 by the rule above, else of float64.
 
     Numbers on a grid, as whole ones are, are no rounded ones: they count as float32.
     """
@@ -55,7 +55,7 @@ def _rounded(x: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _on_grid(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether all numbers are multiples of the last digit of the largest."""
+    """Tells whether all numbers are multiples of the last digit of the largest."""
     digit = torch.finfo(dtype).eps / 2 * 2.0 ** int(torch.frexp(x.abs().max().double()).exponent)
     return bool((x.double().remainder(digit) == 0).all())
 

@@ -99,8 +99,8 @@ def ranks_of(units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float) 
 
 
 def rounding(x: Float[Tensor, "n d"], size: float, least: float = 1.0) -> float:
-    """By how much the precision of the rows may move distances. size: of the rows as they came, in the units of the
-    distances; least: without what all of them have in common, as half precision rounds that alike."""
+    """Estimates by how much the precision of the rows may move distances. size: of the rows as they came, in the units
+    of the distances; least: without what all of them have in common, as half precision rounds that alike."""
     eps = precision(x)
     return _STORED * max(eps * least, min(eps, SINGLE) * size)
 

@@ -1,4 +1,4 @@
-"""Whether all distances between rows fit into the memory."""
+"""Checks that all distances between rows fit into the memory."""
 
 import math
 

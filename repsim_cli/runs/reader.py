@@ -1,4 +1,4 @@
-"""What is read of a run folder after the run, and checked before it is used."""
+"""Reads a run folder after the run; what is read is checked before it is used."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -194,7 +194,7 @@ def closest(
 
 
 def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.ndarray:
-    """Which cells of a matrix are listed as without a value; no other number of theirs may be missing."""
+    """Marks the cells of a matrix that are listed as without a value; no other number of theirs may be missing."""
     table, sides = results.tables.get(WITHOUT_VALUE), (matrix.rows, matrix.columns)
     places = [{layer: i for i, layer in enumerate(side.layers)} for side in sides]
     mask = np.zeros([len(side) for side in places], bool)

@@ -129,7 +129,7 @@ class Similarity(Study):
         return PairWorker(self.chosen).kinds
 
     def chosen(self, run: Run) -> Comparison:
-        """With groups: of their models alone, some chosen by the metrics that they were saved with."""
+        """Keeps the models of the groups, where there are any, some chosen by the metrics that they were saved with."""
         if not self.groups:
             return self.comparison
         with run.stage("groups"):

@@ -173,7 +173,7 @@ class Course:
         return [curve for key, by_step in values.items() if key[0] in labels for curve in self._curves(*key, by_step)]
 
     def _listed(self, run: Run) -> list[str]:
-        """The measures with a value at all; what has none is listed."""
+        """Keeps the measures with a value at all; what has none is listed."""
         found = {}
         for measure, by_pair in self.between.items():
             missing = [(steps, r, why) for steps, pair in by_pair.items() for r, why in pair.undefined.items()]

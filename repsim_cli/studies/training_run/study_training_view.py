@@ -181,6 +181,6 @@ def _to_others(matrix: np.ndarray) -> np.ndarray:
 
 
 def _mean(values: np.ndarray) -> float:
-    """Of the numbers that are not NaN; NaN where there is none."""
+    """Averages the numbers that are not NaN; NaN where there is none."""
     there = values[~np.isnan(values)]
     return float(there.mean()) if len(there) else np.nan

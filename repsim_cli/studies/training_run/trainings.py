@@ -65,14 +65,14 @@ Visit = Callable[["Training", Opened], None]
 
 
 def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
-    """By label."""
+    """Opens each series as a training, by label."""
     if not given["model"]:
         raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
     return {label: Training(label, series, missing, given) for label, series in given["model"].items()}
 
 
 def of_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[str, Measure], dict[str, str]]:
-    """What is read, the measures that suit at least one training, and why others do not suit one."""
+    """Collects what is read, the measures that suit at least one training, and why others do not suit one."""
     each = [training.compared for training in trainings]
     return (
         [reading for compared in each for reading in compared.readings],
@@ -350,7 +350,7 @@ def checkpoints(trainings: Iterable[Training]) -> Phase:
 
 
 class TrainingWorker:
-    """What a worker holds of series, whose checkpoints it records: their inputs."""
+    """Records the checkpoints of series on a worker, which holds their inputs."""
 
     def __init__(self, trainings: Mapping[str, Training]):
         self.trainings = trainings

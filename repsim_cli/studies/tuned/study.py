@@ -306,7 +306,7 @@ class Tuned(Study):
             yield Block(first, rows)
 
     def _listed(self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
-        """The measures with a value at all; what has none is listed."""
+        """Keeps the measures with a value at all; what has none is listed."""
         layers, found = [layer.name for layer in self.reference.layers], {}
         for name in comparison.measures:
             missing = [(label, *each) for label, x in changes.items() for each in _decoded(x[f"why of {name}"])]

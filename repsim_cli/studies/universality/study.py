@@ -180,7 +180,7 @@ class Universality(Study):
     def _matrices(
         self, run: Run, part: Comparison, measures: Collection[str], given: Mapping[str, Sequences]
     ) -> dict[str, SimilarityMatrix]:
-        """Of those of the measures that suit its rows."""
+        """Computes the matrices of those measures that suit its rows."""
         sequences = {label: given[label] for label in part.live}
         part = part.paired(run, sequences).counted(run, sequences)
         # of all parts, so that all have the same rows

@@ -110,7 +110,7 @@ class Answer:
         return self.quantised if self.differences else ""
 
     def _layout(self) -> str:
-        """Of models that are the same function: what is another inside."""
+        """Says what is another inside models that are the same function."""
         differ = self.weights.get("differ", [])
         if self.differences or self.quantised or not (self.inside or differ):
             return ""
@@ -164,7 +164,7 @@ class Answer:
         return f"on the reference's own inputs {'; '.join(shown)}{right}"
 
     def _inputs(self, first: Difference) -> str:
-        """Which input shows it, where the ordinary one, the first, does not."""
+        """Names the input that shows it, where the ordinary one, the first, does not."""
         ordinary = next(iter(self.inputs), "text")
         if ordinary in first.inputs:
             return ""

@@ -1,4 +1,5 @@
-"""What kind of error it is, from the error itself; `unnamed` where no rule fits, since a wrong name is worse than none.
+"""Names the kind of an error from the error itself; `unnamed` where no rule fits, since a wrong name is worse than
+none.
 
 E is the error, C what the candidate gives and R what the reference gives on the same inputs, by token and feature; a
 rule holds where what it says explains all of E but a ten-thousandth of its energy.
@@ -58,7 +59,7 @@ def _common(e: Error) -> Iterator[Named]:
 
 
 def _of_values(e: Error) -> Iterator[Named]:
-    """Of what a projection or a sum gives."""
+    """Names errors in what a projection or a sum gives."""
     yield from _common(e)
     hit = int(e.hit.sum())
     a, b = e.slopes
@@ -99,7 +100,7 @@ def _moved(e: Error) -> Iterator[Named]:
 
 
 def _rank(e: Error) -> Iterator[Named]:
-    """Of other weights: not where the error is no linear function of what enters, or is in few values."""
+    """Recognises other weights: not where the error is no linear function of what enters, or is in few values."""
     if e.linear is False or (e.e.abs() > 1e-6 * e.e.abs().max()).double().mean() < 0.9:
         return
     most = min(*e.e.shape, *(e.x.shape[1:] if e.x is not None else ()))

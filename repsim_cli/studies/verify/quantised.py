@@ -1,5 +1,5 @@
-"""Whether errors are those of coarser weights: of each linear map, the noise that rounding its weights gives on its own
-inputs, and the map that is worse than its bits.
+"""Tells whether errors are those of coarser weights: of each linear map, the noise that rounding its weights gives on
+its own inputs, and the map that is worse than its bits.
 
 A map whose weights are rounded to steps s has noise of energy sum(s^2 / 12 x^2) on inputs x. The share of a step in the
 largest weight of its row or group is the same for all maps of equal bits, and so is the noise, measured over predicted.
@@ -92,7 +92,7 @@ class Fit:
 
 
 def fitted(noises: Mapping[tuple[str, str], Noise]) -> Fit | None:
-    """What rounding the errors of these maps come from; None where they come from none."""
+    """Finds the rounding that the errors of these maps come from; None where they come from none."""
     best: tuple[float, tuple[int, bool], float] | None = None
     if len(noises) < FEWEST:
         return None
@@ -115,7 +115,7 @@ def fitted(noises: Mapping[tuple[str, str], Noise]) -> Fit | None:
 
 
 def rounded(fit: Fit, pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Whether weights are off by no more than a rounding: (reference's, candidate's), each (outputs, inputs)."""
+    """Tells whether weights are off by no more than a rounding: (reference's, candidate's), each (outputs, inputs)."""
     group, centred = fit.scheme
     beyond = []
     for x, y in pairs:

@@ -127,7 +127,7 @@ def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Pla
 
 
 def rough(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What rounding gives at most in most places, where it is not measured."""
+    """Bounds what rounding gives in most places, where it is not measured."""
     return {
         name: ROUGH * rounding.UNIT[dtype] * rounding.finite(places.tokens(x)[0].float()).norm(dim=-1)
         for name, x in refs.items()
@@ -141,7 +141,8 @@ def _copied(out: Any) -> Any:
 
 
 def _again(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The unit in another precision on the same inputs; with `forced`, every place inside on the reference's values."""
+    """Runs the unit in another precision on the same inputs; with `forced`, every place inside on the reference's
+    values."""
     twin = rounding.twin_of(call.unit.module, dtype, call.hooks)
     args, kwargs = rounding.cast(call.args, dtype), rounding.cast(call.kwargs, dtype)
     entry = entering(args, kwargs)

@@ -1,5 +1,5 @@
-"""What rounding alone gives: a module run again in another precision on the same inputs, and how far beyond it a
-candidate is."""
+"""Measures what rounding alone gives: a module run again in another precision on the same inputs, and how far beyond it
+a candidate is."""
 
 import copy
 from collections.abc import Sequence
@@ -197,12 +197,12 @@ def judged(
 
 
 def lost() -> Judged:
-    """Of what is not there."""
+    """Judges what is not there."""
     return Judged(LOST, LOST, 1.0, True, torch.zeros(0, dtype=torch.bool), False)
 
 
 def _of_heads(floor: Tensor, heads: int) -> Tensor:
-    """By as many heads as the candidate has, which may be those of keys or repeated."""
+    """Gives a floor for as many heads as the candidate has, which may be those of keys or repeated."""
     have = floor.shape[1]
     if have == heads:
         return floor

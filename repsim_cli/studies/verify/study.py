@@ -109,7 +109,7 @@ def verified(
 
 
 def described(found: Finding) -> Finding:
-    """The finding with what its tensors say, and without them."""
+    """Adds what the tensors of a finding say, and drops the tensors."""
     kind, sentence = kind_of(found)
     role = role_of(found)
     linear = Error(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
@@ -217,7 +217,7 @@ def _check_repeats(model: nn.Module, batch: Batch, label: str) -> None:
 
 
 def _unit_of(name: str, units: Sequence[Unit]) -> str:
-    """The key of the unit that a tensor belongs to; empty where it belongs to none."""
+    """Finds the key of the unit that a tensor belongs to; empty where it belongs to none."""
     return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
 
 
@@ -307,7 +307,7 @@ def merged(
 
 
 def effect(candidate: nn.Module, batch: Batch, wanted: Tensor | None) -> dict[str, float]:
-    """What the differences do to the output for ordinary text."""
+    """Measures what the differences do to the output for the first input."""
     if wanted is None:
         return {}
     got, mask = batch.run(candidate), batch.mask
