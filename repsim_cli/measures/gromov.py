@@ -108,7 +108,7 @@ def hardly_above_pot(value: float, reference: float) -> bool:
         note=LOCAL + "More starts are often lower. 0: equal up to rotation, offset, scale (unless cost_scale is none) "
         "and order of the rows. Equal rows have distances 0. Of fewer than 250 rows their order matters, as their "
         "own pairing is one of the starts: shuffled layers of small models are over 0.1 % above the paired ones in "
-        "10 % of trials at 20 and 50 rows and in 25 % at 100, by 12 % at most; noisy copies of rows can be further off.",
+        "10 % of trials at 20 and 50 rows and in 25 % at 100, by 12 % at most; noisy copies can be further off.",
         takes_constant=True,
     ),
 )
