@@ -172,9 +172,7 @@ class Universality(Study):
         matrices: dict[str, Matrix] = {}
         with run.stage("results"):
             for label, bound in measures.items():
-                if all(label in made for made in known.values()):  # else it is skipped, as no two layers have a value
-                    of_parts = {key: made[label] for key, made in known.items()}
-                    matrices |= dict(self._of_measure(run, label, bound, of_parts))
+                matrices |= dict(self._of_measure(run, label, bound, {key: made[label] for key, made in known.items()}))
         return Results(study="universality", matrices=matrices, about={"alpha": self.significance.alpha})
 
     def _matrices(
