@@ -1,0 +1,93 @@
+"""Whether the p values, verdicts, bands and levels of chance keep what they promise: `python benchmarks/levels.py [NAME ...]`.
+
+Each promise is simulated under settings of its own kind, and stands in one table: the promised rate or value, the simulated one, its error
+and the number of draws. `--tiny` draws each twice, to see that all of them run. What is promised is written in `levels_*.py`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+import numpy as np
+from joblib import Parallel, delayed
+
+PARTS = ("levels_claims", "levels_universality", "levels_nulls", "levels_corrections")
+LEAST = 0.8  # power
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a draw gives, on average.
+
+    of: what is promised, e.g. `p of significance=permutation, documents`. setting: what is drawn.
+    kind: `level`: a share of false positives. `cover`: of intervals. `power`: a share of true positives, at least
+        0.8. `value`: a mean.
+    nominal: the promised rate or value.
+    draw: of a generator, whether it happened, or the value.
+    """
+
+    of: str
+    setting: str
+    kind: str
+    nominal: float
+    draws: int
+    draw: Callable[[np.random.Generator], float]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    mean: float
+    error: float
+    seconds: float
+
+
+def simulated(promise: Promise, draws: int, seed: int) -> Simulated:
+    began = time.process_time()
+    streams = np.random.default_rng([seed, len(promise.of), len(promise.setting)]).spawn(draws)
+    values = np.array([float(promise.draw(rng)) for rng in streams])
+    rate = promise.kind != "value"
+    deviation = np.sqrt(promise.nominal * (1 - promise.nominal)) if rate else values.std(ddof=1)
+    return Simulated(float(values.mean()), float(deviation / np.sqrt(draws)), time.process_time() - began)
+
+
+def kept(promise: Promise, found: Simulated) -> str:
+    """Whether the promise is kept; a level below the nominal one, or a cover above, is kept at the cost of power."""
+    off = found.mean - promise.nominal
+    if promise.kind == "power":
+        return "yes" if found.mean >= LEAST else "NO"
+    if abs(off) <= 3 * found.error:
+        return "yes"
+    safe = off < 0 if promise.kind == "level" else off > 0
+    return "safe side" if promise.kind != "value" and safe else "NO"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="parts of what is promised or of the setting; all")
+    parser.add_argument("--tiny", action="store_true", help="two draws each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    given = parser.parse_args()
+    promises = [promise for part in PARTS for promise in import_module(part).PROMISES]
+    if given.names:
+        promises = [x for x in promises if any(name in f"{x.of} {x.setting}" for name in given.names)]
+    draws = [2 if given.tiny else promise.draws for promise in promises]
+    tasks = (delayed(simulated)(promise, count, given.seed) for promise, count in zip(promises, draws, strict=True))
+    print("| promise | setting | kind | nominal | simulated | error | draws | kept | s |\n| - | - | - | - | - | - | - | - | - |")
+    broken = 0
+    for promise, count, found in zip(
+        promises, draws, Parallel(n_jobs=given.jobs, return_as="generator")(tasks), strict=True
+    ):
+        verdict = kept(promise, found)
+        broken += verdict == "NO"
+        nominal = f"at least {LEAST}" if promise.kind == "power" else f"{promise.nominal:g}"
+        numbers = f"{nominal} | {found.mean:.3f} | {found.error:.3f} | {count} | {verdict} | {found.seconds:.0f}"
+        print(f"| {promise.of} | {promise.setting} | {promise.kind} | {numbers} |", flush=True)
+    sys.exit(1 if broken and not given.tiny else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Promises of claims."""
+
+from levels import Promise
+
+PROMISES: list[Promise] = []

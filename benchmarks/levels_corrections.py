@@ -1,0 +1,5 @@
+"""Promises of corrections."""
+
+from levels import Promise
+
+PROMISES: list[Promise] = []

@@ -1,0 +1,5 @@
+"""Promises of nulls."""
+
+from levels import Promise
+
+PROMISES: list[Promise] = []

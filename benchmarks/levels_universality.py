@@ -1,0 +1,5 @@
+"""Promises of universality."""
+
+from levels import Promise
+
+PROMISES: list[Promise] = []
