@@ -1,7 +1,7 @@
-"""Whether the p values, verdicts, bands and levels of chance keep what they promise: `python benchmarks/levels.py [NAME ...]`.
+"""Whether p values, verdicts, bands and chance keep what they promise: `python benchmarks/levels.py [NAME ...]`.
 
-Each promise is simulated under settings of its own kind, and stands in one table: the promised rate or value, the simulated one, its error
-and the number of draws. `--tiny` draws each twice, to see that all of them run. What is promised is written in `levels_*.py`.
+Each promise is simulated under settings of its own kind. The table has the promised rate or value, the simulated one,
+its error and the number of draws. `--tiny` draws each twice, to see that all run. The promises are in `levels_*.py`.
 """
 
 import argparse
@@ -76,7 +76,8 @@ def main() -> None:
         promises = [x for x in promises if any(name in f"{x.of} {x.setting}" for name in given.names)]
     draws = [2 if given.tiny else promise.draws for promise in promises]
     tasks = (delayed(simulated)(promise, count, given.seed) for promise, count in zip(promises, draws, strict=True))
-    print("| promise | setting | kind | nominal | simulated | error | draws | kept | s |\n| - | - | - | - | - | - | - | - | - |")
+    columns = ["promise", "setting", "kind", "nominal", "simulated", "error", "draws", "kept", "s"]
+    print("| " + " | ".join(columns) + " |\n" + "| - " * len(columns) + "|")
     broken = 0
     for promise, count, found in zip(
         promises, draws, Parallel(n_jobs=given.jobs, return_as="generator")(tasks), strict=True
