@@ -9,8 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.places import places_read, rows_left
-from repsim_cli.activations.readings import Layer
-from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
@@ -19,6 +17,8 @@ CELLS = 2**22  # logits that are worked on at a time, in float64
 TOKENS = ["model", "by", "value", "text before", "token", "text after", "next in the base", "next"]
 TEXTS = ["model", "by", "mean over tokens", "tokens", "text"]
 BEFORE, AFTER, EXCERPT = 10, 5, 30  # tokens of text that are shown
+# why a token has no value
+WITHOUT = {RELATIVE: "a row of zeros in the base has no relative change", COSINE: "a row of zeros has no direction"}
 
 
 def differences(
@@ -26,15 +26,14 @@ def differences(
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """|tuned - base| / |base| of every row, from 0 on, and the cosine of the two rows, in float64.
 
-    Raises Degenerate where a row is zero.
+    NaN where there is none (see WITHOUT).
     """
     base, tuned = base.double(), tuned.double()
     norms, others = base.norm(dim=1), tuned.norm(dim=1)
-    if not bool((norms > 0).all() and (others > 0).all()):
-        raise Degenerate("a row of zeros has no direction and no relative change, got one; leave this layer out")
-    # rounding leaves 1 + 1e-16
+    relative = ((tuned - base).norm(dim=1) / norms).where(norms > 0, torch.nan)
+    # a row of zeros over its norm is NaN; rounding leaves 1 + 1e-16
     cosine = ((base / norms[:, None]) * (tuned / others[:, None])).sum(1).clamp(-1, 1)
-    return (tuned - base).norm(dim=1) / norms, cosine
+    return relative, cosine
 
 
 def divergences(base: Float[Tensor, "n c"], tuned: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
@@ -53,17 +52,12 @@ class Change:
     def __init__(self) -> None:
         self.parts: dict[str, list[Tensor]] = {}
 
-    def add(self, layers: Sequence[Layer], base: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
-        """Rows of every layer of the base and of the model, and their logits after these where both have any."""
-        pairs = []
-        for layer, x, y in zip(layers, base, tuned, strict=False):
-            try:
-                pairs.append(differences(x, y))
-            except Degenerate as error:
-                raise RunFailed(f"{layer}: {error}") from error
+    def add(self, layers: int, base: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
+        """Rows of so many layers of the base and of the model, and their logits after these where both have any."""
+        pairs = [differences(x, y) for x, y in zip(base[:layers], tuned[:layers], strict=True)]
         for kind, values in zip((RELATIVE, COSINE), zip(*pairs, strict=True), strict=True):
             self._note(kind, torch.stack(values).float())
-        if len(base) > len(layers) and len(tuned) > len(layers):
+        if len(base) > layers and len(tuned) > layers:
             common = min(base[-1].shape[1], tuned[-1].shape[1])  # vocabularies may be padded
             p, q = base[-1][:, :common], tuned[-1][:, :common]
             self._note(KL, divergences(p, q)[None])
@@ -75,6 +69,13 @@ class Change:
     def tensors(self) -> dict[str, Tensor]:
         """By kind, (layers, n); of KL (1, n), of the next tokens (2, n)."""
         return {kind: torch.cat(parts, 1) for kind, parts in self.parts.items()}
+
+
+def lacking(change: Mapping[str, Tensor]) -> Iterator[tuple[str, int, int, str]]:
+    """Finds the layers of which tokens have no value: (kind, layer, how many tokens, why)."""
+    for kind, why in WITHOUT.items():
+        counts = change[kind].isnan().sum(1).tolist()
+        yield from ((kind, layer, count, why) for layer, count in enumerate(counts) if count)
 
 
 class Texts:
@@ -98,13 +99,13 @@ class Texts:
 
     def texts(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
         """A line for each of the sequences that change most on average over their tokens."""
-        counts = np.bincount(self.sequence, minlength=len(self.sequences.ids))
+        total = len(self.sequences.ids)
         for label, change in changes.items():
             for by, values in amounts(change):
-                means = np.full(len(counts), -np.inf)
-                means[counts > 0] = (np.bincount(self.sequence, values, len(counts)) / np.maximum(counts, 1))[
-                    counts > 0
-                ]
+                sequence, values = (x[np.isfinite(values)] for x in (self.sequence, values))
+                counts = np.bincount(sequence, minlength=total)
+                sums = np.bincount(sequence, values, total)
+                means = np.divide(sums, counts, out=np.full(total, -np.inf), where=counts > 0)
                 for number in _largest(means, lambda number: self._ids(number).tobytes(), most):
                     ids = self._ids(number)
                     cut = " ..." if len(ids) > EXCERPT else ""
@@ -125,10 +126,10 @@ class Texts:
 
 
 def amounts(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
-    """By how much every token changes: in its outputs, and in its layers."""
+    """By how much every token changes: in its outputs, and in its layers; NaN where no layer has a value."""
     if KL in change:
         yield f"{KL}, nats", change[KL][0].numpy()
-    yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().mean(0).numpy()
+    yield f"{RELATIVE}, mean over layers", change[RELATIVE].double().nanmean(0).numpy()
 
 
 def _largest(values: np.ndarray, text: Callable[[int], bytes], most: int) -> list[int]:

@@ -1,6 +1,6 @@
 """What differs between models and the base that they were made from: by layer, and in what they predict."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,20 +34,26 @@ class Tuned:
 
 
 def by_layers(run: Finished, matrix: Matrix) -> Curve:
-    """The mean over tokens at every layer, and bands that hold a share of the tokens."""
+    """The mean over tokens at every layer, and bands that hold a share of the tokens; a layer of which none has a value
+    is a gap."""
     values = run.array(matrix.values)
-    base = run.base
+    base, missing = run.base, int(np.isnan(values).sum())
+    left_out = f"\n{missing:,} of {values.size:,} cells have no value" if missing else ""
     said = {RELATIVE: f"norm of the difference / norm in {base}", COSINE: f"cosine with {base}"}
     kind = matrix.about["kind"]
 
+    def of_known(number: Callable[[np.ndarray], float]) -> Numbers:
+        known = [row[~np.isnan(row)] for row in values]
+        return [float(number(row)) if len(row) else None for row in known]
+
     def percentile(percent: int) -> Numbers:
-        return np.percentile(values, percent, axis=1).tolist()
+        return of_known(lambda row: np.percentile(row, percent))
 
     return Curve(
         x=Axis(name="layer"),
-        y=Axis(name=said[kind]),
+        y=Axis(name=said[kind] + left_out),
         at=matrix.rows.layers,
-        lines={"mean over tokens": values.mean(1).tolist()},
+        lines={"mean over tokens": of_known(np.mean)},
         bands={name: Band(low=percentile(low), high=percentile(high), of=name) for name, (low, high) in BANDS.items()},
         bounds=[0.0, None] if kind == RELATIVE else [-1.0, 1.0],
         about={"quantity": kind, "model": matrix.rows.model},
@@ -101,7 +107,8 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
 
 def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
     """The mean relative difference of every layer (rows) of every model (columns)."""
-    values = np.stack([run.array(matrix.values).mean(1) for matrix in relative], axis=1)
+    means = [by_layers(run, matrix).lines["mean over tokens"] for matrix in relative]
+    values = np.array(means, dtype=float).T  # None is NaN
     layers, said = by_block(relative[0].rows.layers)
     title = f"mean relative difference to {run.base}" + (f"\n{said}" if said else "")
     figure, _ = heatmap(
@@ -110,7 +117,7 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
         [matrix.rows.model for matrix in relative],
         title=title,
         bar_label="norm of the difference / norm in the base",
-        limits=(0.0, max(float(values.max()), 1e-12)),
+        limits=(0.0, float(values[~np.isnan(values)].max(initial=1e-12))),
         colours=chosen(small_is_bright=True),
         form="{:.2g}",
     )

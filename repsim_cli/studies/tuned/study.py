@@ -39,7 +39,7 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run, quiet
-from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, Change, Texts
+from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, lacking
 from repsim_cli.studies.tuned.models import whole, with_tokenizer_of
 
 UNITS = {
@@ -301,7 +301,7 @@ class Tuned(Study):
             rows = of_base[:count]
             for reading, other in zip(readings[1:], others, strict=True):
                 _, of_other = next(other)
-                changes[reading.label].add(reading.layers[:count], of_base, of_other)
+                changes[reading.label].add(count, of_base, of_other)
                 rows += of_other[:count]
             yield Block(first, rows)
 
@@ -314,7 +314,23 @@ class Tuned(Study):
             found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
             for label, r, why in missing:
                 run.without_value.append([name, str(self.base), label, layers[r], layers[r], why])
+        self._tokens_listed(run, changes)
         return {name: comparison.measures[name] for name in measures_with_values(run, found)}
+
+    def _tokens_listed(self, run: Run, changes: Mapping[str, Tensors]) -> None:
+        """Lists the layers of which tokens have no value, with one warning for each kind."""
+        missing = dict.fromkeys(WITHOUT, 0)
+        for label, change in changes.items():
+            for kind, r, count, why in lacking(change):
+                layer, tokens = self.reference.layers[r].name, change[kind].shape[1]
+                run.without_value.append(
+                    [kind, str(self.base), label, layer, layer, f"{count:,} of {tokens:,} tokens: {why}"]
+                )
+                missing[kind] += count
+        for kind, count in missing.items():
+            if count:
+                cells = sum(change[kind].numel() for change in changes.values())
+                run.warn(f"{kind}: {count:,} of {cells:,} cells without a value: {WITHOUT[kind]}")
 
     def _results(
         self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors], sequences: Sequences

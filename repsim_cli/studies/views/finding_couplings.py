@@ -15,6 +15,7 @@ from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Weighed, claim
 from repsim_cli.findings.evidence import by_sign
 from repsim_cli.runs.content import Matrix, Table
+from repsim_cli.studies.views.lacking import left_out
 
 COLUMNS = [
     "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
@@ -113,7 +114,7 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     bar_beside(figure, image, "share of the row's mass")
     order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
     said = f"objective in squared mean distances; by chance {1 / n:.2f} is on the diagonal"
-    headline(figure, f"{model}: couplings of {n} rows{order}\n{said}", 0.5)
+    headline(figure, f"{model}: couplings of {n} rows{order}\n{said}{left_out(run, 'couplings', model)}", 0.5)
     return figure
 
 

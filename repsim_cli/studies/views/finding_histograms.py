@@ -1,5 +1,6 @@
 """How far the distances among rows shift from one layer to the next (Gao et al. 2024, figures 2 and 11)."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,16 +11,17 @@ import numpy as np
 from jaxtyping import Num
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.heatmap import by_block, hatch
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import columns, edges, headline, name_panels, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_jackknife, over_places
 from repsim_cli.findings.layers import point_of
-from repsim_cli.runs.content import Axis, Curve, Matrix, Table
+from repsim_cli.runs.content import Axis, Curve, Matrix, Numbers, Table
 
-Shifts = Mapping[str, Sequence[float]]  # by model, KL(block || the block before), from the second block on
+# by model, KL(block || the block before), from the second block on; NaN where one of the two has no value
+Shifts = Mapping[str, Sequence[float]]
 
 MEASURE = "histograms of distances"
 COLUMNS = ["model", "layer", "mean", "standard deviation", "KL(layer || previous)", "KL(previous || layer)"]
@@ -34,7 +36,8 @@ class Histograms:
 
 def divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray, " bins"]) -> float:
     """KL(a || b) = sum p log(p / q) in nats, of two histograms in the same bins, where p and q are the shares of the
-    bins after half a distance is added to each: no bin is empty, and equal histograms are at 0.
+    bins after half a distance is added to each: no bin is empty, and equal histograms are at 0. NaN where one of them
+    is.
 
     Shares 0.7, 0.3 and 0.3, 0.7 are 0.4 log(7 / 3) apart:
 
@@ -42,12 +45,22 @@ def divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray, " bins"]) -> floa
     0.338919
     """
     p, q = ((counts + PSEUDO) / (counts + PSEUDO).sum() for counts in (a, b))
-    return max(0.0, float(np.sum(p * np.log(p / q))))
+    return float(np.sum(p * np.log(p / q)).clip(min=0.0))
 
 
 def shifts(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
-    """KL(layer || the layer before) from the second layer on."""
+    """KL(layer || the layer before) from the second layer on; NaN where one of the two has no value."""
     return [divergence(after, before) for before, after in pairwise(counts)]
+
+
+def known(numbers: Sequence[float]) -> list[float]:
+    """Those that are not NaN."""
+    return [number for number in numbers if not math.isnan(number)]
+
+
+def gapped(numbers: Sequence[float]) -> Numbers:
+    """None for NaN."""
+    return [None if math.isnan(number) else number for number in numbers]
 
 
 def between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
@@ -72,9 +85,9 @@ PUBLISHED = 0.11  # the largest KL between consecutive blocks of the pre-trained
 )
 def base_distances_stay(by_model: Shifts, left_out: Sequence[Shifts], base: str | None) -> Weighed | Untestable:
     """Before fine-tuning, KL between consecutive blocks is at most 0.11."""
-    if base is None or not by_model[base]:
+    if base is None or not known(by_model.get(base, ())):
         return Untestable(NO_BASE)
-    value, without = max(by_model[base]), [max(rest[base]) for rest in left_out]
+    value, without = max(known(by_model[base])), [max(known(rest[base])) for rest in left_out]
     return Weighed(value, by_jackknife(value, PUBLISHED, without, OVER_ROWS))
 
 
@@ -87,12 +100,12 @@ def fine_tuning_shifts_distances(
     by_model: Shifts, left_out: Sequence[Shifts], base: str | None
 ) -> Weighed | Untestable:
     """Fine-tuned models show larger KL between consecutive blocks (1.58 against 0.11)."""
-    others = [label for label, kl in by_model.items() if label != base and kl]
-    if base is None or not by_model[base] or not others:
+    others = [label for label, kl in by_model.items() if label != base and known(kl)]
+    if base is None or not known(by_model.get(base, ())) or not others:
         return Untestable(f"{NO_BASE}, and another model")
 
     def larger(of: Shifts) -> float:
-        return float(np.mean([max(of[label]) for label in others])) - max(of[base])
+        return float(np.mean([max(known(of[label])) for label in others])) - max(known(of[base]))
 
     value = larger(by_model)
     return Weighed(value, by_jackknife(value, 0.0, [larger(rest) for rest in left_out], OVER_ROWS))
@@ -105,15 +118,17 @@ def fine_tuning_shifts_distances(
 )
 def distances_shift_late(by_model: Shifts, left_out: Sequence[Shifts], base: str | None) -> Weighed | Untestable:
     """In fine-tuned models KL is large in later layers (the ninth block of 12)."""
-    others = [kl for label, kl in by_model.items() if label != base and len(kl) >= 3]
+    others = [kl for label, kl in by_model.items() if label != base and len(known(kl)) >= 3]
     if not others:
         return Untestable("needs a model of four blocks that is not the base")
-    counts = [len(kl) for kl in others]
+    # the largest cannot be where there is no value
+    depths = [(np.flatnonzero(~np.isnan(kl)) + 1) / len(kl) for kl in others]
 
     def mean(places: np.ndarray) -> np.ndarray:
-        return ((places + 1) / counts).mean(1)
+        return np.stack([of[at] for of, at in zip(depths, places.T, strict=True)], 1).mean(1)
 
-    return Weighed(*over_places([int(np.argmax(kl)) for kl in others], counts, mean, "of the largest KL"))
+    at, counts = [int(np.argmax(known(kl))) for kl in others], [len(of) for of in depths]
+    return Weighed(*over_places(at, counts, mean, "of the largest KL"))
 
 
 # ---- figures ----
@@ -139,17 +154,22 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """The share of all pairs of rows in each bin; the layer before is outlined, with KL(layer || layer before)."""
     ends, counts = run.array(matrix.details["edges"]), run.array(matrix.values)
     kl, shares = shifts(counts), counts / counts.sum(1, keepdims=True)
+    none = np.isnan(shares).any(1)  # whose layer has no value
     figure, axes = panels(len(places), columns(len(places)), WIDTH, HEIGHT, gaps=(0.1, 0.24), least=NARROWEST)
     names, said = by_block(matrix.rows.layers)
     name_panels(axes, [names[place] for place in places])
     for number, panel, (_, lowest) in zip(places, axes, edges(axes), strict=True):
-        panel.stairs(shares[number], ends, fill=True, color=FILL, alpha=0.85)
-        if number:
+        drawn = [i for i in (number - 1, number) if i >= 0 and not none[number] and not none[i]]
+        if none[number]:
+            hatch(panel)
+        else:
+            panel.stairs(shares[number], ends, fill=True, color=FILL, alpha=0.85)
+            panel.set_ylim(0, 1.3 * shares[drawn].max())
+        if len(drawn) == 2:
             panel.stairs(shares[number - 1], ends, color=BEFORE, linewidth=0.8)
             place = {"transform": panel.transAxes, "ha": "right", "va": "top", "fontsize": 7}
             panel.text(0.97, 0.95, f"KL {kl[number - 1]:.2g}", **place)
         panel.set_xlim(0, ends[-1])
-        panel.set_ylim(0, 1.3 * shares[max(number - 1, 0) : number + 1].max())
         panel.locator_params(axis="x", nbins=3, prune="upper")
         panel.set_yticks([])
         panel.spines[["top", "right", "left"]].set_visible(False)
@@ -160,8 +180,9 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     figure.supylabel("share of pairs", fontsize=8, x=-0.2 / width)
     below = f"{SCALES[matrix.about['scale']]} (outlined: the layer before; KL from it in nats)"
     figure.supxlabel(below, fontsize=8, y=-0.22 / height, va="top")
-    title = f"{matrix.rows.model}: distances within layers, {int(counts[0].sum()):,} pairs of rows"
-    headline(figure, f"{title}\n{said + '; ' if said else ''}each panel to its own height", 0.22)
+    title = f"{matrix.rows.model}: distances within layers, {int(np.nansum(counts, 1).max()):,} pairs of rows"
+    notes = [said, "each panel to its own height", "hatched: no value" if none.any() else ""]
+    headline(figure, f"{title}\n{'; '.join(filter(None, notes))}", 0.22)
     return figure
 
 
@@ -177,15 +198,17 @@ def histograms(run: Finished, options: Histograms, claims: Sequence[Claim]) -> P
     for matrix in measured:
         label, names, counts = matrix.rows.model, matrix.rows.layers, run.array(matrix.values)
         forward = shifts(counts)
-        backward = [divergence(before, after) for before, after in pairwise(counts)]
+        backward = gapped([divergence(before, after) for before, after in pairwise(counts)])
         spread = run.array(matrix.details["spread"]).tolist()
-        for name, (mean, deviation, _), *kl in zip(names, spread, [None, *forward], [None, *backward], strict=True):
-            rows.append([label, name, mean, deviation, *kl])
+        for name, (mean, deviation, _), *kl in zip(
+            names, spread, [None, *gapped(forward)], [None, *backward], strict=True
+        ):
+            rows.append([label, name, *gapped([mean, deviation]), *kl])
         lines[f"{QUANTITY}, {label}"] = Curve(
             x=Axis(name="layer"),
             y=Axis(name="KL(layer || previous layer)", unit="nats"),
             at=names[1:],
-            lines={"KL": [*forward]},
+            lines={"KL": gapped(forward)},
             about={"quantity": QUANTITY, "model": label},
         )
         by_model[label] = between_blocks(names, forward)

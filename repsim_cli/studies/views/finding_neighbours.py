@@ -18,6 +18,7 @@ from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_units
 from repsim_cli.runs.content import Axis, Curve, Matrix, Table
+from repsim_cli.studies.views.lacking import left_out
 
 QUANTITY = "neighbours kept"
 COLUMNS = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
@@ -26,7 +27,7 @@ PLANE = "t-SNE plane"
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours:
-    """Overlap of the nearest rows of each layer with those of the first layer. It has no settings."""
+    """Overlap of the nearest rows of each layer with those of the first layer that has any. It has no settings."""
 
 
 def overlap(a: Int[np.ndarray, "... k"], b: Int[np.ndarray, "... k"]) -> Float[np.ndarray, "..."]:
@@ -141,7 +142,8 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     for text in legend.get_texts():
         text.set_parse_math(False)
     what = f"t-SNE of {len(planes[0])} rows, lines from {len(samples)} of them to their {matrix.about['k']} nearest"
-    headline(figure, f"{matrix.rows.model}: {what}" + (f"; {said}" if said else ""), 0.26)
+    missing = left_out(run, "neighbours", matrix.rows.model)
+    headline(figure, f"{matrix.rows.model}: {what}" + (f"; {said}" if said else "") + missing, 0.26)
     return figure
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
@@ -72,26 +72,28 @@ class Histograms(NamedTuple):
     the last bin both; every other subset has as many equal bins, up to its own largest distance."""
 
     edges: Float[np.ndarray, " edges"]
-    counts: Int[np.ndarray, "subsets layers bins"]
+    counts: Num[np.ndarray, "subsets layers bins"]
 
 
 def histograms(
     layers: Sequence[Float[Tensor, "n _"]],
     of: Subsets,
-    spread: Sequence[Sequence[Spread]],
+    spread: Sequence[Sequence[Spread] | None],
     *,
     bins: int,
     scale: DistanceScale,
 ) -> Histograms:
     """How many of the distances of each layer fall into each of `bins` equal bins from 0 to the largest distance of any
-    layer. spread: of the subsets of each layer. scale: distances as they are (`none`), or over the mean of their layer
-    (`mean`)."""
-    units = np.array([[x.mean if scale == "mean" and x.mean else 1.0 for x in layer] for layer in spread])
-    tops = (np.array([[x.largest for x in layer] for layer in spread]) / units).max(0)
-    counts = np.zeros((len(of), len(layers), bins), int)
-    for layer, x in enumerate(layers):
-        for subset, cells in distances(x, of):
+    layer. spread: of the subsets of each layer; None: its counts are NaN. scale: distances as they are (`none`), or
+    over the mean of their layer (`mean`)."""
+    there = {i: layer for i, layer in enumerate(spread) if layer is not None}
+    units = {i: np.array([x.mean if scale == "mean" and x.mean else 1.0 for x in of]) for i, of in there.items()}
+    tops = np.max([np.array([x.largest for x in of]) / units[i] for i, of in there.items()], 0)
+    counts = np.full((len(of), len(layers), bins), np.nan)
+    counts[:, [*there]] = 0
+    for layer in there:
+        for subset, cells in distances(layers[layer], of):
             # rounding may leave the largest distance above the last edge
-            scaled = (cells / units[layer, subset]).clip(max=tops[subset])
+            scaled = (cells / units[layer][subset]).clip(max=tops[subset])
             counts[subset, layer] += np.histogram(scaled, bins, (0, tops[subset]))[0]
     return Histograms(np.linspace(0, tops[0], bins + 1), counts)

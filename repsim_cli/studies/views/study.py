@@ -14,7 +14,7 @@ from torch import Tensor
 
 from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer
-from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
+from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.plain import free, slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
@@ -26,12 +26,13 @@ from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
+from repsim_cli.engine.without_value import NoValue, reasons
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov_spaces import Space, space
 from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.views.couplings import BEST, matched
-from repsim_cli.studies.views.histograms import DistanceScale, apart, histograms, spreads, subsets
+from repsim_cli.studies.views.histograms import DistanceScale, Spread, apart, histograms, spreads, subsets
 from repsim_cli.studies.views.neighbourhoods import FULL, PLANE, nearest, plane
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
@@ -249,6 +250,9 @@ class Views(StudyOfRows):
         if self.couplings:
             with run.stage("couplings"):
                 matrices |= self._couplings(run, rows, batch, self.couplings)
+        if not matrices:
+            why = reasons(row[-1] for row in run.without_value)
+            raise NoValue(f"options: no view has a value for two layers, got {why}; read other layers or data")
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes}}
         return Results(study="views", matrices=matrices, tables=tables, about=about)
 
@@ -267,27 +271,36 @@ class Views(StudyOfRows):
     def _names(self, label: str) -> list[str]:
         return [layer.name for layer in self.layers if layer.model == label]
 
-    def _each(self, run: Run, rows: Mapping[str, list[Tensor]], step: Callable[[Tensor], Any], name: str) -> dict:
-        """step of every layer, by model; its errors say which layer's."""
-
-        def made(layer: Layer, x: Tensor) -> Any:
-            try:
-                return step(x)
-            except Degenerate as error:
-                raise RunFailed(f"{layer}: {error}") from error
-
+    def _each(
+        self, run: Run, rows: Mapping[str, list[Tensor]], step: Callable[[Tensor], Any], view: str, name: str
+    ) -> dict[str, list[Any]]:
+        """step of every layer, by model, None where it has no value. A model of which fewer than two layers have one is
+        left out."""
+        missing: dict[Layer, str] = {}
         given = [x for layers in rows.values() for x in layers]
-        numbered = run.progress(range(len(given)), label=name, unit="layers")
-        done = iter([made(self.layers[i], given[i]) for i in numbered])
-        return {label: [next(done) for _ in layers] for label, layers in rows.items()}
+        made = []
+        for i in run.progress(range(len(given)), label=name, unit="layers"):
+            try:
+                made.append(step(given[i]))
+            except Degenerate as error:
+                made.append(None)
+                missing[self.layers[i]] = f"{self.layers[i]}: {error}"
+        for layer, why in missing.items():
+            run.without_value.append([view, layer.model, layer.model, layer.name, layer.name, why])
+        if missing:
+            run.warn(f"{view}: {len(missing)} of {len(given)} layers without a value: {reasons(missing.values())}")
+        done = iter(made)
+        by_model = {label: [next(done) for _ in layers] for label, layers in rows.items()}
+        return {label: of for label, of in by_model.items() if sum(x is not None for x in of) >= 2}
 
     def _histograms(self, run: Run, rows: Mapping[str, list[Tensor]], settings: Histograms) -> dict[str, Matrix]:
         count = len(next(iter(rows.values()))[0])
         of, bins = subsets(count), settings.bins
-        spread = self._each(run, rows, partial(spreads, of=of), "distances")
+        spread = self._each(run, rows, partial(spreads, of=of), "histograms", "distances")
         matrices = {}
-        for number, (label, layers) in enumerate(rows.items()):
-            edges, counts = histograms(layers, of, spread[label], bins=bins, scale=settings.scale)
+        for number, label in enumerate(spread):
+            edges, counts = histograms(rows[label], of, spread[label], bins=bins, scale=settings.scale)
+            none = [[np.nan] * len(Spread._fields)]  # of a layer without a value
             stem = slug("histograms", f"{number:02d}", label)
             matrices[f"histograms of {label}"] = Matrix(
                 rows=Side(model=label, layers=self._names(label)),
@@ -297,7 +310,7 @@ class Views(StudyOfRows):
                 label="pairs of rows",
                 details={
                     "edges": run.write_array(slug(stem, "edges"), edges),
-                    "spread": run.write_array(slug(stem, "spread"), np.array([of_all for of_all, *_ in spread[label]])),
+                    "spread": run.write_array(slug(stem, "spread"), np.array([(x or none)[0] for x in spread[label]])),
                     "left out": run.write_array(slug(stem, "left_out"), counts[1:]),
                 },
                 about={"kind": "histograms", "scale": settings.scale},
@@ -308,19 +321,23 @@ class Views(StudyOfRows):
         self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch, settings: Neighbours
     ) -> dict[str, Matrix]:
         drawn, k = self._of_batch(rows, batch), settings.k
-        planes = self._each(run, drawn, partial(plane, perplexity=settings.perplexity, seed=self.seed), "t-SNE")
+        made = self._each(
+            run, drawn, partial(plane, perplexity=settings.perplexity, seed=self.seed), "neighbours", "t-SNE"
+        )
         samples = settings.samples or draw(len(batch), SAMPLES, self.seed).tolist()
         matrices = {}
-        for number, (label, layers) in enumerate(drawn.items()):
+        for number, label in enumerate(made):
+            there = [i for i, x in enumerate(made[label]) if x is not None]
+            planes = [made[label][i] for i in there]
             around = {
-                PLANE: np.stack([nearest(torch.from_numpy(x), k) for x in planes[label]]),
-                FULL: np.stack([nearest(x, k) for x in layers]),
+                PLANE: np.stack([nearest(torch.from_numpy(x), k) for x in planes]),
+                FULL: np.stack([nearest(drawn[label][i], k) for i in there]),
             }
             stem = slug("neighbours", f"{number:02d}", label)
             matrices[f"neighbours of {label}"] = Matrix(
-                rows=Side(model=label, layers=self._names(label)),
+                rows=Side(model=label, layers=[self._names(label)[i] for i in there]),
                 columns=Side(model="rows", layers=batch.names),
-                values=run.write_array(slug(stem, "planes"), np.stack(planes[label])),
+                values=run.write_array(slug(stem, "planes"), np.stack(planes)),
                 n=len(batch),
                 label="place in the plane of a t-SNE",
                 details={
@@ -333,13 +350,16 @@ class Views(StudyOfRows):
     def _couplings(
         self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch, settings: Couplings
     ) -> dict[str, Matrix]:
-        spaces = self._each(run, self._of_batch(rows, batch), _space, "distances")
-        wanted = [(label, *pair) for label in rows for pair in self._pairs(label, settings.pairs)]
+        made = self._each(run, self._of_batch(rows, batch), _space, "couplings", "distances")
+        spaces = {
+            label: {name: x for name, x in zip(self._names(label), of, strict=True) if x is not None}
+            for label, of in made.items()
+        }
+        wanted = [(label, *pair) for label, of in spaces.items() for pair in self._pairs([*of], settings.pairs)]
         matrices = {}
         for number in run.progress(range(len(wanted)), label="couplings", unit="pairs of layers"):
             label, row, column = wanted[number]
-            names = self._names(label)
-            a, b = (spaces[label][names.index(name)] for name in (row, column))
+            a, b = spaces[label][row], spaces[label][column]
             for starts, plan in matched(a, b, restarts=settings.restarts, seed=self.seed).items():
                 of = ["best"] if starts == BEST else []  # both may lead from one start
                 stem = slug("couplings", f"{number:03d}", label, row, column, *of, plan.start)
@@ -363,11 +383,11 @@ class Views(StudyOfRows):
     def _of_batch(self, rows: Mapping[str, list[Tensor]], batch: Batch) -> dict[str, list[Tensor]]:
         return {label: [x[torch.from_numpy(batch.places)] for x in layers] for label, layers in rows.items()}
 
-    def _pairs(self, label: str, named: list[list[str]] | None) -> list[tuple[str, str]]:
-        """The pairs of layers that are named, or some of all, drawn under the seed."""
+    def _pairs(self, layers: Sequence[str], named: list[list[str]] | None) -> list[tuple[str, str]]:
+        """The pairs of these layers that are named, or some of all, drawn under the seed."""
         if named is not None:
-            return [(row, column) for row, column in named]
-        known = list(combinations(self._names(label), 2))
+            return [(row, column) for row, column in named if row in layers and column in layers]
+        known = list(combinations(layers, 2))
         return [known[i] for i in draw(len(known), PAIRS, self.seed)]
 
 

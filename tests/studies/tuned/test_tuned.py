@@ -15,9 +15,8 @@ from scipy.special import softmax
 from scipy.stats import entropy
 from transformers import AutoModelForCausalLM
 
-from repsim_cli.activations.readings import Layer
 from repsim_cli.base import registry
-from repsim_cli.base.errors import BadConfig, Degenerate, RunFailed
+from repsim_cli.base.errors import BadConfig
 from repsim_cli.base.settings import Extract
 from repsim_cli.config.run import validate
 from repsim_cli.data.base import Sequences
@@ -27,7 +26,7 @@ from repsim_cli.runs import reader
 from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
 from repsim_cli.studies.tuned import changes
 from repsim_cli.studies.tuned import study as tuned
-from repsim_cli.studies.tuned.changes import Change, Texts, differences, divergences
+from repsim_cli.studies.tuned.changes import Change, Texts, amounts, differences, divergences, lacking
 
 SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
          "hardware.batch_size=4", "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
@@ -40,8 +39,11 @@ def test_differences_by_hand():
     relative, cosine = differences(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[3.0, 0.0], [-2.0, 0.0]]))
     assert relative.tolist() == pytest.approx([0.8, 3.0])
     assert cosine.tolist() == pytest.approx([0.6, -1.0])
-    with pytest.raises(Degenerate, match=r"a row of zeros has no direction .*, got one; leave this layer out"):
-        differences(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    zeros, ones = torch.zeros(1, 2), torch.ones(1, 2)
+    for base, other, relative in ((zeros, ones, np.nan), (zeros, zeros, np.nan), (ones, zeros, 1.0)):
+        found, direction = differences(base, other)
+        assert found.tolist() == pytest.approx([relative], nan_ok=True)
+        assert direction.isnan().all()
 
 
 def test_divergences_against_scipy(monkeypatch):
@@ -57,18 +59,35 @@ def test_divergences_against_scipy(monkeypatch):
 def test_changes_of_padded_vocabularies_and_of_models_without_a_head():
     x = torch.ones(5, 3)
     logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    layers = [Layer("m", "resid_post@0", 3)]
     change = Change()
-    change.add(layers, [x, logits], [x, torch.cat([logits, torch.full((5, 2), 9.0)], 1)])
-    change.add(layers, [x, logits], [2 * x, logits])
+    change.add(1, [x, logits], [x, torch.cat([logits, torch.full((5, 2), 9.0)], 1)])
+    change.add(1, [x, logits], [2 * x, logits])
     found = change.tensors()
     assert (found[KL].shape, found[KL].abs().max(), found[RELATIVE].tolist()) == ((1, 10), 0, [[0.0] * 5 + [1.0] * 5])
     assert torch.equal(found[NEXT][0], found[NEXT][1])
     alone = Change()
-    alone.add(layers, [x, logits], [x])
+    alone.add(1, [x, logits], [x])
     assert alone.tensors().keys() == {RELATIVE, COSINE}
-    with pytest.raises(RunFailed, match="resid_post@0 of 'm': a row of zeros"):
-        change.add(layers, [0 * x], [x])
+
+
+def test_tokens_without_a_value_are_left_out_of_what_is_said_of_the_others():
+    x = torch.tensor([[1.0, 0], [0, 0], [2, 0], [0, 0]])
+    y = torch.tensor([[2.0, 0], [1, 0], [2, 0], [1, 0]])
+    change = Change()
+    change.add(2, [x, torch.ones(4, 2) * torch.tensor([[1.0], [1], [1], [0]])], [y, torch.ones(4, 2)])
+    found = change.tensors()
+    assert found[RELATIVE].tolist() == [
+        pytest.approx(row, nan_ok=True) for row in ([1, np.nan, 0, np.nan], [0, 0, 0, np.nan])
+    ]
+    assert [row[:3] for row in lacking(found)] == [(RELATIVE, 0, 2), (RELATIVE, 1, 1), (COSINE, 0, 2), (COSINE, 1, 1)]
+    ((_, values),) = amounts(found)
+    assert values == pytest.approx([0.5, 0, 0, np.nan], nan_ok=True)
+    ids, place = np.array([[0, 1], [2, 4]]), np.array([[0, 1], [0, 1]])
+    mask = np.ones((2, 2), bool)
+    sequences = Sequences(inputs=ids, mask=mask, text=mask, document=ids * 0, position=place, documents=2)
+    texts = Texts(Letters(), sequences, Extract(hook_points=["embed"]))
+    assert [row[2] for row in texts.tokens({"m": found}, 9)] == [0.5, 0.0, 0.0]
+    assert [row[2:4] for row in texts.texts({"m": found}, 9)] == [[0.25, 2], [0.0, 1]]
 
 
 class Letters:
@@ -141,19 +160,21 @@ def test_a_model_does_not_differ_from_itself(repsim, newest):
     assert (model, tokens, numbers) == ("same", found["matrices"][f"{KL}, same"]["n"], [0.0] * 6)
 
 
+def altered(folder, part, change) -> Path:
+    """tiny_a whose weights of this part are changed."""
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    names = [name for name in weights if part in name]
+    assert names
+    weights |= {name: change(weights[name]) for name in names}
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture
 def louder(tmp_path) -> Path:
     """tiny_a with twice the final norm, and so twice the logits."""
-    folder = shutil.copytree(SHIPPED / "tiny_a", tmp_path / "louder")
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    names = [name for name in weights if "final_layer_norm" in name]
-    assert len(names) == 2
-    safetensors.torch.save_file(
-        {name: 2 * x if name in names else x for name, x in weights.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    return folder
+    return altered(tmp_path / "louder", "final_layer_norm", lambda x: 2 * x)
 
 
 def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
@@ -184,6 +205,41 @@ def test_a_known_change_is_found_token_by_token(repsim, newest, louder):
     assert first[6] == first[7]  # twice the logits rank the tokens alike
     assert len(found["tokens that change most"]["rows"]) == 2 * 3
     assert len(found["texts that change most"]["rows"]) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("base", "zeros"),
+    [("tiny_a", 300), ("some", 300), pytest.param("some", None, marks=pytest.mark.drawn)],
+)
+def test_rows_of_zeros_are_left_out_and_listed(repsim, newest, tmp_path, base, zeros):
+    """Embeddings of zeros, of some tokens or of all, in the base or in the other model."""
+    folder = altered(tmp_path / "some", "embed_in", lambda x: torch.cat([0 * x[:zeros], x[len(x[:zeros]) :]]))
+    words = (*SHORT[:-1], f"base={base}", "model=[tiny_a]", f"+model.some={{kind: transformers, path: {folder}}}")
+    code, _, err = repsim("run", "-q", *words, "extract.hook_points=[embed,resid_post]", "figures=all")
+    assert code == 0, err
+    assert "NaN" not in (newest() / "results.json").read_text()
+    found = recorded(newest())
+    other = "some" if base == "tiny_a" else "tiny_a"
+    relative, cosine = (matrix(newest(), kind, other) for kind in (RELATIVE, COSINE))
+    empty = np.isnan(cosine[0])
+    assert empty.all() if zeros is None else 0 < empty.sum() < len(empty)
+    assert not np.isnan(cosine[1:]).any()
+    np.testing.assert_array_equal(np.isnan(relative[0]), empty & (base == "some"))
+    said = f"{empty.sum():,} of {cosine.size:,} cells without a value: a row of zeros has no direction"
+    assert f"{COSINE}: {said}" in found["warnings"]
+    listed = {row[0]: row for row in found["tables"]["cells without a value"]["rows"] if row[0] in (RELATIVE, COSINE)}
+    assert set(listed) == ({RELATIVE, COSINE} if base == "some" else {COSINE})
+    assert listed[COSINE][1:] == [
+        base, other, "embed", "embed", f"{empty.sum():,} of {len(empty):,} tokens: a row of zeros has no direction"
+    ]  # fmt: skip
+    mean = found["curves"][f"{COSINE}, {other}"]["lines"]["mean over tokens"]
+    assert mean == [
+        None if zeros is None else pytest.approx(cosine[0][~empty].mean()),
+        *map(pytest.approx, cosine[1:].mean(1)),
+    ]
+    assert all(row[2] is not None for row in found["tables"]["tokens that change most"]["rows"])
+    if zeros is None:
+        assert "hatched: no value" in (newest() / "figures" / "relative-difference-all.svg").read_text()
 
 
 def test_skipped_places_are_left_out(repsim, newest):

@@ -203,6 +203,7 @@ def test_what_a_coupling_keeps():
     assert not is_permutation(np.array([[0.5, 0], [0.5, 0]]))
 
 
+GAP = float("nan")
 SHIFTS = {"base": [0.1, 0.02, 0.05], "tuned": [0.1, 0.2, 1.6]}
 
 
@@ -216,6 +217,13 @@ SHIFTS = {"base": [0.1, 0.02, 0.05], "tuned": [0.1, 0.2, 1.6]}
         (fine_tuning_shifts_distances, {"base": [0.1]}, "base", "not testable here", None),
         (distances_shift_late, SHIFTS, "base", "not testable here", 1.0),
         (distances_shift_late, {"base": [0.1], "tuned": [0.1, 0.2]}, "base", "not testable here", None),
+        # without a value at some layers, or of the base
+        (base_distances_stay, {**SHIFTS, "base": [GAP, GAP, 0.05]}, "base", "holds", 0.05),
+        (base_distances_stay, {**SHIFTS, "base": [GAP] * 3}, "base", "not testable here", None),
+        (base_distances_stay, {"tuned": [0.1]}, "base", "not testable here", None),
+        (fine_tuning_shifts_distances, {"base": [0.1, GAP], "tuned": [GAP, 1.6]}, "base", "holds", 1.5),
+        (distances_shift_late, {"tuned": [GAP, 0.1, 0.3, 0.2]}, "base", "not testable here", 0.75),
+        (distances_shift_late, {"tuned": [GAP, GAP, 0.3, 0.2]}, "base", "not testable here", None),
     ],
 )
 def test_claims_on_distances(claim, by_model, base, verdict, value):
@@ -371,12 +379,67 @@ def test_a_claim_on_a_view_that_was_not_made(repsim, newest, tmp_path):
     assert sum(claim["name"] == "couplings_are_not_the_identity" for claim in found["claims"]) == 2
 
 
-def test_a_constant_layer_is_named(repsim, tmp_path):
-    np.savez(tmp_path / "stored.npz", h0=rows(20, 4).numpy(), h1=np.ones((20, 4)))
-    words = (*OWN, "model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'stored.npz'}}}", "extract.rows=20")
-    code, _, err = repsim("run", *words)
+@pytest.mark.parametrize("constant", ["h0", pytest.param("h2", marks=pytest.mark.drawn), "h4"])
+def test_a_constant_layer_is_left_out_and_listed(repsim, newest, tmp_path, constant):
+    names = [f"h{i}" for i in range(5)]
+    for model, flat in (("m", constant), ("other", None)):
+        layers = {name: np.ones((20, 4)) if name == flat else rows(20, 4, i).numpy() for i, name in enumerate(names)}
+        np.savez(tmp_path / f"{model}.npz", **layers)
+    words = [*OWN, "model=[]", "extract.rows=20"]
+    words += [f"+model.{x}={{kind: precomputed, path: {tmp_path / x}.npz}}" for x in ("m", "other")]
+    code, _, err = repsim("run", "-q", *words, f"claims=[{','.join(CLAIMS)}]", "base=m", "figures=all")
+    assert code == 0, err
+    found = json.loads((newest() / "results.json").read_text())
+    assert "NaN" not in (newest() / "results.json").read_text()
+    why = f"{constant} of 'm': all rows are equal, got a constant representation; drop this layer or change the data"
+    views = ("histograms", "neighbours", "couplings")
+    assert found["tables"]["cells without a value"]["rows"] == [
+        [view, "m", "m", constant, constant, why] for view in views
+    ]
+    for view in views:
+        assert f"{view}: 1 of 10 layers without a value: {constant} of 'm': all rows are equal" in found["warnings"]
+    # histograms: a gap there, and after it; the other layers are as they are without it
+    counts = np.load(newest() / found["matrices"]["histograms of m"]["values"])
+    assert np.isnan(counts).all(1).tolist() == [name == constant for name in names]
+    gaps = [constant in pair for pair in itertools.pairwise(names)]
+    assert [x is None for x in found["curves"]["KL from previous layer, m"]["lines"]["KL"]] == gaps
+    shown = [line for line in table(found, "distances") if line["model"] == "m"]
+    assert [line["mean"] is None for line in shown] == [name == constant for name in names]
+    kept = [torch.from_numpy(np.load(tmp_path / "m.npz")[name]) for name in names if name != constant]
+    np.testing.assert_array_equal(counts[~np.isnan(counts).any(1)], counted(kept, 50, "none").counts[0])
+    # neighbours and couplings: of the other layers
+    assert found["matrices"]["neighbours of m"]["rows"]["layers"] == [name for name in names if name != constant]
+    pairs = {
+        (x["rows"]["model"], x["columns"]["model"])
+        for x in found["matrices"].values()
+        if x["about"].get("model") == "m"
+    }
+    assert len(pairs) == 5
+    assert constant not in {name for pair in pairs for name in pair}
+    assert {claim["name"]: claim["verdict"] for claim in found["claims"]}[
+        "fine_tuning_shifts_distances"
+    ] != "not testable here"
+    for name in ("histograms-00-m", "neighbours-00-m", "couplings-00-m") if constant == "h2" else ():
+        (file,) = (newest() / "figures").glob(f"{name}*.svg")
+        assert "hatched: no value" in file.read_text() or f"no value: {constant}" in file.read_text()
+
+
+def test_a_model_without_two_layers_is_left_out_and_a_run_of_none_fails(repsim, newest, tmp_path):
+    flat = np.ones((20, 4))
+    np.savez(tmp_path / "m.npz", h0=rows(20, 4).numpy(), h1=flat, h2=flat)
+    np.savez(tmp_path / "other.npz", h0=rows(20, 4).numpy(), h1=rows(20, 4, 1).numpy())
+    words = (*OWN, "model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'm.npz'}}}", "extract.rows=20")
+    code, _, err = repsim("run", "-q", *words)
     assert code == 1
-    assert "h1 of 'm': all rows are equal, got a constant representation; drop this layer" in err
+    assert "options: no view has a value for two layers, got h1 of 'm': all rows are equal; h2 of 'm'" in err
+    both = (*words, f"+model.other={{kind: precomputed, path: {tmp_path / 'other.npz'}}}")
+    code, _, err = repsim("run", "-q", *both, f"claims=[{','.join(CLAIMS)}]", "base=m")
+    assert code == 0, err
+    found = json.loads((newest() / "results.json").read_text())
+    assert {x["rows"]["model"] for name, x in found["matrices"].items() if "coupling" not in name} == {"other"}
+    named = (*both, "+options.couplings={pairs: [[h0, h1]]}", "+options.histograms=null", "+options.neighbours=null")
+    assert repsim("run", "-q", *named)[0] == 0
+    assert "extract.hook_points, model" not in err
     assert "extract.rows: a batch needs 30 rows, got 20; raise" in repsim("run", *words, "+options.batch=30")[2]
 
 
