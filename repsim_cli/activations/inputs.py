@@ -1,7 +1,7 @@
 """The input of each live model of a run, and whether all of them see the same rows."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
 from repsim_cli.data.words import check_offsets
 from repsim_cli.models.shapes import Vocabulary
-from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords, Sentence, Source
+from repsim_cli.models.source import AnySource, Precomputed, PrecomputedIds, PrecomputedWords, Sentence, Source
 
 NAMED = 5  # ids in a message
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning
@@ -143,13 +143,14 @@ def paired(
     warn: Callable[[str], None],
 ) -> list[Reading]:
     """The readings, with stored activations of words in the order of the run's sentences, and those with ids in the
-    order of the run's ids: those of the data, or of the first file.
+    order of the run's ids: those of the data, or of the first file. Rows of a document follow each other.
 
-    Raises BadInput with the first sentence that a file lacks, or that has a different number of words there, and with
-    the ids of examples that a file lacks. Without examples, the ids that all files have are taken; warn says which some
-    file lacks.
+    Raises BadInput with the first sentence that a file lacks, or that has a different number of words there, with the
+    ids of examples that a file lacks, and with a row that belongs to different documents. Without examples, the ids
+    that all files have are taken; warn says which some file lacks.
     """
     readings = _by_id(readings, sequences, data, extract, warn)
+    readings = readings if sequences else _by_document(readings)
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     if not stored:
         return list(readings)
@@ -213,6 +214,48 @@ def _by_id(
         if surplus := [each for each in source.ids if each not in anywhere]:
             warn(f"model.{label}: rows are left out whose ids {whose}: {_listed(surplus)}")
     return [replace(r, source=keyed[r.label].ordered(wanted)) if r.label in keyed else r for r in readings]
+
+
+def _by_document(readings: Sequence[Reading]) -> list[Reading]:
+    """The readings of stored rows, moved so that those of a document follow each other, in their order in the file."""
+    documents = documents_of(readings)
+    if documents is None:
+        return list(readings)
+    first = {each: number for number, each in reversed(list(enumerate(documents)))}
+    begins = np.array([first[each] for each in documents])
+    if (np.diff(begins) >= 0).all():
+        return list(readings)
+    wanted = np.argsort(begins, kind="stable")
+    return [replace(reading, source=_moved(reading.source, wanted)) for reading in readings]
+
+
+def _moved(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
+    """These rows of stored activations; those without ids have their numbers as such."""
+    assert isinstance(source, Precomputed)
+    if not isinstance(source, PrecomputedIds):
+        numbered = [str(number) for number in range(source.rows)]
+        source = PrecomputedIds(**{each.name: getattr(source, each.name) for each in fields(Precomputed)}, ids=numbered)
+    return source.ordered([source.ids[number] for number in wanted])
+
+
+def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
+    """The document of every stored row, of rows in the order of the run; None where no file says so.
+
+    Raises BadInput where two files disagree.
+    """
+    stored = [reading for reading in readings if isinstance(reading.source, Precomputed)]
+    known = {r.label: r.source.documents for r in stored if r.source.documents is not None}
+    if not known:
+        return None
+    (first, documents), *others = known.items()
+    for label, other in others:
+        if len(other) == len(documents) and list(other) != list(documents):
+            row = next(i for i, both in enumerate(zip(documents, other, strict=True)) if both[0] != both[1])
+            raise BadInput(
+                f"model.{label}.documents: they differ from those of '{first}', got '{other[row]}' for "
+                f"'{documents[row]}' in row {row}; write the same documents"
+            )
+    return documents
 
 
 def _listed(ids: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import tempfile
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -38,6 +39,7 @@ def compare(  # noqa: PLR0913 - the public interface
     rows: str = "auto",
     maps: str = "flattened",
     forward: Forward | None = None,
+    documents: Sequence[Any] | None = None,
     significance: str = "none",
     device: str = "cpu",
     batch_size: int = 8,
@@ -64,7 +66,10 @@ def compare(  # noqa: PLR0913 - the public interface
     maps: of modules, how outputs with positions become rows: `flattened` or `pooled` (the mean over positions) to a row
         per item, or `positions`, each a row.
     forward: of modules, forward(module, batch) for signatures other than module(batch).
-    significance: a name of `repsim list significance`.
+    documents: of arrays and modules, the document of each row, of modules of each item: rows of a document depend on
+        each other. Texts are documents themselves, and stored files can hold theirs beside their rows.
+    significance: a name of `repsim list significance`. Of arrays and modules it needs `documents`, or the setting
+        {"significance.clusters": "row"}: all rows are independent.
     device: of the models and of the similarity.
     batch_size: texts or sequences per forward pass.
     seed: of the sample and the permutations.
@@ -88,16 +93,18 @@ def compare(  # noqa: PLR0913 - the public interface
                 raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")
         if forward is not None and not callable(forward):
             raise BadInput(f"forward: not callable, got {str(forward)!r:.40}; use lambda module, batch: module(...)")
-        kept = _modules(given, data, layers, forward, maps, batch_size)
+        kept = _modules(given, data, layers, forward, maps, documents, batch_size)
         entries = {label: model_entry(label, kept.get(label, model)) for label, model in given.items()}
+        if documents is not None:
+            entries |= {label: _with_documents(label, entries[label], documents) for label in entries.keys() - kept}
         if kept:
             _check_batches(entries, kept, data)
             data = None
         config = configuration(entries, data, measures, rows, significance, settings, layers, device, batch_size, seed)
-        if kept and maps == "positions" and config["significance"]["method"] != "none":
+        if kept and maps == "positions" and config["significance"]["clusters"] == "row":
             raise BadInput(
-                "significance: positions of one input are no independent rows, got maps='positions'; use maps='pooled' "
-                "or 'flattened'"
+                "significance.clusters: positions of one input depend on each other, got row with maps='positions'; "
+                "give documents=[...], one of each input, or use maps='pooled' or 'flattened'"
             )
         checked = validate(config)
         if checked.keys.dry_run:
@@ -141,7 +148,13 @@ def _held() -> Any:
 
 
 def _modules(
-    models: Mapping[str, Any], data: Any, layers: Sequence[str], forward: Forward | None, maps: Any, batch_size: int
+    models: Mapping[str, Any],
+    data: Any,
+    layers: Sequence[str],
+    forward: Forward | None,
+    maps: Any,
+    documents: Sequence[Any] | None,
+    batch_size: int,
 ) -> dict[str, Precomputed]:
     """The activations of torch modules on batches, by label; of none where no module reads batches.
 
@@ -162,7 +175,16 @@ def _modules(
     if isinstance(data, list | tuple) and any(isinstance(each, DataLoader) for each in data):
         raise BadInput(f"data: one DataLoader, got {len(data)} in a list; give one that has all batches")
     batches = [data] if isinstance(data, Tensor | np.ndarray) else data
-    return models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps)
+    return models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps, documents=documents)
+
+
+def _with_documents(label: str, entry: dict[str, Any], documents: Sequence[Any]) -> dict[str, str]:
+    """The entry of stored rows that belong to these documents. Raises BadInput for a model that runs."""
+    stored = bind_model(label, entry)
+    if not isinstance(stored, Precomputed):
+        raise BadInput(f"documents: of arrays and modules, got '{label}', whose texts are its documents; drop them")
+    told = models_in_memory.one_each(documents, stored.rows, f"rows of '{label}'")
+    return models_in_memory.hold(replace(stored, documents=told))
 
 
 def _check_batches(entries: Mapping[str, dict[str, Any]], kept: Collection[str], data: Any) -> None:

@@ -328,8 +328,10 @@ class Significance:
     permutations: how many pairings are drawn; the same ones for all layers.
     clusters: which rows depend on each other. `document`: those of one document, so that segments of equal length trade
         places, one per document; with the estimate `full` the sample then consists of whole sequences. `row`: none.
-    family: how p values are corrected for the cells of a map (the layers of two models). `max_t`: step-down, from the
-        joint permutation null. `holm`: without it. `auto`: `max_t` with permutations, `holm` in closed form.
+    family: how p values are corrected for many cells. `max_t`: step-down, from the joint permutation null. `holm`:
+        without it. `auto`: `max_t` with permutations, `holm` in closed form.
+    family_of: the cells that p values are corrected for. `map`: those of two models. `run`: those of all models of the
+        run under the measure, so that a figure of all models has no false cell, but in a share alpha of runs.
     alpha: the level of the calibrated score; figures cross out cells with a larger corrected p.
     jackknife: standard errors of normalised inner products (CKA) on one sample, with the estimate `full`.
     bands: confidence intervals from the t distribution over batches.
@@ -342,6 +344,7 @@ class Significance:
     permutations: Annotated[int, Field(ge=19, le=10**6)] = 199
     clusters: Literal["document", "row"] = "document"
     family: Literal["auto", "max_t", "holm"] = "auto"
+    family_of: Literal["map", "run"] = "map"
     alpha: Fraction = 0.05
     jackknife: bool = False
     bands: bool = False

@@ -110,6 +110,8 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
             yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {numbers['values']:.3f}"
             if measured.null is not None:
                 yield f"      {_judged(measured.null, numbers)}"
+                if needed := measured.null.get("permutations_for_q"):
+                    yield f"      q is left out, as it cannot be small: significance.permutations={needed} would do"
             chance = result.chance(first, second, measured.label)
             if chance is not None and measured.null is not None:
                 level, share = f"{chance.low:.3f} to {chance.high:.3f}", f"{100 * measured.null['alpha']:g} %"

@@ -80,6 +80,7 @@ class Content:
                 if isinstance(source, PrecomputedWords):
                     words = [sentence.text for sentence in source.sentences]
                 arrays = {"arrays": identity["weights_hash"], "names": source.names, "words": words}
+                arrays |= {} if source.documents is None else {"documents": digest([np.array(source.documents)])}
                 return key({"code": reader.key, **arrays})
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 

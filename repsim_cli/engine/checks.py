@@ -7,11 +7,11 @@ from typing import TypeVar
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.base.settings import Extract, Group
+from repsim_cli.base.settings import Extract, Group, Significance
 from repsim_cli.engine.estimates import check_estimate
 from repsim_cli.engine.grouped import check_metrics
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import AnySource
+from repsim_cli.models.source import AnySource, PrecomputedWords, Source
 from repsim_cli.runs.results import Run
 
 T = TypeVar("T")
@@ -96,6 +96,18 @@ def warn_of_few_rows(
     for name, bound in measures.items():
         if bound.card.width_limit and wide:
             run.warn(f"{name}: {rows} rows for {wide.width} features ({wide}); {bound.card.width_limit}")
+
+
+def check_documents(significance: Significance, models: Mapping[str, AnySource]) -> None:
+    """Raises BadInput where a test needs to know which stored rows depend on each other, and nothing says so."""
+    tested = significance.method != "none" or significance.jackknife
+    told = [isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values()]
+    if tested and significance.clusters == "document" and not any(told):
+        raise BadInput(
+            f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each other, got "
+            "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "
+            "or declare the rows independent with significance.clusters=row"
+        )
 
 
 def check_groups(

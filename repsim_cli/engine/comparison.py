@@ -1,5 +1,6 @@
 """What is compared with what: every layer with every layer, by which measures, on which rows, against which chance."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,6 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from repsim_cli.activations.inputs import documents_of
 from repsim_cli.activations.places import row_beginnings, row_documents, rows_of
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import row_numbers
@@ -16,12 +18,19 @@ from repsim_cli.base.settings import WORDS, Extract, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import most_rows
-from repsim_cli.engine.checks import check_measure, check_rows, check_targets, suitable, warn_of_few_rows
+from repsim_cli.engine.checks import (
+    check_documents,
+    check_measure,
+    check_rows,
+    check_targets,
+    suitable,
+    warn_of_few_rows,
+)
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.study import OfMeasures
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure
-from repsim_cli.models.source import PrecomputedWords
+from repsim_cli.models.source import Precomputed, PrecomputedWords
 from repsim_cli.runs.results import Run
 
 STAYING = 0.05  # of the rows in place under random orders: more gives a warning
@@ -57,16 +66,24 @@ def clusters_of(
     extract: Extract,
     total: int,
 ) -> Clusters:
-    """By `significance.clusters`; rows of stored arrays are independent of each other, but for words of sentences."""
+    """By `significance.clusters`. Sentences are the documents of stored words; of other stored rows a file names them,
+    or nothing is tested."""
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
-    if significance.clusters == "row" or not (sequences or stored):
+    told = documents_of(readings)
+    if significance.clusters == "row" or not (sequences or stored or told):
         return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None)
     if sequences:
         given = next(iter(sequences.values()))
         documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
         whole = rows_of(given, extract)
+        if told and len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
+            raise BadInput(
+                "significance.clusters: rows that the texts count as independent share one of the stored `documents`, "
+                "got document; drop these, or set significance.clusters=row"
+            )
     else:
-        whole = np.array([sentence.words for sentence in stored[0]])
+        lengths = Counter(told).values() if told else [sentence.words for sentence in stored[0]]
+        whole = np.array(list(lengths))
         documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
         beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
     sampled = significance.method == "permutation" and (whole > 1).any()
@@ -203,9 +220,12 @@ def comparison_of(
         judging.check_measure(significance, bound)
 
     measures, skipped = suitable(given["measure"], check, skip_unsuitable)
-    check_targets(targets, extraction.models)
-    stored = any(isinstance(source, PrecomputedWords) for source in extraction.models.values())
+    models = extraction.models
+    check_targets(targets, models)
+    stored = any(isinstance(source, PrecomputedWords) for source in models.values())
     several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))
+    stored |= any(isinstance(source, Precomputed) and source.documents is not None for source in models.values())
+    check_documents(significance, models)
     judging.check(significance, extract.estimate, (several or stored) and significance.clusters == "document")
     judging.check_family(significance, [len(reading.layers) for reading in extraction.readings])
     comparison = extraction.extended(

@@ -1,11 +1,12 @@
-"""p values corrected for the cells of a map: family-wise, and as the false discovery rate."""
+"""p values corrected for the cells of a map, or of all maps of a run: family-wise, and as the false discovery rate."""
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import scipy
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.measures import Card
@@ -13,37 +14,67 @@ from repsim_cli.measures.inner import (
     Matrix,
 )
 
+Family = Bool[Tensor, "r r"]  # which cells are corrected for each other
+
+
+def families(tested: Matrix, card: Card, places: Sequence[slice], of: str) -> list[Family]:
+    """The cells that are corrected for each other: of every two models, or those of the whole run (`of` is `run`).
+
+    Each pair of layers counts once. A layer with itself is no test. places: where the layers of each model stand.
+    """
+    maps: list[Family] = []
+    finite = tested.isfinite().cpu()
+    for (i, row), (j, column) in itertools.product(enumerate(places), repeat=2):
+        cells = torch.zeros_like(finite)
+        cells[row, column] = finite[row, column]
+        cells.fill_diagonal_(False)
+        if card.symmetric:
+            cells = cells.triu() if j >= i else torch.zeros_like(cells)
+        if cells.any():
+            maps.append(cells)
+    return [torch.stack(maps).any(0)] if of == "run" and maps else maps
+
 
 def corrected(
-    p: Matrix, tested: Matrix, null: Float[Tensor, "k r r"] | None, card: Card, places: Sequence[slice]
+    p: Matrix, tested: Matrix, null: Float[Tensor, "k r r"] | None, card: Card, among: Sequence[Family]
 ) -> tuple[Matrix, Matrix]:
-    """p corrected for the cells of a map, that is, of the layers of two models: family-wise, and as the false discovery
-    rate at which a cell is counted as a discovery (Benjamini and Hochberg 1995).
+    """p corrected for the cells of each family: family-wise, and as the false discovery rate at which a cell is counted
+    as a discovery (Benjamini and Hochberg 1995).
 
-    null: for the step-down max-T; without it, Holm's correction. Each pair of layers counts once, and a layer with
-    itself, which is no test, keeps its p.
+    null: for the step-down max-T; without it, Holm's correction. A layer with itself keeps its p.
     """
     family, rate = p.clone(), p.clone()
     sign = 1 if card.larger_is_closer else -1
-    for (i, row), (j, column) in itertools.product(enumerate(places), repeat=2):
-        if card.symmetric and j < i:
-            continue
-        cells = tested[row, column].isfinite().cpu()
-        if i == j:
-            cells &= ~torch.eye(len(cells), dtype=torch.bool)
-            cells = cells.triu() if card.symmetric else cells
-        if not cells.any():
-            continue
-        raw = p[row, column][cells]
-        rate[row, column][cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
-        if null is None:
-            family[row, column][cells] = holm_adjusted(raw)
-        else:
-            family[row, column][cells] = max_t(sign * tested[row, column][cells], sign * null[:, row, column][:, cells])
-    if card.symmetric:
-        upper = torch.ones_like(p, dtype=torch.bool).triu()
-        family, rate = (torch.where(upper, half, half.mT) for half in (family, rate))
-    return family, rate
+    for cells in among:
+        raw = p[cells]
+        rate[cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
+        family[cells] = holm_adjusted(raw) if null is None else max_t(sign * tested[cells], sign * null[:, cells])
+    return (mirrored(family), mirrored(rate)) if card.symmetric else (family, rate)
+
+
+def mirrored(upper: Matrix) -> Matrix:
+    return torch.where(torch.ones_like(upper, dtype=torch.bool).triu(), upper, upper.mT)
+
+
+def permutations_needed(cells: int, alpha: float) -> int:
+    """The fewest permutations with which the smallest of so many p values can be alpha after Holm's correction or
+    Benjamini's and Hochberg's, whatever the others are.
+
+    >>> permutations_needed(144, 0.05)
+    2879
+    """
+    return math.ceil(cells / alpha - 1e-9) - 1
+
+
+def without(values: Matrix, left_out: Sequence[Family], places: Sequence[slice], card: Card) -> Matrix | None:
+    """The same without the maps that have a cell in these families; None where nothing is left."""
+    kept = values.clone()
+    for cells in left_out:
+        for row, column in itertools.product(places, repeat=2):
+            if cells[row, column].any():
+                kept[row, column] = torch.nan
+    kept = mirrored(kept) if card.symmetric else kept
+    return kept if left_out == [] or kept.isfinite().any() else None
 
 
 def holm_adjusted(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:

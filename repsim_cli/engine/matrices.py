@@ -274,10 +274,11 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
     for label, matrix in matrices.items():
         measure = comparison.measures[label]
         judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
-        if judged.null is not None and judged.null.get("skewed"):
+        if judged.null is not None and judged.null.get("heavy"):
             run.warn(
-                f"significance: {label}: the null of {judged.null['skewed']} of {matrix.values.numel()} cells is too "
-                "skewed for the closed form, whose p values there may be off by 0.6; use significance=permutation"
+                f"significance: {label}: few rows hold most of the variance, so that the closed form does not know the "
+                f"tail of the null: p_family and q are not given for {judged.null['heavy']} of "
+                f"{judged.null['families']} families of cells, where p may be off; use significance=permutation"
             )
         extra: dict[str, Any] = {
             "se": matrix.statistics.get("se", matrix.se),

@@ -24,6 +24,7 @@ def card_record(measure: Measure) -> dict[str, Any]:
 
 
 UNTESTED = "no test or error: some batch, random pairing or sample without it leaves the measure undefined"
+CORRECTED = ("p_family", "q")  # not given for every map
 CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
 
 
@@ -53,7 +54,8 @@ def measure_record(
     if not (np.isfinite(values) ^ lacking)[kept].all():
         raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
     beside = {key: np.where(lacking, np.nan, part) for key, part in beside.items()}
-    untested = np.isnan([values, *beside.values()]).any(0) & ~lacking & kept
+    everywhere = [part for key, part in beside.items() if key not in CORRECTED]
+    untested = np.isnan([values, *everywhere]).any(0) & ~lacking & kept
     why = {**matrix.undefined, **{(i, j): UNTESTED for i, j in np.argwhere(untested).tolist()}}
     if untested.any():
         run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
@@ -67,7 +69,9 @@ def measure_record(
                 continue
             stem = slug(label, f"{i:02d}", f"{j:02d}", row.label, column.label)
             run.without_value += listed(label, row, column, places[i], places[j], why)
-            files = {key: run.write_array(slug(stem, key), part[block]) for key, part in beside.items()}
+            given = {key: part[block] for key, part in beside.items()}
+            given = {key: part for key, part in given.items() if key not in CORRECTED or not np.isnan(part).all()}
+            files = {key: run.write_array(slug(stem, key), part) for key, part in given.items()}
             cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
             matrices.append(
                 Matrix(

@@ -21,7 +21,7 @@ from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.closed_null import standardised, tail
-from repsim_cli.engine.corrections import corrected
+from repsim_cli.engine.corrections import corrected, families, permutations_needed, without
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.one_by_one import pairs
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics, all_pairs
@@ -42,7 +42,7 @@ from repsim_cli.measures.inner import (
 )
 
 TOGETHER = 8  # permutations in a tiled pass
-SKEWED = 3.0  # skewness of a null above which p values in closed form cause a warning
+SKEWED, HEAVY = 3.0, 5.0  # skewness and heaviness of a null above which the closed form does not know its tail
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
 
 
@@ -90,7 +90,7 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
 
 
 def check_family(settings: Significance, layers: Sequence[int]) -> None:
-    """Raises BadInput where Holm's correction of the largest map cannot reach alpha with so few permutations.
+    """Raises BadInput where Holm's correction of the largest family cannot reach alpha with so few permutations.
 
     layers: of each model.
     """
@@ -98,12 +98,14 @@ def check_family(settings: Significance, layers: Sequence[int]) -> None:
         return
     first, second = [*sorted(layers, reverse=True), 0][:2]
     cells = max(first * second, first * (first - 1) // 2)
-    needed = math.ceil(cells / settings.alpha) - 1
+    if settings.family_of == "run":
+        cells = sum(layers) * (sum(layers) - 1) // 2
+    needed = permutations_needed(cells, settings.alpha)
     if settings.permutations < needed:
         raise BadInput(
             f"significance.permutations: Holm's correction of {cells} cells cannot reach "
             f"{settings.alpha:g} with p values of at least 1/{settings.permutations + 1}, got "
-            f"{settings.permutations}; give at least {needed}, or use significance.family=max_t"
+            f"{settings.permutations}; give at least {needed:d}, or use significance.family=max_t"
         )
 
 
@@ -181,7 +183,8 @@ def drawn(
 class Judged(NamedTuple):
     """The significance of all values of a measure.
 
-    p: under the null that rows are paired at random. p_family, q: p corrected for the cells of the map of two models.
+    p: under the null that rows are paired at random. p_family, q: p corrected for the cells of the map of two models,
+        or of all maps; NaN in maps where they cannot be small or not be known.
     calibrated: the score above chance, in [0, 1].
     tested: the values that p and calibrated refer to, if not those of all rows.
     chance: the value that a share alpha of random pairings are at least as close as.
@@ -210,13 +213,20 @@ def judge(
     """
     observed, card = matrix.statistics, measure.card
     holm = settings.method == "closed_form" or settings.family == "holm"
+    null: dict[str, Any]
     if settings.method == "closed_form":
         root = math.sqrt(matrix.batches)
         skewness = observed["skewness"].masked_fill(matrix.values.isnan(), torch.nan) / root
+        heaviness = observed["heaviness"] / matrix.batches
+        p = tail(observed["z"] * root, skewness, heaviness)
+        among = families(matrix.values, card, places, settings.family_of)
+        family, rate = corrected(p, matrix.values, None, card, among)
+        unknown = (skewness > SKEWED) | (heaviness > HEAVY)
+        left_out = [cells for cells in among if (unknown.cpu() & cells).any()]
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
-        null["skewed"] = int((skewness > SKEWED).sum())
-        p = tail(observed["z"] * root, skewness)
-        return Judged(p, *corrected(p, matrix.values, None, card, places), null=null)
+        null |= {"family_of": settings.family_of, "families": len(among), "heavy": len(left_out)}
+        family, rate = (without(values, left_out, places, card) for values in (family, rate))
+        return Judged(p, family, rate, null=null)
     if segments is not None:
         null = {
             "method": "permutation",
@@ -232,9 +242,16 @@ def judge(
         p = p_values(tested, drawn_values, card)
         calibration = calibrated(tested, drawn_values, card, settings.alpha)
         chance = chance_level(tested, drawn_values, card, settings.alpha)
+        among = families(tested, card, places, settings.family_of)
+        family, rate = corrected(p, tested, None if holm else drawn_values, card, among)
+        needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
+        few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
+        null |= {"family_of": settings.family_of, "families": len(among)}
+        null |= {"permutations_for_q": max(needed)} if few else {}
         return Judged(
             p,
-            *corrected(p, tested, None if holm else drawn_values, card, places),
+            family,
+            without(rate, few, places, card),
             calibrated=calibration.masked_fill(tested.isnan(), torch.nan),
             tested=tested if segments.share < 1 else None,
             chance=chance.masked_fill(tested.isnan(), torch.nan),

@@ -73,10 +73,13 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         cells = np.full((ends[-1], ends[-1]), np.nan)
         for matrix in measured.matrices:
             i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
-            block = run.array(getattr(matrix, quantity))
+            file = getattr(matrix, quantity)
+            block = (
+                np.full((len(layers[models[i]]), len(layers[models[j]])), np.nan) if file is None else run.array(file)
+            )
             cells[ends[i] : ends[i + 1], ends[j] : ends[j + 1]] = block
             if measured.card["symmetric"]:
-                cells[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = block.T
+                cells[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = np.transpose(block)
         return cells
 
     raw = joined("values")
@@ -190,7 +193,8 @@ def _pair(
     ]
     cells = np.ix_(*orders)
     values = run.array(matrix.values)[cells]
-    p = run.array(file)[cells] if measured.null and (file := getattr(matrix, tested(measured.null)[0])) else None
+    file = getattr(matrix, tested(measured.null)[0]) if measured.null else None
+    p = run.array(file)[cells] if file else np.full(values.shape, np.nan) if measured.null else None
     down, across = (
         [side.layers[i] for i in order] for side, order in zip((matrix.rows, matrix.columns), orders, strict=True)
     )
@@ -207,11 +211,14 @@ def _pair(
 
 
 FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}
+OF = {"map": "per map of two models", "run": "over all maps of the run"}
 
 
 def tested(null: Mapping[str, Any]) -> tuple[str, str]:
-    """Which p values cross out cells, and how they are corrected for the cells of a map, where the run did so."""
-    return ("p_family", FAMILY[null["family"]]) if "family" in null else ("p", "uncorrected")
+    """Which p values cross out cells, and for which cells they are corrected, where the run did so."""
+    if "family" not in null:
+        return "p", "uncorrected"
+    return "p_family", f"{FAMILY[null['family']]}, {OF[null.get('family_of', 'map')]}"
 
 
 SAMPLED = {
@@ -240,14 +247,15 @@ def _measured(
     card, estimate = measured.card, measured.estimate
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     alpha = measured.null["alpha"] if p is not None and measured.null else 1.0
-    chance = np.zeros(values.shape, bool) if p is None else p > alpha
+    chance = np.zeros(values.shape, bool) if p is None else ~(p <= alpha) & np.isfinite(values)
     _, said = by_block([*rows, *columns])
     parts = [
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
     treated = treatment(estimate.get("remedies", {}))
-    crosses = f" (×: p > {alpha:g}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
+    unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
+    crosses = f" (×: p > {alpha:g}{unknown}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
     return heatmap(
         values,
         by_block(rows)[0] if said else rows,

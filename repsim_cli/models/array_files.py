@@ -1,4 +1,5 @@
-"""Files with a named (n, d) array per layer, and with ids of the rows: which there are, and how rows are read."""
+"""Files with a named (n, d) array per layer, and with ids and documents of the rows: which there are, and how rows
+are read."""
 
 import json
 import os
@@ -52,11 +53,11 @@ def floats(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array.astype(np.float32, copy=False))
 
 
-# what may be ids: text and whole numbers
+# what may be ids or documents: text and whole numbers
 Ids = Mapping[str, Callable[[], Sequence[Any]]]
 
 
-IDS = ("ids", "id")
+IDS, DOCUMENTS = ("ids", "id"), ("documents", "document")
 
 
 def _open_npy(file: Path) -> tuple[Shapes, Reader, Ids]:
@@ -151,7 +152,7 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
             )
         elif pyarrow.types.is_integer(kind) or pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
             ids[name] = column.to_pylist
-        elif name in IDS:
+        elif name in (*IDS, *DOCUMENTS):
             shapes[name] = ((len(column),), str(kind))
     if not any(len(shape) > 1 for shape, _ in shapes.values()):
         names = table.column_names

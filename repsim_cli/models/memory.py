@@ -7,6 +7,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
@@ -129,6 +130,15 @@ def of_arrays(arrays: Mapping[str, Any]) -> Precomputed:
     )
 
 
+def one_each(documents: Sequence[Any], count: int, what: str) -> list[str]:
+    """As text. Raises BadInput where they are not as many as the rows or items."""
+    if isinstance(documents, str) or not isinstance(documents, Sequence | np.ndarray):
+        raise BadInput(f"documents: a list, got {type(documents).__name__}; give the document of each row")
+    if len(documents) != count:
+        raise BadInput(f"documents: one for each of {count} {what}, got {len(documents)}; give as many")
+    return [str(each) for each in documents]
+
+
 def of_modules(
     modules: Mapping[str, nn.Module],
     batches: Iterable[Any],
@@ -136,6 +146,7 @@ def of_modules(
     *,
     forward: Forward | None = None,
     maps: Maps = "flattened",
+    documents: Sequence[Any] | None = None,
 ) -> dict[str, Precomputed]:
     """What torch modules compute: the first `IN_MEMORY` bytes in memory, the rest on the disk, until they are let go.
 
@@ -148,6 +159,7 @@ def of_modules(
     forward: forward(module, batch), for other signatures; None: module(batch) or module(**batch).
     maps: of outputs (b, channels, height, width) and (b, places, features): a row per item, flattened or averaged over
         positions, or a row per position.
+    documents: of every item, that of all its rows.
     Raises BadInput for a layer that does not exist, does not run, runs twice, or gives no tensor.
     """
     rows: dict[str, _Rows] = {}
@@ -161,11 +173,11 @@ def of_modules(
             for batch in batches:
                 for label, module in modules.items():
                     with _naming(label):
-                        rows[label].add(_rows(module, batch, rows[label].names, forward, maps))
+                        rows[label].add(*_rows(module, batch, rows[label].names, forward, maps))
         kept = {}
         for label, module in modules.items():
             with _naming(label):
-                kept[label] = rows[label].kept(f"in memory, a {type(module).__name__}")
+                kept[label] = rows[label].kept(f"in memory, a {type(module).__name__}", documents)
     except BaseException:
         for each in rows.values():
             shutil.rmtree(each.folder, ignore_errors=True)
@@ -195,8 +207,11 @@ class _Rows:
         self.shapes = {name: (0, 0) for name in names}
         self.held: dict[str, list[np.ndarray]] = {name: [] for name in names}
         self.left = most
+        self.of_items: list[int] = []  # how many rows each item of the data has
 
-    def add(self, rows: Mapping[str, Float[np.ndarray, "n _"]]) -> None:
+    def add(self, rows: Mapping[str, Float[np.ndarray, "n _"]], items: int) -> None:
+        """items: of the batch."""
+        self.of_items += [len(rows[self.names[0]]) // max(items, 1)] * items
         self.left -= sum(x.nbytes for x in rows.values())
         for file, name in zip(self.files, self.names, strict=True):
             (count, width), (more, now) = self.shapes[name], rows[name].shape
@@ -212,8 +227,8 @@ class _Rows:
                 file.write(rows[name].data)
             self.hash.update(rows[name].data)
 
-    def kept(self, source: str) -> Precomputed:
-        """As stored activations, which are removed with this object."""
+    def kept(self, source: str, documents: Sequence[Any] | None) -> Precomputed:
+        """As stored activations, which are removed with this object. documents: of every item."""
         counts = sorted({count for count, _ in self.shapes.values()})
         if counts[0] == 0:
             raise BadInput("data: no batch was given, got none; give batches of inputs")
@@ -233,6 +248,9 @@ class _Rows:
             read=lambda name, part: torch.from_numpy(_joined(held[name], part)),
             identity=lambda: {"source": source, "weights_hash": digested},
         )
+        if documents is not None:
+            of_items = one_each(documents, len(self.of_items), "items")
+            made = replace(made, documents=np.repeat(of_items, self.of_items).tolist())
         weakref.finalize(made, shutil.rmtree, self.folder, ignore_errors=True)
         return made
 
@@ -282,8 +300,8 @@ def _undisturbed(module: nn.Module) -> Any:
 
 def _rows(
     module: nn.Module, batch: Any, names: Sequence[str], forward: Forward | None, maps: Maps
-) -> dict[str, Float[np.ndarray, "n d"]]:
-    """The rows of a batch, by layer."""
+) -> tuple[dict[str, Float[np.ndarray, "n d"]], int]:
+    """The rows of a batch, by layer, and the number of its items."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
@@ -319,7 +337,7 @@ def _rows(
                 f"layer '{name}': its first dimension is not the batch, got {tuple(seen[name].shape)} for {items} "
                 "items; choose another layer, or put the batch first"
             )
-    return {name: _as_rows(name, x, maps) for name, x in seen.items()}
+    return {name: _as_rows(name, x, maps) for name, x in seen.items()}, len(seen[names[0]])
 
 
 def _of_batch(batch: Any) -> str:

@@ -4,7 +4,7 @@ and of the ELMo tools, and the files of vLLM."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from repsim_cli.base.files import refusing
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import LARGEST, NotNegative
 from repsim_cli.data.files import existing, local
-from repsim_cli.models.array_files import FLOATS, IDS, OPENERS, Shapes, checked, natural
+from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, checked, natural
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.sentence_files import of_sentences, prompt_files, prompts_of, sentence_file
 from repsim_cli.models.source import Precomputed, PrecomputedIds
@@ -25,7 +25,12 @@ AT_ONCE = 2**30  # bytes of a file that is read through before the run; of large
 
 @models.register("precomputed")
 def precomputed(
-    *, path: str, layers: list[str] | None = None, ids: str | None = None, layer_ids: list[NotNegative] | None = None
+    *,
+    path: str,
+    layers: list[str] | None = None,
+    ids: str | None = None,
+    documents: str | None = None,
+    layer_ids: list[NotNegative] | None = None,
 ) -> Precomputed:
     """Activations of your own: float arrays (n, d), one per layer, or per sentence one array of all layers.
 
@@ -37,6 +42,8 @@ def precomputed(
         `Dataset.save_to_disk`, or a folder of the .safetensors files that vLLM's extract_hidden_states writes.
     layers: the names of the arrays or columns, in the order of the layers; null: all, in natural order (h9 before h10).
     ids: the array or column of the ids, text or whole numbers; null: `ids` or `id`, where there is one.
+    documents: the array or column of the document that each row belongs to, text or whole numbers; null: `documents` or
+        `document`, where there is one. Rows of a document depend on each other (see `significance.clusters`).
     layer_ids: of files of vLLM, the eagle_aux_hidden_state_layer_ids that it was started with: 0 is the embeddings, 1
         the output of the first block, here `resid_post@0`.
     Example: repsim run model=[] +model.mine='{kind: precomputed, path: FILE}' extract.estimate=full
@@ -60,10 +67,8 @@ def precomputed(
         if file.suffix in (".hdf5", ".h5") and (archive := sentence_file(file)) is not None:
             return of_sentences(archive, layers)
         shapes, read, integers = OPENERS[file.suffix if file.is_file() else ".parquet"](file)
-    key = ids or next((name for name in IDS if name in integers), None)
-    if key is not None and key not in integers:
-        raise BadInput(f"ids: no array of text or whole numbers, got '{key}'; {did_you_mean(key, integers)}")
-    names = layers if layers is not None else sorted((name for name in shapes if name != key), key=natural)
+    key, belongs = _named("ids", ids, IDS, integers), _named("documents", documents, DOCUMENTS, integers)
+    names = layers if layers is not None else sorted((x for x in shapes if x not in (key, belongs)), key=natural)
     rows = _rows(path, names, shapes)
     with refusing(*broken):  # external storage that is missing, or a filter that is not installed
         for name in names:
@@ -82,7 +87,17 @@ def precomputed(
             with refusing(problem, got, "write the file again"):
                 x = read(name, slice(0, stored.rows))
             _check_finite(place, name, x)
+    if belongs is not None:
+        stored = replace(stored, documents=_one_a_row("documents", belongs, integers[belongs](), stored.rows))
     return stored if key is None else _with_ids(stored, key, integers[key]())
+
+
+def _named(what: str, name: str | None, usual: Sequence[str], integers: Ids) -> str | None:
+    """The array of ids or of documents. Raises BadInput where there is none of the name that was given."""
+    found = name or next((each for each in usual if each in integers), None)
+    if found is not None and found not in integers:
+        raise BadInput(f"{what}: no array of text or whole numbers, got '{found}'; {did_you_mean(found, integers)}")
+    return found
 
 
 def _rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
@@ -91,8 +106,9 @@ def _rows(path: str, names: Sequence[str], shapes: Shapes) -> int:
         if name not in shapes:
             raise BadInput(f"layers: no such array, got '{name}'; {did_you_mean(name, shapes)}")
         shape, kind = shapes[name]
-        if name in IDS and len(shape) < 2:
-            raise BadInput(f"ids: '{name}' must be text or whole numbers, got {kind} {shape}; write it as such")
+        if name in (*IDS, *DOCUMENTS) and len(shape) < 2:
+            what = "ids" if name in IDS else "documents"
+            raise BadInput(f"{what}: '{name}' must be text or whole numbers, got {kind} {shape}; write it as such")
         if len(shape) != 2 or 0 in shape or kind not in FLOATS:
             raise BadInput(
                 f"path: array '{name}' must be (n, d) of floats, got {kind} {shape}; write it in this form, or name "
@@ -119,13 +135,20 @@ def _check_finite(file: Path, name: str, x: Tensor) -> None:
 
 def _with_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedIds:
     """Raises BadInput where the ids are not one for each row, each once."""
-    if len(ids) != stored.rows:
-        raise BadInput(f"ids: '{key}' has another number of rows, got {len(ids)} for {stored.rows}; write one a row")
-    named = ["" if each is None else str(each) for each in ids]
-    if "" in named:
-        raise BadInput(f"ids: '{key}' must have an id for each row, got none for row {named.index('')}; fill it in")
+    named = _one_a_row("ids", key, ids, stored.rows)
     twice = next((each for each, count in Counter(named).items() if count > 1), None)
     if twice is not None:
         first, second = [number for number, each in enumerate(named) if each == twice][:2]
         raise BadInput(f"ids: '{key}' must differ between rows, got '{twice}' for rows {first} and {second}; drop one")
     return PrecomputedIds(**{f.name: getattr(stored, f.name) for f in fields(stored)}, ids=named)
+
+
+def _one_a_row(what: str, name: str, given: Sequence[Any], rows: int) -> list[str]:
+    """As text. Raises BadInput where a row has none."""
+    if len(given) != rows:
+        raise BadInput(f"{what}: '{name}' has another number of rows, got {len(given)} for {rows}; write one a row")
+    named = ["" if each is None else str(each) for each in given]
+    if "" in named:
+        one = {"ids": "an id", "documents": "a document"}[what]
+        raise BadInput(f"{what}: '{name}' must have {one} for each row, got none for row {named.index('')}; fill it in")
+    return named

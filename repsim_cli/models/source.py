@@ -146,13 +146,17 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Precomputed:
-    """Stored activations: `names` in layer order, each (rows, width) and read by slices."""
+    """Stored activations: `names` in layer order, each (rows, width) and read by slices.
+
+    documents: of every row, where that is known; rows of a document depend on each other.
+    """
 
     names: list[str]
     rows: int
     widths: list[int]
     read: Callable[[str, slice], Float[Tensor, "n d"]]
     identity: Callable[[], dict[str, Any]]
+    documents: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +186,8 @@ class PrecomputedIds(Precomputed):
             first = int(wanted.min())
             return self.read(name, slice(first, int(wanted.max()) + 1))[wanted - first]
 
-        return replace(self, ids=ids, rows=len(ids), read=read)
+        documents = None if self.documents is None else [self.documents[number] for number in numbers]
+        return replace(self, ids=ids, rows=len(ids), read=read, documents=documents)
 
 
 AnySource = Source | Precomputed

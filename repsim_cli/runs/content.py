@@ -63,7 +63,8 @@ class Matrix:
 
     values: the array's path.
     se, p, p_family, q, calibrated, tested, low, high: paths of arrays with one number per cell. p_family, q: p
-        corrected for the cells of this matrix, family-wise and as a false discovery rate.
+        corrected for the cells of this matrix, or of all, family-wise and as a false discovery rate; None where they
+        cannot be known, or cannot be small.
     n: the rows of data that the values rest on.
     details: further arrays by name.
     label, bounds: of the colour bar, where no measure says them.

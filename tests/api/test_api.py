@@ -262,8 +262,13 @@ def test_any_module(images):
     assert flat.manifest["facts"]["net"]["widths"] == [6 * 36, 6 * 36, 4 * 16, 2]
     places = repsim_cli.compare({"net": net}, images, measures=["cka"], layers=["first"], maps="positions")
     assert places.results.measures[0].estimate["rows_available"] == 40 * 36
-    with pytest.raises(BadInput, match="significance: positions of one input are no independent rows"):
-        repsim_cli.compare({"net": net}, images, maps="positions", layers=["first"], significance="permutation")
+    tested = {"layers": ["first"], "measures": ["cka"], "significance": "permutation"}
+    with pytest.raises(BadInput, match="significance.clusters: nothing says which rows of 'net' depend on each other"):
+        repsim_cli.compare({"net": net}, images, maps="positions", **tested)
+    with pytest.raises(BadInput, match="positions of one input depend on each other, got row with maps='positions'"):
+        repsim_cli.compare({"net": net}, images, maps="positions", settings={"significance.clusters": "row"}, **tested)
+    told = repsim_cli.compare({"net": net}, images, maps="positions", documents=range(40), **tested)
+    assert told.results.measures[0].null["segments"] == 40
     with pytest.raises(BadInput, match="data: one DataLoader, got 2 in a list"):
         repsim_cli.compare({"net": net}, [DataLoader(TensorDataset(images))] * 2)
 
@@ -457,7 +462,10 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     assert code == 0, err
     assert "  chance is not known here: --significance permutation tests it\n" in out
     assert repsim_cli.load(newest()).chance("a", "b") is None
-    code, out, err = repsim(*words, "--significance", "permutation")
+    code, _, err = repsim(*words, "--significance", "permutation")
+    assert code == 2
+    assert "or declare the rows independent with significance.clusters=row" in err
+    code, out, err = repsim(*words, "--significance", "permutation", "--set", "significance.clusters=row")
     assert code == 0, err
     result = repsim_cli.load(newest())
     chance = result.chance("b", "a", "cka_unbiased")

@@ -114,15 +114,16 @@ def refused(*_, **__):
     raise AssertionError("computed again")
 
 
+ROWS = {"clusters": "row"}
 RUNS = {
     "batches": (["cka", "procrustes"], {"estimate": "per_batch"}),
     "sums": (["cka_unbiased"], {"estimate": "ratio_of_sums", "significance": {"bands": True}}),
     "bands": (["cka"], {"estimate": "per_batch", "significance": {"bands": True}}),
     "one sample": (["cka", "svcca", "cycle_knn"], {}),
     "moments": (["mean_cca", "pwcca"], {"estimate": "moments"}),
-    "permutations": (["cka", "procrustes"], {"significance": {"method": "permutation", "permutations": 19}}),
-    "closed form": (["cka_unbiased"], {"significance": {"method": "closed_form"}}),
-    "jackknife": (["cka"], {"significance": {"jackknife": True}}),
+    "permutations": (["cka", "procrustes"], {"significance": {**ROWS, "method": "permutation", "permutations": 19}}),
+    "closed form": (["cka_unbiased"], {"significance": {**ROWS, "method": "closed_form"}}),
+    "jackknife": (["cka"], {"significance": {**ROWS, "jackknife": True}}),
     "slow": (["gromov_wasserstein"], {}),
     "slow, batches": (["gromov_wasserstein", "wasserstein"], {"estimate": "per_batch"}),
     "within": (["gromov_wasserstein", "svcca"], {"within": True}),
@@ -236,11 +237,11 @@ CHANGES = {
     "other rows": ("a b", {"rows": 30}, {"rows": 31}),
     "another tile": ("a b", {}, {"tile": 16}),
     "within": ("a b", {}, {"within": True}),
-    "permutations": ("a b", {}, {"significance": {"method": "permutation", "permutations": 19}}),
+    "permutations": ("a b", {}, {"significance": {**ROWS, "method": "permutation", "permutations": 19}}),
     "other permutations": (
         "a b",
-        {"significance": {"method": "permutation", "permutations": 19}},
-        {"significance": {"method": "permutation", "permutations": 29}},
+        {"significance": {**ROWS, "method": "permutation", "permutations": 19}},
+        {"significance": {**ROWS, "method": "permutation", "permutations": 29}},
     ),
     "other batches": ("a b", {"estimate": "per_batch"}, {"estimate": "per_batch", "batch_rows": 16}),
 }
@@ -259,7 +260,10 @@ def test_what_makes_another_matrix(compared, change):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ({"significance": {"method": "closed_form"}}, {"significance": {"method": "closed_form", "alpha": 0.01}}),
+        (
+            {"significance": {**ROWS, "method": "closed_form"}},
+            {"significance": {**ROWS, "method": "closed_form", "alpha": 0.01}},
+        ),
         (
             {"estimate": "per_batch", "significance": {"bands": True}},
             {"estimate": "per_batch", "significance": {"bands": True, "level": 0.5}},
@@ -352,7 +356,7 @@ def test_changed_words_are_no_changed_code(compared, edited):
 
 
 def test_pairs_permutations_and_tables_follow_the_code(compared, edited, solved, own_cache):
-    permuted = {"significance": {"method": "permutation", "permutations": 19}}
+    permuted = {"significance": {**ROWS, "method": "permutation", "permutations": 19}}
     compared("ab", ["gromov_wasserstein"])
     entries = {kind: len([*own_cache.glob(f"{kind}/*/")]) for kind in ("pairs", "diagnostics")}
     solved.clear()

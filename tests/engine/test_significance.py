@@ -89,7 +89,7 @@ def test_closed_form_keeps_its_false_positive_rates(name):
     orders = [torch.randperm(n, generator=generator) for _ in range(draws)]
     cross = torch.stack([torch.einsum("aij,bij->ab", left, right[:, o][:, :, o]) for o in orders])
     z = (cross - null.mean) / null.deviation
-    p = torch.stack([closed_null.tail(one, null.skewness) for one in z])[:, [0, 0, 1], [1, 2, 2]]
+    p = torch.stack([closed_null.tail(one, null.skewness, null.heaviness) for one in z])[:, [0, 0, 1], [1, 2, 2]]
     for level in (0.05, 0.01, 0.001):
         rate = float((p < level).double().mean())
         # pairs share their orders, so that the error is that of `draws` alone; the skewness is of leading order
@@ -355,7 +355,9 @@ def test_errors_on_planted_maps():
         fill = torch.ones(65, 65, dtype=torch.float64)
         p_all, tested, nulls = fill.clone(), fill.clone(), torch.ones(len(null), 65, 65, dtype=torch.float64)
         p_all[0, 1:], tested[0, 1:], nulls[:, 0, 1:] = p, observed, null
-        family, q = (part[0, 1:] for part in corrections.corrected(p_all, tested, nulls, measures.card("cka"), whole))
+        among = corrections.families(tested, measures.card("cka"), whole, "map")
+        made = corrections.corrected(p_all, tested, nulls, measures.card("cka"), among)
+        family, q = (part[0, 1:] for part in made)
         assert torch.equal(family, corrections.max_t(observed, null))
         found = q <= 0.05
         errors.append(bool((family[20:] <= 0.05).any()))
@@ -371,9 +373,10 @@ def test_errors_on_planted_maps():
 def test_a_measure_in_both_directions_has_two_tests_per_pair():
     """Under a symmetric measure a pair of layers counts once, under an asymmetric one twice."""
     p = torch.full((3, 3), 0.01, dtype=torch.float64)
-    both = {
-        name: corrections.corrected(p, p, None, measures.card(name), [slice(0, 3)])[0] for name in ("cka", "neuronsim")
-    }
+    both = {}
+    for name in ("cka", "neuronsim"):
+        among = corrections.families(p, measures.card(name), [slice(0, 3)], "map")
+        both[name] = corrections.corrected(p, p, None, measures.card(name), among)[0]
     off = ~torch.eye(3, dtype=torch.bool)
     assert both["cka"][off].tolist() == pytest.approx([0.03] * 6)
     assert both["neuronsim"][off].tolist() == pytest.approx([0.06] * 6)
@@ -394,21 +397,21 @@ def test_a_run_with_permutations(repsim, newest):
         null = measure["null"]
         assert {**null, "segments": 0, "share": 0} == {
             "method": "permutation", "permutations": 19, "clusters": "document", "alpha": 0.05, "family": "max_t",
-            "segments": 0, "share": 0,
+            "family_of": "map", "families": 3, "permutations_for_q": 719, "segments": 0, "share": 0,
         }  # fmt: skip
         assert null["segments"] >= 10
         assert 0 < null["share"] < 1
         assert f"of {100 * null['share']:.0f} % of the rows, in {null['segments']} segments" in warned
         for matrix in measure["matrices"]:
-            keys = ("p", "p_family", "q", "calibrated", "tested", "values", "low", "high")
+            assert matrix.get("q") is None  # with 19 permutations none of 36 cells could be told
+            keys = ("p", "p_family", "calibrated", "tested", "values", "low", "high")
             parts = {key: reader.read_array(newest(), matrix[key]) for key in keys}
             assert parts["p"].min() >= 0.05 - 1e-12
             assert (parts["tested"] != parts["values"]).any()
-            for corrected in ("p_family", "q"):
-                assert (parts[corrected] >= parts["p"] - 1e-12).all()
-                assert parts[corrected].max() <= 1
+            assert (parts["p_family"] >= parts["p"] - 1e-12).all()
+            assert parts["p_family"].max() <= 1
             if matrix["rows"]["model"] == matrix["columns"]["model"]:
-                for key in ("p", "p_family", "q"):
+                for key in ("p", "p_family"):
                     assert (parts[key] == parts[key].T).all()
                     assert (parts[key].diagonal() == parts["p"].diagonal()).all()
             assert (parts["low"] <= parts["high"]).all()
@@ -444,20 +447,23 @@ def test_one_document_is_no_null(repsim, tmp_path, monkeypatch):
     assert repsim("run", *words, "data.sample_by=paragraph")[0] == 0
 
 
-def test_a_skewed_null_is_warned_about(repsim, newest, tmp_path):
-    """One row holds most of the variance: three moments do not tell the tail of the null."""
+def test_heavy_rows_have_no_corrected_p_in_closed_form(repsim, newest, tmp_path):
+    """One row holds most of the variance: moments do not tell the tail of the null."""
     rng = np.random.default_rng(0)
     large = np.where(np.arange(80) == 3, 30, 1)[:, None]
     rows = {"plain": rng.normal(size=(80, 12)), "heavy": rng.normal(size=(80, 12)) * large}
     for name, x in rows.items():
         np.savez(tmp_path / name, a=x, b=x + 0.1 * rng.normal(size=x.shape))
         model = f"+model.one={{kind: precomputed, path: {tmp_path / name}.npz}}"
-        words = ("model=[]", model, "extract.estimate=full", "significance=closed_form", "measure=[cka]")
+        words = ("model=[]", model, "extract.estimate=full", "significance=closed_form", "significance.clusters=row", "measure=[cka]")  # fmt: skip
         assert repsim("run", *words)[0] == 0
         found = recorded(newest())
-        warned = [one for one in found["warnings"] if "too skewed for the closed form" in one]
+        warned = [one for one in found["warnings"] if "the closed form does not know the tail of the null" in one]
         assert len(warned) == (name == "heavy")
-        assert found["measures"][0]["null"]["skewed"] == (4 if name == "heavy" else 0)
+        (measured,) = found["measures"]
+        assert measured["null"]["heavy"] == (name == "heavy")
+        for key in ("p_family", "q"):
+            assert (measured["matrices"][0].get(key) is None) == (name == "heavy")
 
 
 def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
@@ -467,7 +473,7 @@ def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     np.savez(tmp_path / "one.npz", a=x, b=x + 0.3 * rng.normal(size=x.shape))
     np.savez(tmp_path / "other.npz", c=rng.normal(size=(200, 8)))
     models = [f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in ("one", "other")]
-    words = ("model=[]", *models, "extract.estimate=full", "significance=closed_form", "measure=[cka_unbiased]")
+    words = ("model=[]", *models, "extract.estimate=full", "significance=closed_form", "significance.clusters=row", "measure=[cka_unbiased]")  # fmt: skip
     assert repsim("run", *words)[0] == 0
     found = recorded(newest())["measures"][0]["matrices"]
     p = {(m["rows"]["model"], m["columns"]["model"]): reader.read_array(newest(), m["p"]) for m in found}

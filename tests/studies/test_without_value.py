@@ -241,7 +241,10 @@ def compared(files, tmp_path, monkeypatch):
 
 def test_a_run_lists_them_warns_once_and_goes_on(compared):
     made, found = compared(
-        INNER, SINGLY, "euclidean", test={"method": "permutation", "permutations": 19, "family": "max_t"}
+        INNER,
+        SINGLY,
+        "euclidean",
+        test={"method": "permutation", "permutations": 19, "family": "max_t", "clusters": "row"},
     )
     assert made.manifest["warnings"][0] == (
         "cka, procrustes: 11 of 36 cells without a value: embed of 'mine': all rows are equal"
@@ -259,7 +262,10 @@ def test_a_run_lists_them_warns_once_and_goes_on(compared):
                 np.testing.assert_array_equal(np.isnan(reader.read_array(made.folder, path)), mask)
     assert "NaN" not in (made.folder / "results.json").read_text()
     by_cache, same = compared(
-        INNER, SINGLY, "euclidean", test={"method": "permutation", "permutations": 19, "family": "max_t"}
+        INNER,
+        SINGLY,
+        "euclidean",
+        test={"method": "permutation", "permutations": 19, "family": "max_t", "clusters": "row"},
     )
     assert by_cache.manifest["matrices_cached"] == [INNER, SINGLY, "euclidean"]
     assert to_json(same)["tables"][WITHOUT_VALUE] == to_json(found)["tables"][WITHOUT_VALUE]
