@@ -235,7 +235,7 @@ def _moved(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
     if not isinstance(source, PrecomputedIds):
         numbered = [str(number) for number in range(source.rows)]
         source = PrecomputedIds(**{each.name: getattr(source, each.name) for each in fields(Precomputed)}, ids=numbered)
-    return source.ordered([source.ids[number] for number in wanted])
+    return source.ordered([source.ids[number] for number in wanted.tolist()])
 
 
 def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
@@ -243,8 +243,8 @@ def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
 
     Raises BadInput where two files disagree.
     """
-    stored = [reading for reading in readings if isinstance(reading.source, Precomputed)]
-    known = {r.label: r.source.documents for r in stored if r.source.documents is not None}
+    stored = {r.label: r.source for r in readings if isinstance(r.source, Precomputed)}
+    known = {label: source.documents for label, source in stored.items() if source.documents is not None}
     if not known:
         return None
     (first, documents), *others = known.items()

@@ -134,7 +134,11 @@ def test_bad_documents(models, documents, message):
     ("documents", "settings", "message"),
     [
         (DOCUMENTS[:7], {}, "documents: 'documents' has another number of rows, got 7 for 48; write one a row"),
-        ([*["x"] * 47, ""], {}, "documents: 'documents' must have a document for each row, got none for row 47; fill it"),
+        (
+            [*["x"] * 47, ""],
+            {},
+            "documents: 'documents' must have a document for each row, got none for row 47; fill it",
+        ),
         (DOCUMENTS / 2, {}, r"documents: 'documents' must be text or whole numbers, got float64 \(48,\); write it"),
         (DOCUMENTS, {"documents": "document"}, "documents: no array of text or whole numbers, got 'document'; did you"),
     ],
