@@ -235,7 +235,8 @@ def _moved(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
     if not isinstance(source, PrecomputedIds):
         numbered = [str(number) for number in range(source.rows)]
         source = PrecomputedIds(**{each.name: getattr(source, each.name) for each in fields(Precomputed)}, ids=numbered)
-    return source.ordered([source.ids[number] for number in wanted.tolist()])
+    ids: list[str] = np.array(source.ids)[wanted].tolist()
+    return source.ordered(ids)
 
 
 def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
