@@ -221,13 +221,11 @@ class OfMeasure:
 def measure_maps(
     parts: Sequence[OfMeasure], rows: list[str], columns: list[str], models: tuple[str, str], title: str
 ) -> Any:
-    """Small matrices of the same layers under several measures, bright where layers are close: one bar of colours where
-    all have one scale, else one each, of the values and the level of chance. models: those of the rows and of the
-    columns."""
+    """Small matrices of the same layers under several measures, bright where layers are close, each on the whole range
+    of its measure: one bar of colours where all have one scale, else one each, with the level of chance. models: those
+    of the rows and of the columns."""
     scales = [(*colour_range(part.values, part.card, "values"), colours(part.card, "values")) for part in parts]
     common = len(set(scales)) == 1 and not any(part.chance for part in parts)
-    if not common:
-        scales = [(*(_ends(part) or whole), scale) for part, (*whole, scale) in zip(parts, scales, strict=True)]
     gap = 0.14 if common else 0.5
     across = min(MEASURES_ACROSS, len(parts))
     figure, used = panels(len(parts), across, SMALL, SMALL, gaps=(gap, 0.32), least=SMALLEST_MEASURE)
@@ -261,15 +259,10 @@ def measure_maps(
                 at = float(np.clip(part.chance.middle, low, high))
                 bar.plot([-0.5], [at], marker=">", markersize=4, markeredgewidth=0, **place)
     if common:
-        bar_beside(figure, image, bar_label(parts[0].card))
+        same = len({part.card["label"] for part in parts}) == 1
+        bar_beside(figure, image, bar_label(parts[0].card) if same else direction(parts[0].card))
     headline(figure, noted(title, *(part.values for part in parts)), 0.25)
     return figure
-
-
-def _ends(part: OfMeasure) -> tuple[float, float] | None:
-    """The least and the largest of the values and the level of chance, where they differ."""
-    shown = [*part.values[np.isfinite(part.values)], *([part.chance.middle] if part.chance else [])]
-    return (min(shown), max(shown)) if shown and min(shown) < max(shown) else None
 
 
 BLOCK = re.compile(r"(\w+)@(\d+)|((?=.*\.)(?:[^@]*\.)?)(\d+)((?:\.[^@]*)?)")  # of a hook point, or a module's path
@@ -353,7 +346,11 @@ def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tupl
 
 
 def bar_label(card: Mapping[str, Any]) -> str:
-    return f"{card['label']} ({'larger' if card['larger_is_closer'] else 'smaller'} is closer)"
+    return f"{card['label']} ({direction(card)})"
+
+
+def direction(card: Mapping[str, Any]) -> str:
+    return f"{'larger' if card['larger_is_closer'] else 'smaller'} is closer"
 
 
 def colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:

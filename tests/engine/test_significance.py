@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from repsim_cli import measures
 from repsim_cli.activations import segments
+from repsim_cli.activations.segments import Segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import closed_null, corrections
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
 from repsim_cli.runs import reader
 
 INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
@@ -480,3 +481,72 @@ def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
     assert p["one", "one"].max() == 1e-6
     assert p["one", "other"].min() > 0.05
     assert repsim("plot", newest())[0] == 0
+
+
+def judged_of(observed, null, settings, places):
+    """The significance of a map from its statistics and their null."""
+    statistics = {"tested": observed, "null": null}
+    matrix = SimilarityMatrix(values=observed, se=None, estimate="full", rows=40, batches=1, statistics=statistics)
+    return judging.judge(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), places)
+
+
+def test_the_family_is_a_map_or_the_run():
+    """Three models of two layers: max-T over the twelve cells across and the three within, or over each map."""
+    observed, null = (x.view(-1, 6, 6) for x in planted(0, cells=36, true=4))
+    upper = torch.ones(6, 6, dtype=torch.bool).triu()
+    observed, null = (torch.where(upper, x, x.mT) for x in (observed[0], null))
+    places = [slice(0, 2), slice(2, 4), slice(4, 6)]
+    made = {
+        of: judged_of(observed, null, Significance(method="permutation", family_of=of), places) for of in ("map", "run")
+    }
+    cells = upper & ~torch.eye(6, dtype=torch.bool)
+    expected = corrections.max_t(observed[cells], null[:, cells])
+    assert made["run"].p_family[cells].tolist() == expected.tolist()
+    block = made["map"].p_family[:2, 2:4].flatten()
+    assert block.tolist() == corrections.max_t(observed[:2, 2:4].flatten(), null[:, :2, 2:4].flatten(1)).tolist()
+    assert (made["map"].p_family <= made["run"].p_family).all()
+    assert [made[of].null["families"] for of in made] == [6, 1]
+
+
+def test_q_is_given_where_it_can_be_small():
+    """Of 2 x 3 cells from 119 permutations on, of 1 within a model from 19, of the run's 10 from 199."""
+    observed, null = (x.view(-1, 5, 5) for x in planted(1, cells=25, true=4))
+    places = [slice(0, 2), slice(2, 5)]
+
+    def q_of(count, of="map"):
+        settings = Significance(method="permutation", permutations=count, family_of=of)
+        judged = judged_of(observed[0], null[:count], settings, places)
+        return judged.q, judged.null.get("permutations_for_q")
+
+    whole, needed = q_of(119)
+    assert needed is None
+    assert whole.isfinite().all()
+    some, needed = q_of(99)
+    assert needed == 119
+    assert some[:2, :2].isfinite().all()
+    assert some[2:, 2:].isfinite().all()
+    assert some[:2, 2:].isnan().all()
+    assert q_of(198, "run") == (None, 199)
+    assert q_of(199, "run")[1] is None
+
+
+def test_heavy_rows_keep_their_level_at_the_tail():
+    """Log-normal norms: at a 36th of 5 %, three moments reject several times too often, and the fourth keeps it."""
+    rng = np.random.default_rng(0)
+    squares = []
+    for _ in range(2):
+        x = rng.normal(size=(50, 24)) * rng.lognormal(sigma=0.75, size=(50, 1))
+        square = (x - x.mean(0)) @ (x - x.mean(0)).T
+        squares.append(square * (1 - np.eye(50)))
+    null = closed_null.closed_form(*([closed_null.moments(torch.from_numpy(x))] for x in squares))
+    orders = (rng.permutation(50) for _ in range(20_000))
+    drawn = torch.tensor([np.vdot(squares[0], squares[1][o][:, o]) for o in orders], dtype=torch.float64)
+    z = (drawn - float(null.mean)) / float(null.deviation)
+    level = 0.05 / 36
+    rates = {}
+    for name, heaviness in (("three", 0.0), ("four", float(null.heaviness))):
+        p = closed_null.tail(z, torch.full_like(z, float(null.skewness)), torch.full_like(z, heaviness))
+        rates[name] = float((p <= level).double().mean()) / level
+    assert 0.5 < float(null.heaviness) < judging.HEAVY
+    assert rates["three"] > 2
+    assert rates["four"] < 1.5

@@ -12,7 +12,7 @@ from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.localization import Localization, localization
-from repsim_cli.findings.map_figures import figures
+from repsim_cli.findings.map_figures import figures, tested
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
 
@@ -119,6 +119,22 @@ def test_one_pair_under_all_measures(tmp_path):
         bars = sum(len(figure.axes) for figure in drawn) - len(titled)
         assert bars == (13 if null else 2)
         assert ("not known" in drawn[0].get_suptitle()) is not null
+        if null:
+            continue
+        cards = [{**measured.card, "label": f"another {i}"} for i in range(13)]
+        parts = [dataclasses.replace(x, card=card) for x, card in zip(several, cards, strict=True)]
+        mixed = dataclasses.replace(run, results=dataclasses.replace(run.results, measures=parts))
+        figure = dict(figures(mixed, False))[next(iter(jobs))]()
+        labels = {axes.get_ylabel() for axes in figure.axes} & {"smaller is closer", "larger is closer"}
+        assert len(labels) == 1  # the bar is of all measures and has the name of none
+
+
+def test_titles_say_which_family_is_meant():
+    assert tested({"alpha": 0.05, "family": "max_t"})[1] == "family-wise by max-T, per map of two models"
+    assert (
+        tested({"alpha": 0.05, "family": "holm", "family_of": "run"})[1]
+        == "family-wise by Holm, over all maps of the run"
+    )
 
 
 def test_seeds_of_one_training_are_drawn_as_their_mean_and_range():
