@@ -98,11 +98,15 @@ def warn_of_few_rows(
             run.warn(f"{name}: {rows} rows for {wide.width} features ({wide}); {bound.card.width_limit}")
 
 
+def tests(significance: Significance) -> bool:
+    """Whether it matters which rows depend on each other."""
+    return significance.method != "none" or significance.jackknife
+
+
 def check_documents(significance: Significance, models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where a test needs to know which stored rows depend on each other, and nothing says so."""
-    tested = significance.method != "none" or significance.jackknife
     told = [isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values()]
-    if tested and significance.clusters == "document" and not any(told):
+    if tests(significance) and significance.clusters == "document" and not any(told):
         raise BadInput(
             f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each other, got "
             "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "

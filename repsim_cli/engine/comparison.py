@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from repsim_cli.activations.inputs import documents_of
-from repsim_cli.activations.places import row_beginnings, row_documents, rows_of
+from repsim_cli.activations.places import row_beginnings, row_documents, rows_left, rows_of
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.rows import row_numbers
 from repsim_cli.activations.segments import BOTH, Segments, segments
@@ -24,8 +24,10 @@ from repsim_cli.engine.checks import (
     check_rows,
     check_targets,
     suitable,
+    tests,
     warn_of_few_rows,
 )
+from repsim_cli.engine.corrections import check_family
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.study import OfMeasures
 from repsim_cli.engine.undefined import Wanted
@@ -76,11 +78,14 @@ def clusters_of(
         given = next(iter(sequences.values()))
         documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
         whole = rows_of(given, extract)
-        if told and len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
-            raise BadInput(
-                "significance.clusters: rows that the texts count as independent share one of the stored `documents`, "
-                "got document; drop these, or set significance.clusters=row"
-            )
+        left = rows_left(given, extract)
+        if told and tests(significance):
+            told = told if left is None else np.array(told)[left].tolist()
+            if len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
+                raise BadInput(
+                    "significance.clusters: rows that the texts count as independent share one of the stored "
+                    "`documents`, got document; drop these, or set significance.clusters=row"
+                )
     else:
         lengths = Counter(told).values() if told else [sentence.words for sentence in stored[0]]
         whole = np.array(list(lengths))
@@ -227,7 +232,7 @@ def comparison_of(
     stored |= any(isinstance(source, Precomputed) and source.documents is not None for source in models.values())
     check_documents(significance, models)
     judging.check(significance, extract.estimate, (several or stored) and significance.clusters == "document")
-    judging.check_family(significance, [len(reading.layers) for reading in extraction.readings])
+    check_family(significance, [len(reading.layers) for reading in extraction.readings])
     comparison = extraction.extended(
         Comparison,
         measures=measures,

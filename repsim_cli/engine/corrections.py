@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Significance
 from repsim_cli.measures import Card
 from repsim_cli.measures.inner import (
     Matrix,
@@ -64,6 +66,26 @@ def permutations_needed(cells: int, alpha: float) -> int:
     2879
     """
     return math.ceil(cells / alpha - 1e-9) - 1
+
+
+def check_family(settings: Significance, layers: Sequence[int]) -> None:
+    """Raises BadInput where Holm's correction of the largest family cannot reach alpha with so few permutations.
+
+    layers: of each model.
+    """
+    if settings.method != "permutation" or settings.family != "holm":
+        return
+    first, second = [*sorted(layers, reverse=True), 0][:2]
+    cells = max(first * second, first * (first - 1) // 2)
+    if settings.family_of == "run":
+        cells = sum(layers) * (sum(layers) - 1) // 2
+    needed = permutations_needed(cells, settings.alpha)
+    if settings.permutations < needed:
+        raise BadInput(
+            f"significance.permutations: Holm's correction of {cells} cells cannot reach "
+            f"{settings.alpha:g} with p values of at least 1/{settings.permutations + 1}, got "
+            f"{settings.permutations}; give at least {needed:d}, or use significance.family=max_t"
+        )
 
 
 def without(values: Matrix, left_out: Sequence[Family], places: Sequence[slice], card: Card) -> Matrix | None:

@@ -89,26 +89,6 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
         raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
 
 
-def check_family(settings: Significance, layers: Sequence[int]) -> None:
-    """Raises BadInput where Holm's correction of the largest family cannot reach alpha with so few permutations.
-
-    layers: of each model.
-    """
-    if settings.method != "permutation" or settings.family != "holm":
-        return
-    first, second = [*sorted(layers, reverse=True), 0][:2]
-    cells = max(first * second, first * (first - 1) // 2)
-    if settings.family_of == "run":
-        cells = sum(layers) * (sum(layers) - 1) // 2
-    needed = permutations_needed(cells, settings.alpha)
-    if settings.permutations < needed:
-        raise BadInput(
-            f"significance.permutations: Holm's correction of {cells} cells cannot reach "
-            f"{settings.alpha:g} with p values of at least 1/{settings.permutations + 1}, got "
-            f"{settings.permutations}; give at least {needed:d}, or use significance.family=max_t"
-        )
-
-
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 

@@ -146,3 +146,18 @@ def test_bad_documents(models, documents, message):
 def test_bad_documents_of_a_file(tmp_path, documents, settings, message):
     with pytest.raises(BadInput, match=message):
         precomputed(path=str(npz(tmp_path / "a", X, documents)), **settings)
+
+
+def test_texts_that_share_a_stored_document(tmp_path):
+    """Stored rows of the examples of a table say that examples depend on each other: not tested as independent."""
+    texts = [f"The {word} stood by the {other}." for word in ("cat", "dog", "cow", "hen") for other in "abcdefghijkl"]
+    (tmp_path / "t.csv").write_text("key,text\n" + "".join(f"k{i},{text}\n" for i, text in enumerate(texts)))
+    ids = np.array([f"k{i}" for i in range(48)])
+    file = npz(tmp_path / "a", X, DOCUMENTS, ids=ids)
+    models, data = {"s": str(file), "m": "tiny_a"}, {"path": str(tmp_path / "t.csv"), "text": "text", "id": "key"}
+    settings = {"extract.estimate": "full", "significance.permutations": 39}
+    with pytest.raises(BadInput, match="rows that the texts count as independent share one of the stored `documents`"):
+        repsim_cli.compare(models, data, **{**TESTED, "settings": settings})
+    assert repsim_cli.compare(models, data, **{**TESTED, "significance": "none", "settings": settings})
+    alone = {**settings, "significance.clusters": "row"}
+    assert repsim_cli.compare(models, data, **{**TESTED, "settings": alone}).results.measures[0].null["segments"] == 48
