@@ -334,7 +334,7 @@ class Significance:
         run under the measure, so that a figure of all models has no false cell, but in a share alpha of runs.
     alpha: the level of the calibrated score; figures cross out cells with a larger corrected p.
     jackknife: standard errors of normalised inner products (CKA) on one sample, with the estimate `full`.
-    bands: confidence intervals from the t distribution over batches.
+    bands: confidence intervals, from the t distribution over batches, of the mean value of batches of this size.
     level: the coverage of these intervals.
 
     Example: repsim run significance=permutation significance.permutations=999

@@ -329,14 +329,17 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
     """Standard errors of a normalised inner product from the infinitesimal jackknife over clusters of rows.
 
     The weight of row i changes <M_a, M_b> by twice its share h_i = sum_j M_a,ij M_b,ij. The influence on the ratio
-    follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6). The error is biased
-    upwards: for Gaussian rows (n from 50 to 800) by 0 to 20 % above chance, by 25 to 60 % at chance.
+    follows by the chain rule, and its squares add up over clusters (Efron 1982, section 6), times n / (n - 1) for n
+    clusters; of one cluster there is none (NaN). It is the spread of the value at this number of clusters, for t with
+    n - 1 degrees of freedom. It says nothing of how far the value is from that of infinitely many on average: with few
+    clusters values of CKA are too large. `docs/significance.md` has what such intervals cover.
     """
     kernel, n = prepared.measure.row, prepared.rows
     states = prepared.states[kernel]
     _, ids = np.unique(clusters, return_inverse=True)
     groups = torch.from_numpy(ids * min(GROUPS, ids.max() + 1) // (ids.max() + 1))
-    shares = torch.zeros(int(groups.max()) + 1, len(states), len(states), dtype=torch.float64)
+    count = int(groups.max()) + 1
+    shares = torch.zeros(count, len(states), len(states), dtype=torch.float64)
     side = min(prepared.tile, n)
     for i in range(0, n, side):
         rows = slice(i, min(i + side, n))
@@ -350,7 +353,8 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
     relative = shares.diagonal(dim1=1, dim2=2) / squares
     norms = squares.sqrt()[:, None] * squares.sqrt()
     influence = 2 * shares / norms - values.cpu() * (relative[:, :, None] + relative[:, None, :])
-    return influence.square().sum(0).sqrt()
+    few = count / (count - 1) if count > 1 else math.nan
+    return (few * influence.square().sum(0)).sqrt()
 
 
 def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Tensor:
@@ -365,6 +369,7 @@ def bands(
 ) -> tuple[Tensor, Tensor]:
     """(low, high): t intervals of a mean over batches, clipped to the card's bounds.
 
+    They are of the value that batches of this size have on average, not of the value of all rows that there could be.
     The values of batches are assumed independent and their mean normal, with batches - 1 degrees of freedom.
     """
     half = float(scipy.stats.t.ppf((1 + settings.level) / 2, batches - 1)) * se

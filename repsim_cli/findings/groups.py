@@ -1,8 +1,7 @@
 """Named groups of models: all pairs within each group and between groups, by depth, with bands and p values.
 
-A model stands in many pairs, so pairs are not independent. Bands here draw models, not pairs: each replicate draws
-the models of every group anew (with replacement) and averages over the pairs of different models that it has. Bands
-over pairs, as published by Brown et al. 2023, stand beside them. p values permute the groups' labels over the models.
+A model stands in many pairs, so pairs are not independent. Bands here are over models, not over pairs: t intervals
+from the jackknife, which leaves out a model with all its pairs. p values permute the groups' labels over the models.
 """
 
 import itertools
@@ -23,14 +22,14 @@ from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
+from repsim_cli.findings.jackknife import interval, over_models
 from repsim_cli.findings.layers import block_of, point_of
 from repsim_cli.runs.content import Axis, Band, Curve, Facts, Measured
 
 Pairs = list[tuple[int, int]]
 Kind = tuple[str, str]  # the groups that a pair's models come from
 
-REPLICATES = 2000
-FEWEST = 3  # models of a group below which draws of them say nothing
+FEWEST = 3  # models of a group below which their spread is not known
 LATE, EARLY = 0.75, 0.5  # beyond, and up to which share of the blocks a depth is late or early
 ALIKE = 0.25  # share of the late gap that an early gap may have
 
@@ -130,23 +129,27 @@ def kinds(groups: Members) -> dict[Kind, Pairs]:
 
 
 def curves(
-    quantity: str, label: str, point: str, layers: list[str], depths: Depths, *, level: float, seed: int
+    quantity: str,
+    label: str,
+    point: str,
+    layers: list[str],
+    depths: Depths,
+    *,
+    level: float,
+    bounds: Sequence[float | None] = (None, None),
 ) -> dict[str, Curve]:
-    """By name, one curve per kind of pair: a line per pair of models, their mean, and bands of `level` over draws of
-    models (not with fewer than 3 models in a group) and of pairs (not with fewer than 3). label: of the axis."""
-    values, share = depths.symmetric, f"{100 * level:.0f} %"
+    """By name, one curve per kind of pair: a line per pair of models, their mean, and a band of `level` over models,
+    not with fewer than 3 in a group. label: of the axis. bounds: of the values, and so of the band."""
+    values = depths.symmetric
     names = [model for members in depths.groups.values() for model in members]
-    weights = _draws(depths.groups, seed)
     by_name: dict[str, Curve] = {}
     for kind, pairs in kinds(depths.groups).items():
-        a, b = np.array(pairs).T
-        lines = values[a, b]
-        bands = {}
+        places = np.array(pairs)
+        lines, bands = values[places[:, 0], places[:, 1]], {}
         if min(len(depths.groups[name]) for name in kind) >= FEWEST:
-            bands["models"] = _band(weights[:, a] * weights[:, b], lines, level, f"{share} over draws of models")
-        if len(pairs) >= FEWEST:
-            drawn = np.random.default_rng(seed).multinomial(len(pairs), [1 / len(pairs)] * len(pairs), REPLICATES)
-            bands["pairs"] = _band(drawn, lines, level, f"{share} over draws of pairs")
+            low, high = interval(lines.mean(0), over_models(_left_out(lines, places, kind)), level, bounds)
+            of = f"{100 * level:g} % over models"
+            bands["models"] = Band(low=low.tolist(), high=high.tolist(), of=of)
         by_name[free(f"{quantity}, {point}, {'-'.join(kind)}", by_name)] = Curve(
             x=Axis(name="layer"),
             y=Axis(name=label),
@@ -154,35 +157,18 @@ def curves(
             lines={f"{names[i]} and {names[j]}": line for (i, j), line in zip(pairs, lines.tolist(), strict=True)},
             mean=lines.mean(0).tolist(),
             bands=bands,
-            about={
-                "quantity": quantity,
-                "point": point,
-                "pairs_of": list(kind),
-                "shares": depths.shares.tolist(),
-                "replicates": REPLICATES,
-            },
+            bounds=list(bounds),
+            about={"quantity": quantity, "point": point, "pairs_of": list(kind), "shares": depths.shares.tolist()},
         )
     return by_name
 
 
-def _draws(groups: Members, seed: int) -> Int[np.ndarray, "k m"]:
-    """How often each model is drawn in each replicate; every group of two or more has two different ones."""
-    rng = np.random.default_rng(seed)
-    parts = []
-    for members in groups.values():
-        size, kept = len(members), np.empty((0, len(members)), int)
-        while len(kept) < REPLICATES:
-            drawn = rng.multinomial(size, [1 / size] * size, REPLICATES)
-            kept = np.concatenate([kept, drawn[(drawn > 0).sum(1) > 1]])[:REPLICATES]
-        parts.append(kept)
-    return np.concatenate(parts, 1)
-
-
-def _band(weights: np.ndarray, values: np.ndarray, level: float, of: str) -> Band:
-    """The middle `level` of the replicates' weighted means at each depth."""
-    means = weights @ values / weights.sum(1, keepdims=True)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Band(low=low.tolist(), high=high.tolist(), of=of)
+def _left_out(
+    lines: Float[np.ndarray, "p l"], places: Int[np.ndarray, "p 2"], kind: Kind
+) -> list[Float[np.ndarray, "m l"]]:
+    """The mean over pairs without each model, by its group."""
+    sides = [places] if kind[0] == kind[1] else [places[:, 0], places[:, 1]]
+    return [np.array([lines[~(places == i).any(1)].mean(0) for i in np.unique(side)]) for side in sides]
 
 
 # ---- groups against all other ways to group the models ----
@@ -384,7 +370,8 @@ def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
     for name, measure, point, layers, depths in at_points(run):
         if run.groups:
             label = measure.card["label"]
-            made = curves(measure.label, label, point, layers, depths, level=run.level, seed=run.seed)
+            bounds = measure.card["bounds"]
+            made = curves(measure.label, label, point, layers, depths, level=run.level, bounds=bounds)
             levels = chance_levels(run, run.maps[measure.label])
             lines |= {name: replace(x, about={**x.about, "levels": levels}) for name, x in made.items()}
         verdicts += [each.verdict(name, depths) for each in claims]

@@ -140,7 +140,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """low, high: at each position. of: what the band is, in words (`95 % over draws of models`)."""
+    """low, high: at each position. of: what the band is, in words (`95 % over models`)."""
 
     low: Numbers
     high: Numbers

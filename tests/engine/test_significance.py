@@ -237,6 +237,26 @@ def test_jackknife_of_a_similarity_of_exactly_zero_is_a_number():
     assert torch.isfinite(judging.jackknife(found, values, np.arange(4))).all()
 
 
+@pytest.mark.parametrize("documents", [5, 12])
+def test_jackknife_of_few_documents_covers_the_mean_of_as_many(documents):
+    """t intervals, of documents of eight rows that share half of their variance; 400 draws, 3.5 binomial errors."""
+    rng, values, errors = np.random.default_rng(documents), [], []
+    clusters = np.repeat(np.arange(documents), 8)
+    for _ in range(400):
+        x, noise = (rng.normal(size=(documents, 6))[clusters] + rng.normal(size=(len(clusters), 6)) for _ in range(2))
+        found, matrix = prepared("cka", [torch.from_numpy(x), torch.from_numpy(0.7 * x + 0.7 * noise)])
+        values.append(float(matrix[0, 1]))
+        errors.append(float(judging.jackknife(found, matrix, clusters)[0, 1]))
+    half = scipy.stats.t.ppf(0.975, documents - 1) * np.array(errors)
+    inside = np.mean(np.abs(np.array(values) - np.mean(values)) <= half)
+    assert inside == pytest.approx(0.95, abs=3.5 * (0.95 * 0.05 / 400) ** 0.5)
+
+
+def test_one_document_has_no_standard_error():
+    sides = [torch.randn(20, 4, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(2)]
+    assert torch.isnan(judging.jackknife(*prepared("cka", sides), np.zeros(20, int))).all()
+
+
 @pytest.mark.parametrize("batches", [2, 4, 7, 30])
 def test_bands_cover_the_mean(batches):
     """t intervals hold their level at any number of batches; 1000 draws, four binomial errors."""

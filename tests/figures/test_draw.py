@@ -287,10 +287,11 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
 
 
 def test_the_legend_of_verdicts_stands_clear_of_the_colours():
-    rows = [["cka", "width", 1.0, "same"], ["svcca", "width", 0.5, "related"]]
-    figure = universality._figure(Table(columns=["measure", "factor", "share of seeds", "verdict"], rows=rows), None)
+    rows = [["cka", "width", 1, 1.0, 1.0, 0.1, "same"], ["svcca", "width", 1, 0.5, 0.9, 0.1, "related"]]
+    figure = universality._figure(Table(columns=universality.OF_FACTORS, rows=rows), None)
     figure.draw_without_rendering()
     legend = figure.axes[0].get_legend()
+    assert legend.get_texts()[0].get_text() == "same (margin 0.1)"
     assert not figure.axes[-1].yaxis.label.get_window_extent().overlaps(legend.get_window_extent())
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
+import scipy.stats
 import sklearn.metrics
 import torch
 from helpers.composing import CONF
@@ -35,7 +36,6 @@ from repsim_cli.findings.distances import (
 )
 from repsim_cli.findings.groups import (
     Depths,
-    _draws,
     arrangements,
     curves,
     groups_alike_early,
@@ -79,10 +79,10 @@ def test_every_pair_stands_in_one_kind():
     assert [len(pairs) for pairs in published.values()] == [45, 100, 45]
 
 
-def by_depth(depths, *, level=0.95, seed=0):
+def by_depth(depths, *, level=0.95, bounds=(None, None)):
     """The curves by kind of pair."""
     layers = [f"h{i}" for i in range(len(depths.shares))]
-    made = curves("cka", "CKA", "layers", layers, depths, level=level, seed=seed)
+    made = curves("cka", "CKA", "layers", layers, depths, level=level, bounds=bounds)
     return {tuple(curve.about["pairs_of"]): curve for curve in made.values()}
 
 
@@ -96,40 +96,53 @@ def test_means_by_depth_take_both_directions_of_a_pair():
     assert list(curve.lines)[1] == "u and y"
     assert (curve.at, curve.about["shares"]) == (["h0", "h1"], [0.5, 1.0])
     assert list(found["b", "b"].lines) == ["x and y"]
-    # draws of two models, or of a single pair, tell nothing
-    assert [list(each.bands) for each in found.values()] == [["models", "pairs"], ["pairs"], []]
-    assert curve.bands["pairs"].of == "95 % over draws of pairs"
+    # of two models nothing tells how they vary
+    assert [list(each.bands) for each in found.values()] == [["models"], [], []]
 
 
-def test_bands_over_models_cover_where_bands_over_pairs_are_too_narrow():
-    """Values made of an effect of each of two models: 45 pairs, but ten numbers."""
-    rng = np.random.default_rng(1)
-    covered = {"models": 0, "pairs": 0}
-    for seed in range(60):
-        effects = rng.normal(size=10)
-        values = np.pad((effects[:, None] + effects[None])[..., None], ((0, 2), (0, 2), (0, 0)))
-        bands = by_depth(Depths(models(10, 2), values, np.ones(1), True), seed=seed)["a", "a"].bands
-        for of, band in bands.items():
-            covered[of] += band.low[0] <= 0 <= band.high[0]
-    assert covered["models"] >= 51
-    assert covered["pairs"] <= 45
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 3), (5, 5), (10, 4)])
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_bands_cover_what_they_promise(sizes, noise):
+    """Values made of an effect of each of two models, and of noise of the pair: many pairs, but few models."""
+    rng, count = np.random.default_rng(1), sum(sizes)
+    depths = 400  # as many draws
+    effects, pairs = rng.normal(size=(count, depths)), noise * symmetric(rng, count, depths) / 2**0.5
+    values = effects[:, None] + effects[None] + pairs
+    for curve in by_depth(Depths(models(*sizes), values, np.ones(depths), True)).values():
+        band = curve.bands["models"]
+        covers = np.mean((np.array(band.low) <= 0) & (np.array(band.high) >= 0))
+        error = (0.95 * 0.05 / depths) ** 0.5
+        assert covers >= 0.95 - 3 * error
+        if not noise:
+            assert covers <= 0.95 + 3 * error
 
 
-def test_bands_are_those_of_drawn_models():
-    """The quantiles of means that loops make of the draws."""
+def test_bands_are_t_intervals_without_each_model():
     values = symmetric(np.random.default_rng(2), 7, 2)
     depths = Depths(models(4, 3), values, np.array([0.5, 1.0]), True)
-    drawn = _draws(depths.groups, 3)
-    assert (drawn[:, :4].sum(1) == 4).all()
-    assert (drawn[:, 4:].sum(1) == 3).all()
-    means = []
-    for weights in drawn:
-        model_of = np.repeat(np.arange(7), weights)
-        picked = [values[i, j, 1] for i, j in itertools.combinations(model_of, 2) if i < 4 and j < 4 and i != j]
-        means.append(np.mean(picked))
-    band = by_depth(depths, level=0.9, seed=3)["a", "a"].bands["models"]
-    np.testing.assert_allclose([band.low[1], band.high[1]], np.quantile(means, [0.05, 0.95]))
-    assert band.of == "90 % over draws of models"
+    found = by_depth(depths, level=0.9)
+    within = [
+        np.mean([values[i, j, 1] for i, j in itertools.combinations(range(4), 2) if model not in (i, j)])
+        for model in range(4)
+    ]
+    band, half = found["a", "a"].bands["models"], scipy.stats.t.ppf(0.95, 3) * np.std(within) * 3**0.5
+    mean = found["a", "a"].mean[1]
+    np.testing.assert_allclose([band.low[1], band.high[1]], [mean - half, mean + half])
+    assert band.of == "90 % over models"
+    across = [
+        np.var([np.mean(np.delete(values[:4, 4:, 1], i, axis)) for i in range(count)]) * (count - 1)
+        for axis, count in ((0, 4), (1, 3))
+    ]
+    freedom = sum(across) ** 2 / (across[0] ** 2 / 3 + across[1] ** 2 / 2)
+    band, half = found["a", "b"].bands["models"], scipy.stats.t.ppf(0.95, freedom) * sum(across) ** 0.5
+    np.testing.assert_allclose(band.high[1] - found["a", "b"].mean[1], half)
+
+
+def test_bands_stay_within_what_a_measure_can_be():
+    values = np.random.default_rng(3).uniform(0.9, 1, size=(3, 3, 5))
+    band = by_depth(Depths(models(3), values, np.ones(5), True), bounds=(0.0, 1.0))["a", "a"].bands["models"]
+    assert max(band.high) == 1.0
+    assert min(band.low) >= 0.0
 
 
 def test_depths_are_shares_of_the_blocks():

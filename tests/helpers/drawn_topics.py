@@ -20,6 +20,7 @@ from repsim_cli.studies.similarity import finding_robustness as robustness
 from repsim_cli.studies.stitching import finding as stitching
 from repsim_cli.studies.training_run import finding_convergence as convergence
 from repsim_cli.studies.universality import finding as universality
+from repsim_cli.studies.universality.rule import UNCLEAR
 from repsim_cli.studies.views import finding_couplings as couplings
 from repsim_cli.studies.views import finding_histograms as histograms
 from repsim_cli.studies.views import finding_neighbours as neighbours
@@ -90,9 +91,7 @@ def boxes(models: int, stem: str, kinds: int) -> Any:
 
 def of_groups(kinds: int, stem: str, count: int, scale: float = 1.0) -> Any:
     line = (scale * np.linspace(1, -0.2, count)).tolist()
-    band = Band(
-        low=[x - 0.1 * scale for x in line], high=[x + 0.1 * scale for x in line], of="95 % over draws of models"
-    )
+    band = Band(low=[x - 0.1 * scale for x in line], high=[x + 0.1 * scale for x in line], of="95 % over models")
     every = [
         Curve(
             x=Axis(name="layer"),
@@ -150,12 +149,12 @@ def lines_to_neighbours(model: str, count: int) -> Any:
 def graded(measures: list[str], values: int) -> Any:
     verdicts = list(universality.MARKERS)
     rows = [
-        [measure, f"factor_{v % 5}", f"{v}e-4", None if verdicts[(i + v) % 5] == "unclear" else (i + v) % 5 / 4,
-         verdicts[(i + v) % 5]]
+        [measure, f"factor_{v % 5}", f"{v}e-4", None if verdicts[(i + v) % 5] == UNCLEAR else (i + v) % 5 / 4,
+         0.2, verdicts[(i + v) % 5]]
         for i, measure in enumerate(measures)
         for v in sorted(range(values), key=lambda v: v % 5)
     ]  # fmt: skip
-    table = Table(columns=["measure", "factor", "value", "share of seeds", "verdict"], rows=rows)
+    table = Table(columns=["measure", "factor", "value", "share of seeds", "margin", "verdict"], rows=rows)
     return universality._figure(table, "value")
 
 

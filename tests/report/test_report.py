@@ -620,7 +620,7 @@ def test_curves_of_groups_and_of_few_steps_are_charted(tmp_path, opened):
                 "one",
                 "one",
                 [0.0, 0.1],
-                {"models": Band(low=[0.0, 0.05], high=[0.1, 0.2], of="95 % over draws of models")},
+                {"models": Band(low=[0.0, 0.05], high=[0.1, 0.2], of="95 % over models")},
             ),
             ("one", "two", [0.1, 0.4], {}),
         )
@@ -632,7 +632,7 @@ def test_curves_of_groups_and_of_few_steps_are_charted(tmp_path, opened):
     page = opened(saved(folder))
     assert page.evaluate("document.querySelectorAll('#curves .uplot canvas').length") == 2
     captions = page.evaluate("[...document.querySelectorAll('#curves figcaption')].map((c) => c.textContent)")
-    assert captions[0] == "one \u2013 one (solid); one \u2013 two (dashed); band: 95 % over draws of models"
+    assert captions[0] == "one \u2013 one (solid); one \u2013 two (dashed); band: 95 % over models"
     left, top, width, height = box(page, "#curves .u-over")
     page.mouse("mouseMoved", left + 0.9 * width, top + 0.5 * height)
     told = page.evaluate("document.querySelector('#curves .readout').textContent")

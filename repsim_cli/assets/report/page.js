@@ -6,7 +6,7 @@ const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
 for (const { sides, matrices } of RUNS.flatMap((run) => run.measures)) for (const m of matrices) [m.rows, m.columns] = [sides[m.rows], sides[m.columns]];
 const MANY = RUNS.length > 1;
 const QUANTITIES = {
-  values: "value", se: "standard error", low: "band from", high: "band to", p: "p value", p_family: "p value, family-wise",
+  values: "value", se: "standard error", low: "band of the mean batch value, from", high: "band of the mean batch value, to", p: "p value", p_family: "p value, family-wise",
   q: "false discovery rate", calibrated: "calibrated score",
   tested: "value on the permuted rows", chance: "level of chance",
 };

@@ -27,6 +27,7 @@ from repsim_cli.runs.content import Curve, Table
 
 LITTLE = 0.02  # a penalty in accuracy that is almost none
 ACCURACY, PENALTY = "accuracy", "accuracy_penalty"  # quantities of stitched models that claims are about
+BOUNDS = {ACCURACY: (0.0, 1.0), PENALTY: (-1.0, 1.0), "disagreement": (0.0, 1.0)}  # none: of losses
 # columns of the table by direction, by quantity
 COLUMNS = {
     ACCURACY: "accuracy",
@@ -166,7 +167,8 @@ def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Par
     if not by_quantity:
         return Part(claims=[each.untestable("stitches", "needs groups of models") for each in claims])
     for quantity, (label, layers, depths) in by_quantity.items():
-        lines |= curves(quantity, label, "resid_post", layers, depths, level=run.level, seed=run.seed)
+        bounds = BOUNDS.get(quantity, (None, None))
+        lines |= curves(quantity, label, "resid_post", layers, depths, level=run.level, bounds=bounds)
     verdicts = [
         each.verdict(quantity, depths)
         for quantity, (_, _, depths) in by_quantity.items()

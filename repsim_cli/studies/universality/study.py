@@ -1,6 +1,5 @@
 """Models that differ from a base in one factor at a time, beside seeds of the base, untrained twins and chance."""
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
@@ -34,6 +33,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import shape_key, untrained
 from repsim_cli.runs.content import GRID, Matrix, Results, Side
 from repsim_cli.runs.results import Run
+from repsim_cli.studies.universality.rule import MARGIN, needed
 
 Models = Mapping[str, Source]
 
@@ -43,7 +43,8 @@ class Factor:
     """What models differ in, and nothing else.
 
     base: the entry of `model` that the others differ from; its seeds are the ceiling.
-    values: {NAME: ENTRY of `model`}, two or more, each with two seeds or more, or single models as the base is.
+    values: {NAME: ENTRY of `model`}, two or more, each with three models or more, as the base, or single models as the
+        base is.
     """
 
     base: str
@@ -72,6 +73,8 @@ class Universality(Study):
     other, since layers need not be at the same depth. Twins, seeds and random pairings have the same choice.
 
     factors: {NAME: {base: ENTRY, values: {NAME: ENTRY}}}.
+    margin: the models of a value are `same` where they are shown to be more than 1 - margin of the way from untrained
+        twins to seeds of the base. Refused are runs that would seldom show it, for the number of models and of values.
     twins: untrained models in each shape, at least 3.
     Example: repsim run study=universality model=[grid_base,grid_width_32,grid_width_128] significance=permutation
         'options.factors={width: {base: grid_base, values: {narrow: grid_width_32, wide: grid_width_128}}}'
@@ -84,6 +87,7 @@ class Universality(Study):
         *,
         significance: Significance,
         factors: dict[str, Factor],
+        margin: Annotated[float, Field(ge=0.05, le=0.5)] = MARGIN,
         twins: Annotated[int, Field(ge=3, le=100)] = 3,
         **given: Unpack[OfMeasures],
     ):
@@ -96,7 +100,8 @@ class Universality(Study):
             )
         if not given.get("cache", True):
             raise BadInput("cache: each model is read in several comparisons, got false; leave it true")
-        self.significance, self.hardware, self.data = significance, given["hardware"], given["data"]
+        self.significance, self.margin = significance, margin
+        self.hardware, self.data = given["hardware"], given["data"]
         self.extract, self.seed = given["extract"], given["seed"]
         known: dict[tuple[str, ...], Comparison] = {}
 
@@ -108,6 +113,7 @@ class Universality(Study):
                 footprint.check_fits(known[key])
             return known[key]
 
+        sizes: dict[str, tuple[int, int]] = {}
         self.cells: list[Cell] = []
         for name, factor in factors.items():
             where = f"options.factors.{name}"
@@ -118,11 +124,12 @@ class Universality(Study):
                 others = _seeds(f"{where}.values.{value}", entry, given["model"])
                 if entry == factor.base:
                     raise BadInput(f"{where}.values.{value}: it is the base, got '{entry}'; name another entry")
-                _check_seeds(f"{where}.values.{value}", len(base), len(others), significance.alpha)
+                sizes[f"{where}.values.{value}"] = len(base), len(others)
                 fresh, shapes = _twins(base, others, twins)
                 first = {label: seeds[label] for seeds in (base, others) for label in list(seeds)[:1]}
                 whole = part({**base, **others})
                 self.cells.append(Cell(name, value, len(base), whole, part(fresh), shapes, part(first, tested=True)))
+        _check_seeds(sizes, margin, significance.alpha)
         every = (part for cell in self.cells for part in (cell.trained, cell.twins, cell.chance))
         self.parts = list({id(part): part for part in every}.values())
         self.live = {label: source for part in self.parts for label, source in part.live.items()}
@@ -140,6 +147,7 @@ class Universality(Study):
         return {
             "factors": {name: [cell.value for cell in self.cells if cell.factor == name]
                         for name in dict.fromkeys(cell.factor for cell in self.cells)},
+            "same": f"above {1 - self.margin:g} of the way from untrained twins to seeds (margin {self.margin:g})",
             "models": shown(self.live, self.hardware),
             "measures": list(self.measures),
             "pairs of layers": sum(part.pairs for part in self.parts),
@@ -173,7 +181,8 @@ class Universality(Study):
         with run.stage("results"):
             for label, bound in measures.items():
                 matrices |= dict(self._of_measure(run, label, bound, {key: made[label] for key, made in known.items()}))
-        return Results(study="universality", matrices=matrices, about={"alpha": self.significance.alpha})
+        about = {"alpha": self.significance.alpha, "margin": self.margin}
+        return Results(study="universality", matrices=matrices, about=about)
 
     def _matrices(
         self, run: Run, part: Comparison, measures: Collection[str], given: Mapping[str, Sequences]
@@ -252,23 +261,19 @@ def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, 
     return seeds
 
 
-def _check_seeds(where: str, seeds: int, others: int, alpha: float) -> None:
-    """Raises BadInput where models below the seeds' ceiling could not be told, or where nothing tells how models of a
-    value vary. Single models have no such ceiling."""
-    if seeds == others == 1:
-        return
-    if min(seeds, others) < 2:
-        raise BadInput(
-            f"{where}: two seeds or more are needed of it and of its base, or one of each, got {others} and {seeds}; "
-            "add some"
-        )
-    least = 1 / math.comb(seeds + others, others)
-    if least > alpha:
-        needed = next(n for n in range(seeds, 10**6) if 1 / math.comb(n + others, others) <= alpha)
-        raise BadInput(
-            f"{where}: {others} models against {seeds} seeds of the base have no p below {least:.2g}, got alpha "
-            f"{alpha:g}; {needed} seeds of the base are needed, or more of the value"
-        )
+def _check_seeds(sizes: Mapping[str, tuple[int, int]], margin: float, alpha: float) -> None:
+    """Raises BadInput where so many values, each corrected for the others, would seldom be shown to be the same, or
+    where nothing tells how models of a value vary. sizes: by value, the seeds of its base and its models; single models
+    have no such test."""
+    tested = {where: size for where, size in sizes.items() if size != (1, 1)}
+    for where, (seeds, models) in tested.items():
+        if wanted := needed(seeds, models, len(tested), margin, alpha):
+            pairs = zip(wanted, (seeds, models), ("seeds of the base", "models of it"), strict=True)
+            more = " and ".join(f"{count} {what}" for count, there, what in pairs if count > there)
+            raise BadInput(
+                f"{where}: too few to show that one of {len(tested)} values is the same at margin {margin:g} and alpha "
+                f"{alpha:g}, got {models} models against {seeds} seeds of the base; {more} are needed"
+            )
 
 
 def _twins(base: Models, others: Models, count: int) -> tuple[dict[str, Source], int]:

@@ -64,7 +64,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     record, manifest = recorded(newest()), json.loads((newest() / "manifest.json").read_text())
     # nine trained models, three untrained in each of two shapes
     assert len(manifest["models"]) == 15
-    assert record["about"] == {"alpha": 0.05}
+    assert record["about"] == {"alpha": 0.05, "margin": 0.2}
     rows = [dict(zip(record["tables"]["universality"]["columns"], row, strict=True))
             for row in record["tables"]["universality"]["rows"]]  # fmt: skip
     assert [(row["measure"], row["value"]) for row in rows] == [
@@ -101,7 +101,9 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     ]
     assert not {row["verdict"] for row in rows} - {*MARKERS}
     # two steps of training change nothing
-    assert {row["verdict"] for row in rows} == {"unclear"}
+    assert {row["verdict"] for row in rows} == {"not told apart"}
+    assert {row["margin"] for row in rows} == {0.2}
+    assert sorted(file.stem for file in (newest() / "figures").glob("*.png"))[0] == "universality-factors"
     for name in ("factors", "values"):
         assert (newest() / "figures" / f"universality-{name}.png").is_file()
     # again, with weights
@@ -110,13 +112,14 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     assert code == 0, err
     again = recorded(newest())["tables"]
     assert again["universality"] == record["tables"]["universality"]
-    assert again["universality by weight of measures"]["rows"] == [["any", 0.0, 0.0, 0.0, 0.0, 1.0]]
+    assert again["universality by weight of measures"]["rows"] == [["any", 0.0, 0.0, 0.0, 0.0, 1.0, 0.2]]
     code, _, err = repsim("analyse", folder, "+analyses.universality.weights={procrust: 1.0}")
     assert code == 1
     assert "analyses.universality: weights: no such measure, got 'procrust'; did you mean 'procrustes'?" in err
     code, out, err = repsim("run", *WORDS, f"+options.factors={{any: {FACTOR}}}", "dry_run=true")
     assert code == 0, err
     assert "any: ['half', 'more']" in out
+    assert "same: above 0.8 of the way from untrained twins to seeds (margin 0.2)" in out
 
 
 def test_single_models_are_judged_without_seeds(repsim, newest):
@@ -129,11 +132,12 @@ def test_single_models_are_judged_without_seeds(repsim, newest):
     table = recorded(newest())["tables"]["universality"]
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
     assert [row["models"] for row in rows] == ["1 x 1"] * 4
-    unknown = ("low", "high", "seeds", "least of seeds", "largest of seeds", "p below seeds", "share of seeds")
+    unknown = ("low", "high", "seeds", "least of seeds", "largest of seeds", "p below seeds", "share of seeds", "p of same",
+               "p of unrelated")  # fmt: skip
     for row in rows:
         assert {row[name] for name in unknown} == {None}
-        assert row["verdict"] in {*MARKERS} - {"same"}
-        assert 0 < row["p against untrained"] < 1
+        assert row["verdict"] in {*MARKERS} - {"same", "unrelated"}
+        assert 0 < row["p against untrained"] <= 1
 
 
 def test_similarity_of_models_is_that_of_closest_layers():
@@ -167,8 +171,12 @@ def test_untrained_twins_have_the_shape_and_random_weights():
         (["+options.factors={any: {base: small, values: {half: narrow, all: small}}}"], "options.factors.any.values.all: it is the base, got 'small'; name another entry"),
         ([f"+options.factors={{any: {FACTOR}}}", "significance=none"], "significance.method: similarity is compared with random pairings of rows, got none; use significance=permutation"),
         ([f"+options.factors={{any: {FACTOR}}}", "cache=false"], "cache: each model is read in several comparisons, got false; leave it true"),
-        ([f"+options.factors={{any: {FACTOR}}}", "significance.alpha=0.01"], "options.factors.any.values.half: 3 models against 3 seeds of the base have no p below 0.05, got alpha 0.01; 7 seeds of the base are needed, or more of the value"),
-        ([f"+options.factors={{any: {FACTOR}}}", "model.narrow.seeds=[3]"], "options.factors.any.values.half: two seeds or more are needed of it and of its base, or one of each, got 1 and 3; add some"),
+        ([f"+options.factors={{any: {FACTOR}}}", "significance.alpha=0.001"], "options.factors.any.values.half: too few to show that one of 2 values is the same at margin 0.2 and alpha 0.001, got 3 models against 3 seeds of the base; 4 models of it are needed"),
+        ([f"+options.factors={{any: {FACTOR}}}", "+options.margin=0.05"], "got 3 models against 3 seeds of the base; 12 seeds of the base and 12 models of it are needed"),
+        ([f"+options.factors={{any: {FACTOR}}}", "+options.margin=0.9"], "options.margin: wrong value, got 0.9; give less than or equal to 0.5"),
+        ([f"+options.factors={{any: {FACTOR}}}", "model.narrow.seeds=[3]"], "got 1 models against 3 seeds of the base; 3 models of it are needed"),
+        ([f"+options.factors={{any: {FACTOR}}}", "model.other.seeds=[3,4]"], "options.factors.any.values.more: too few to show that one of 2 values is the same at margin 0.2 and alpha 0.05, got 2 models against 3 seeds of the base; 3 models of it are needed"),
+        ([f"+options.factors={{any: {FACTOR}, more: {FACTOR}, third: {FACTOR}, fourth: {FACTOR}, fifth: {FACTOR}, sixth: {FACTOR}, seventh: {FACTOR}, eighth: {FACTOR}}}"], "too few to show that one of 16 values is the same at margin 0.2 and alpha 0.05, got 3 models against 3 seeds of the base; 4 models of it are needed"),
         ([f"+options.factors={{any: {FACTOR}}}", "+options.twins=2"], "options.twins: wrong value, got 2; give greater than or equal to 3"),
         ([f"+options.factors={{any: {FACTOR.replace('narrow', 'elmo_original')}}}", "model=[elmo_original]", "model.elmo_original.path=/nowhere"], "model.elmo_original"),
         ([f"+options.factors={{any: {FACTOR}}}", "+analyses.universality.weights={cka_unbaised: 1}"], "analyses.universality.weights: no such measure, got 'cka_unbaised'; did you mean 'cka_unbiased'?"),
