@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import reference
+import scipy.stats
 import torch
 from helpers.nights import nightly
 from helpers.recorded import recorded

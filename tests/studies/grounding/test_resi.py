@@ -22,11 +22,22 @@ def test_published_numbers():
 
 def test_agreement_by_hand():
     x = np.arange(8.0)
-    assert resi.agreement(x, x**2, 0.95, 0) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
-    value, low, high = resi.agreement(x, np.array([3.0, 1, 0, 7, 5, 2, 6, 4]), 0.95, 0)
+    assert resi.agreement(x, x**2, 0.95) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
+    value, low, high = resi.agreement(x, np.array([3.0, 1, 0, 7, 5, 2, 6, 4]), 0.95)
     assert value == pytest.approx(1 - 6 * 48 / (8 * 63))
     assert low < value < high
-    assert resi.agreement(x[:3], -x[:3], 0.95, 0) == (pytest.approx(-1), None, None)
+    assert resi.agreement(x[:3], -x[:3], 0.95) == (pytest.approx(-1), None, None)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.85])
+@pytest.mark.parametrize("measures", [8, 23])
+def test_intervals_of_agreement_cover(measures, correlation):
+    rng, true, covered = np.random.default_rng(measures), 6 / np.pi * np.arcsin(correlation / 2), 0
+    for _ in range(400):
+        x, noise = rng.normal(size=(2, measures))
+        _, low, high = resi.agreement(x, correlation * x + (1 - correlation**2) ** 0.5 * noise, 0.95)
+        covered += low <= true <= high
+    assert covered / 400 == pytest.approx(0.96, abs=0.03)
 
 
 def test_unknown_tests():
