@@ -184,9 +184,9 @@ def correlated(rng: np.random.Generator, count: int, correlation: float) -> floa
 PROMISES: list[Promise] = [
     *verdicts(),
     *(
-        Promise("more than untrained, two single models", f"twins of {shapes} shape" + "s" * (shapes > 1), "level", ALPHA, 1000,
+        Promise("more than untrained, two single models", f"twins of {what}", "level", ALPHA, 1000,
                 partial(single, shapes=shapes))
-        for shapes in (1, 2)
+        for shapes, what in ((1, "one shape"), (2, "two shapes"))
     ),
     *bands(),
     *samples(),

@@ -81,7 +81,7 @@ def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
 
 def judge(cell: Compared, margin: float = MARGIN, level: float = 0.95) -> Judged:
     """Student's t of contrasts of means over pairs of models, with errors from the jackknife over the models of base,
-    value and twins (see `over_models`).
+    value and twins (see `over_models`); of contrasts with seeds, no more degrees of freedom than equal spreads have.
 
     alike: the similarity is more than a share 1 - margin of the way to the seeds, from untrained twins and from chance,
     and seeds are above both. apart: it is less than a share `margin` of the way from chance to seeds, and seeds are
@@ -93,10 +93,15 @@ def judge(cell: Compared, margin: float = MARGIN, level: float = 0.95) -> Judged
     values, error = np.nan_to_num(means) @ weights, over_models([np.nan_to_num(x) @ weights for x in left])
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(values == 0, 0.0, values / error.se)
-    each = np.where(unknown, np.nan, scipy.special.stdtr(error.freedom, -t))
+    models = min(cell.base, len(cell.similar) - cell.base)
+    freedom = error.freedom
+    if models > 1:
+        # few models that happen to be alike would be taken for many
+        planned = _planned(cell.base, len(cell.similar) - cell.base, margin)[1]
+        freedom = np.where((weights[:2] != 0).all(0), np.minimum(freedom, planned), freedom)
+    each = np.where(unknown, np.nan, scipy.special.stdtr(freedom, -t))
     ends = np.cumsum([len(every) for every in asked.values()])[:-1]
     p = {name: float(np.fmax.reduce(some)) for name, some in zip(asked, np.split(each, ends), strict=True)}
-    models = min(cell.base, len(cell.similar) - cell.base)
     if models < FEWEST:
         p |= {"alike": math.nan, "apart": math.nan}
     of_trained = Error(np.array(math.nan), np.array(1.0)) if models < 2 else over_models([x[:, 0] for x in left[:2]])
@@ -207,10 +212,15 @@ def power(seeds: int, models: int, values: int, margin: float, alpha: float) -> 
     """How often models that are like further seeds are called the same by the first step of Holm's correction: each
     shifts all similarities to it by a normal number whose standard deviation is SPREAD of the way from untrained twins
     to seeds."""
-    parts = np.array([(1 - 2 * (1 - margin)) ** 2 / seeds, 1 / models])
-    freedom = parts.sum() ** 2 / (parts**2 / (np.array([seeds, models]) - 1)).sum()
+    variance, freedom = _planned(seeds, models, margin)
     least = scipy.stats.t.isf(alpha / values, freedom)
-    return float(scipy.stats.nct.sf(least, freedom, margin / SPREAD / math.sqrt(parts.sum())))
+    return float(scipy.stats.nct.sf(least, freedom, margin / SPREAD / math.sqrt(variance)))
+
+
+def _planned(seeds: int, models: int, margin: float) -> tuple[float, float]:
+    """The variance of the contrast of `same` where the variance of a model is 1, and its degrees of freedom."""
+    parts = np.array([(1 - 2 * (1 - margin)) ** 2 / seeds, 1 / models])
+    return float(parts.sum()), float(parts.sum() ** 2 / (parts**2 / (np.array([seeds, models]) - 1)).sum())
 
 
 def needed(seeds: int, models: int, values: int, margin: float, alpha: float) -> tuple[int, int] | None:
