@@ -177,7 +177,7 @@ def test_what_a_run_needs_is_what_it_takes():
     rng = np.random.default_rng(11)
     alpha = ALPHA / 15
     found = [judged_cell(rng, 0.8, base=8, value=3).alike <= alpha for _ in range(6 * DRAWS)]
-    assert np.mean(found) == pytest.approx(rule.power(8, 3, 15, 0.2, ALPHA), abs=0.1)
+    assert np.mean(found) == pytest.approx(rule.power(8, 3, 15, 0.2, ALPHA), abs=0.15)  # without the error of twins
 
 
 def test_the_diagonal_is_not_read():
