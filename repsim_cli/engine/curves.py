@@ -11,11 +11,7 @@ BANDS = {"quartiles": (25, 75), "deciles": (10, 90)}  # percentiles over layers
 
 def curve(
     *,
-    quantity: str,
     label: str,
-    point: str,
-    model: str,
-    parameters: int,
     steps: Sequence[int],
     layers: Sequence[str],
     values: Mapping[int, Sequence[float]],
@@ -26,7 +22,7 @@ def curve(
     """A line per layer, with their mean and percentiles. values, se: by step, one number per layer; no step, or NaN: a
     gap. The mean and the percentiles are of the layers that have a value.
 
-    label: of the y axis. about: more of what tells this curve from others.
+    label: of the y axis. about: what tells this curve from others: quantity, point, model, parameters, and more.
     """
 
     def by_layer(numbers: Mapping[int, Sequence[float]]) -> dict[str, Numbers]:
@@ -52,7 +48,7 @@ def curve(
         },
         errors=by_layer(se) if se else {},
         bounds=list(bounds),
-        about={"quantity": quantity, "point": point, "model": model, "parameters": parameters, **about},
+        about=about,
     )
 
 

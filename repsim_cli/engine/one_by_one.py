@@ -12,12 +12,12 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.plain import slug
-from repsim_cli.engine.known import AUDIT, VALUES, Cell, KnownPairs
-from repsim_cli.engine.processes import Turn, Work, hidden, solve_all
+from repsim_cli.engine.known import AUDIT, VALUES, Cell
+from repsim_cli.engine.processes import ALONE, Turn, solve_all
 from repsim_cli.engine.undefined import Matrix, Undefined, Wanted
 from repsim_cli.measures import Pairwise
 from repsim_cli.measures.base import at, issued_by
-from repsim_cli.measures.cards import Slow, Solved
+from repsim_cli.measures.cards import Solved
 
 
 def pairs(
@@ -26,16 +26,15 @@ def pairs(
     columns: Sequence[Any],
     names: Sequence[str],
     wanted: Wanted | None = None,
-    known: KnownPairs | None = None,
-    batch: int = 0,
-    show: Callable[[Callable[[], np.ndarray], int], None] = lambda values, done: None,
     undefined: Undefined | None = None,
+    turn: Turn = ALONE,
 ) -> Matrix:
     """A measure that is not an inner product, for all pairs of prepared representations; NaN where not wanted.
 
-    known: the pairs of the batch in the cache, where they are compared one by one. show: is given the values after each
-    row, and 0. undefined: is given the pairs without a value, which are NaN.
+    undefined: is given the pairs without a value, which are NaN. turn: where pairs that are compared one by one are
+    known, and shown.
     """
+    known, batch = turn.known, turn.batch
     undefined = {} if undefined is None else undefined
     if measure.compare_all is not None:
         with suppress(Degenerate):  # of which pair, only one by one can say
@@ -60,7 +59,7 @@ def pairs(
                 continue
             if known is not None and not caught:  # what is warned of is computed and warned of each time
                 known.add(VALUES, batch, (a, b), [float(values[a, b])])
-        show(partial(array, values), 0)
+        turn.show(partial(array, values), 0)
     return values
 
 
@@ -77,32 +76,29 @@ AUDITED = 40  # pairs at most: POT takes seconds for each
 
 
 def slow_pairs(
+    label: str,
     measure: Pairwise,
-    slow: Slow,
     states: Sequence[Any],
     names: Sequence[str],
     wanted: Wanted | None,
-    work: Work | None,
-    batch: int,
-    label: str,
     undefined: Undefined,
+    turn: Turn,
 ) -> tuple[Matrix, dict[str, Matrix]]:
     """A slow measure for all wanted pairs, and its details; with work the first batch is audited.
 
     undefined: is given the pairs without a value, which are NaN. An audit's details are NaN but for the pairs that were
     drawn: `audit_value`, `audit_reference` and `audit_tied`.
     """
-    count = len(states)
+    slow, count, work, batch = measure.slow, len(states), turn.work, turn.batch
+    assert slow is not None
     cells = [(a, b) for a in range(count) for b in range(count) if a <= b or not measure.card.symmetric]
     cells = [cell for cell in cells if wanted is None or wanted[cell]]
     solve = slow.solve or partial(plain, measure.compare)
     shape = (count, count, 1 + len(slow.details))
-    note, known = note_name(label), None if work is None else work.known.get(label)
+    note = note_name(label)
     noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
-    turn = Turn(VALUES, batch, _later(cells, count, work, known, batch), known)
-    show = partial(work.show if work is not None and batch == 0 else hidden, label, lambda: noted[..., 0], 0)
-    given = {"names": names, "work": work}
-    undefined |= solve_all(solve, states, cells, noted, name=measure.name, turn=turn, show=show, **given)
+    turn = turn._replace(later=_later(cells, count, turn))
+    undefined |= solve_all(solve, states, cells, noted, name=measure.name, names=names, turn=turn)
     numbers = np.array(noted)
     if measure.card.symmetric:
         undefined |= {(b, a): error for (a, b), error in undefined.items()}
@@ -114,17 +110,17 @@ def slow_pairs(
     if slow.audit is not None and slow.audit.share and work is not None and seed is not None:
         drawn = audited([cell for cell in cells if cell not in undefined], slow.audit.share, seed)
         checked = work.notes(batch, f"{note}-audit", (count, count, 2))
-        audit, turn = f"{measure.name}, audit", Turn(AUDIT, batch, 0, known)
-        solve_all(slow.audit.reference, states, drawn, checked, name=audit, turn=turn, **given)
+        audit, turn = f"{measure.name}, audit", Turn(AUDIT, batch, known=turn.known, work=work)
+        solve_all(slow.audit.reference, states, drawn, checked, name=audit, names=names, turn=turn)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
         audited_values = torch.where(reference.isnan(), reference, value)
         further |= {"audit_value": audited_values, "audit_reference": reference, "audit_tied": tied}
     return value, further
 
 
-def _later(cells: Sequence[Cell], count: int, work: Work | None, known: KnownPairs | None, batch: int) -> int:
+def _later(cells: Sequence[Cell], count: int, turn: Turn) -> int:
     """How many pairs are left to solve in later batches."""
-    later = range(batch + 1, 1 if work is None else work.batches)
+    known, later = turn.known, range(turn.batch + 1, 1 if turn.work is None else turn.work.batches)
     if known is None or not cells:
         return len(later) * len(cells)
     rows, columns = np.transpose(cells)

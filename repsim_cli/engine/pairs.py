@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.one_by_one import array, pairs, slow_pairs
-from repsim_cli.engine.processes import Work, hidden, opened
+from repsim_cli.engine.processes import Turn, Work, hidden, opened
 from repsim_cli.engine.undefined import (
     Cell,
     Lack,
@@ -188,14 +188,13 @@ def all_pairs(
                 continue
             n = len(representations[0])
             prepared = PreparedStates(measure=measure, names=names, rows=n, tile=tile, states=states, left=left)
+            known = None if work is None else work.known.get(label)
+            turn = Turn(batch=batch, known=known, work=work, show=partial(show, label))
             if measure.slow is None:
-                known = None if work is None else work.known.get(label)
                 with issued_by([label]):
-                    given = names, left, known, batch, partial(show, label), undefined
-                    values = pairs(measure, states, states, *given)
+                    values = pairs(measure, states, states, names, left, undefined, turn)
             else:
-                given = kept, names, left, work, batch, label, undefined
-                values, details = slow_pairs(measure, measure.slow, *given)
+                values, details = slow_pairs(label, measure, kept, names, left, undefined, turn)
                 prepared = replace(prepared, details=details)
             finish(label, prepared, within(measure.card, values), undefined)
         if work is not None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.base.workers import spawned, spawning, starting
-from repsim_cli.engine.known import Cell, KnownPairs
+from repsim_cli.engine.known import VALUES, Cell, KnownPairs
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.cards import Solved
 from repsim_cli.runs.results import PAIRS, Progress, quiet, write
@@ -41,18 +41,6 @@ Solve = Callable[[Any, Any], Solved]
 
 def hidden(label: str, values: Callable[[], np.ndarray], done: int) -> None:
     """Shows nothing."""
-
-
-class Turn(NamedTuple):
-    """The kind and the batch of the pairs to solve, how many are left for later batches, and the cache."""
-
-    kind: str
-    batch: int
-    later: int
-    known: KnownPairs | None
-
-
-ALONE = Turn("", 0, 0, None)
 
 
 class Stored(NamedTuple):
@@ -164,6 +152,21 @@ class Work:
         if not self._pool:
             self._pool += [Worker.start() for _ in range(self.processes)]
         return self._pool
+
+
+class Turn(NamedTuple):
+    """Pairs of one batch of a run. kind, known: where the cache has them. later: how many are left for later batches.
+    show: is given the values after each pair or row, and how many batches they are the mean of."""
+
+    kind: str = VALUES
+    batch: int = 0
+    later: int = 0
+    known: KnownPairs | None = None
+    work: Work | None = None
+    show: Callable[[Callable[[], np.ndarray], int], None] = lambda values, done: None
+
+
+ALONE = Turn()
 
 
 def filed(work: Work, state: Any) -> Any:
@@ -278,13 +281,11 @@ def solve_all(
     *,
     name: str,
     names: Sequence[str],
-    work: Work | None = None,
     turn: Turn = ALONE,
-    show: Callable[[], None] = lambda: None,
 ) -> dict[Cell, Degenerate]:
     """Fills noted[a, b] with the value and its details, where they are still missing; returns why pairs without a value
-    have none. show: called after each pair."""
-    kind, batch, later, known = turn
+    have none."""
+    kind, batch, later, known, work, show = turn
     if known is not None:
         # the pairs that this run noted before it was killed, and those that other runs solved
         held, asked = known.holds(kind, batch, len(states)), np.zeros(noted.shape[:2], bool)
@@ -313,5 +314,5 @@ def solve_all(
             noted[a, b, 0] = solved.value
             if known is not None:
                 known.add(kind, batch, (a, b), [solved.value, *solved.details])
-            show()
+            show(lambda: noted[..., 0], 0)
     return undefined

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,15 @@ def card_record(measure: Measure) -> dict[str, Any]:
 UNTESTED = "no test or error: some batch, random pairing or sample without it leaves the measure undefined"
 CORRECTED = ("p_family", "q")  # not given for every map
 CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
+
+
+class Sampled(NamedTuple):
+    """A kind of estimate, from so many rows in so many batches, of so many available; None: those of the run."""
+
+    kind: str
+    rows: int
+    batches: int
+    available: int | None = None
 
 
 def measure_record(
@@ -83,7 +92,8 @@ def measure_record(
                     **cells,
                 )
             )
-    return _measured(run, label, measure, matrix.estimate, matrix.rows, matrix.batches, null, matrices, available)
+    sampled = Sampled(matrix.estimate, matrix.rows, matrix.batches, available)
+    return _measured(run, label, measure, sampled, matrices, null)
 
 
 def listed(
@@ -102,10 +112,9 @@ def so_far(run: Run, comparison: Comparison) -> Writer:
     wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))
     names = [(layer.model, layer.name) for layer in comparison.layers]
     cells = len(names) ** 2 if wanted is None else int(wanted.sum())
-    estimate, available = comparison.extract.estimate, comparison.total
+    sampled = Sampled(comparison.extract.estimate, rows, batches, comparison.total)
     records = {
-        label: _measured(run, label, measure, estimate, rows, batches, None, [], available=available)
-        for label, measure in comparison.measures.items()
+        label: _measured(run, label, measure, sampled, matrices=[]) for label, measure in comparison.measures.items()
     }
     return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells)
 
@@ -116,10 +125,7 @@ def blocks_record(
     measure: Measure,
     blocks: Mapping[str, tuple[Sequence[str], np.ndarray]],
     undefined: Mapping[str, Mapping[tuple[int, int], str]],
-    *,
-    estimate: str,
-    rows: int,
-    batches: int,
+    sampled: Sampled,
 ) -> Measured:
     """A measure in results.json, of separate square matrices: name -> (names of rows and columns, values). undefined:
     by name, why cells have no value."""
@@ -131,30 +137,27 @@ def blocks_record(
         run.without_value += [[label, name, name, layers[a], layers[b], text] for (a, b), text in sorted(why.items())]
         side = Side(model=name, layers=list(layers))
         file = run.write_array(slug(label, f"{i:03d}", name), values)
-        matrices.append(Matrix(rows=side, columns=side, values=file, n=rows))
-    return _measured(run, label, measure, estimate, rows, batches, None, matrices)
+        matrices.append(Matrix(rows=side, columns=side, values=file, n=sampled.rows))
+    return _measured(run, label, measure, sampled, matrices)
 
 
 def _measured(
     run: Run,
     label: str,
     measure: Measure,
-    estimate: str,
-    rows: int,
-    batches: int,
-    null: dict[str, Any] | None,
+    sampled: Sampled,
     matrices: list[Matrix],
-    available: int | None = None,
+    null: dict[str, Any] | None = None,
 ) -> Measured:
     return Measured(
         name=measure.name,
         label=label,
         settings=dict(measure.settings),
         estimate={
-            "kind": estimate,
-            "rows": rows,
-            "rows_available": run.manifest["rows"] if available is None else available,
-            "batches": batches,
+            "kind": sampled.kind,
+            "rows": sampled.rows,
+            "rows_available": run.manifest["rows"] if sampled.available is None else sampled.available,
+            "batches": sampled.batches,
             **({"remedies": remedies} if (remedies := run.manifest.get("remedies")) else {}),
         },
         card=card_record(measure),

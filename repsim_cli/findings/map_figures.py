@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from scipy.cluster import hierarchy
@@ -96,7 +96,8 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
     starts = (0,) if mixed else ends[:-1].tolist()
     whole = (raw if values else joined(quantity))[cells]
-    figure, _ = _measured(whole, p, labels, labels, measured, quantity, starts, score, level)
+    drawn = Drawn(whole, p, score, level, quantity)
+    figure, _ = _measured(measured, drawn, labels, labels, starts=starts)
     for number, each in enumerate(pair(figure)):
         if mixed:
             each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
@@ -201,7 +202,8 @@ def _pair(
     score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
     models = matrix.rows.model, matrix.columns.model
     level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
-    figure, axes = _measured(values, p, down, across, measured, "values", (0,), score, level, limits())
+    drawn = Drawn(values, p, score, level)
+    figure, axes = _measured(measured, drawn, down, across, limits=limits())
     _, said = by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)
     for each in pair(figure):
@@ -229,21 +231,28 @@ SAMPLED = {
 }
 
 
+class Drawn(NamedTuple):
+    """The values or standard errors (`quantity`) of a measure, their p, by which chance is crossed out, the calibrated
+    scores beside them, and the level of chance with what is said of it."""
+
+    values: np.ndarray
+    p: np.ndarray | None
+    score: np.ndarray | None
+    level: tuple[Chance | None, str] | None
+    quantity: str = "values"
+
+
 def _measured(
-    values: np.ndarray,
-    p: np.ndarray | None,
+    measured: Measured,
+    drawn: Drawn,
     rows: list[str],
     columns: list[str],
-    measured: Measured,
-    quantity: str,
+    *,
     starts: Sequence[int] = (0,),
-    score: np.ndarray | None = None,
-    level: tuple[Chance | None, str] | None = None,
     limits: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
-    """A heatmap of a measure's values or standard errors, in the colours of its card; chance is crossed out. score:
-    the calibrated scores, drawn beside it. level: of chance, and what is said of it. limits: of the colours, by default
-    those of these values."""
+    """A heatmap in the colours of the measure's card. limits: of the colours, by default those of these values."""
+    values, p, score, level, quantity = drawn
     card, estimate = measured.card, measured.estimate
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     alpha = measured.null["alpha"] if p is not None and measured.null else 1.0

@@ -1,6 +1,7 @@
 """Descents to local minima of transport problems, Gromov-Wasserstein among them, from given starts."""
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +72,7 @@ def _reassign(
 ) -> Optimum:
     """The descent from an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole
     steps are best, so that every step ends at an assignment. Otherwise the general descent continues from there."""
-    for step in reassignments(matched, a, b, alpha, linear, count=STEPS - steps):
+    for step in islice(reassignments(matched, a, b, alpha, linear), STEPS - steps):
         steps += 1
         length, change = line_search(step.slope, step.curve)
         if change >= enough:
@@ -103,18 +104,17 @@ def reassignments(
     alpha: float = 1.0,
     linear: np.ndarray | float = 0.0,
     *,
-    count: int = STEPS,
     prices: Prices | None = None,
     gradient: Square | None = None,
 ) -> Iterator[Step]:
-    """Steps, each from the end of the last; prices and gradient: at the start, if known."""
+    """Steps, each from the end of the last, STEPS at most; prices and gradient: at the start, if known."""
     n = len(a)
     rows, share = np.arange(n), 1.0
     scaled = a * a.dtype.type(-4 * alpha / n)
     if gradient is None:
         gradient = np.ascontiguousarray(linear + scaled @ b[matched])
     (add_product,) = get_blas_funcs(("gemm",), (gradient,))
-    for _ in range(count):
+    for _ in range(STEPS):
         best, prices = assign(gradient, matched, prices, share)
         moved = np.flatnonzero(best != matched)
         share = len(moved) / n

@@ -13,7 +13,7 @@ from repsim_cli.engine.checks import suitable
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.counterparts import Counterparts, estimate_counterparts
 from repsim_cli.engine.curves import curve, named
-from repsim_cli.engine.record import blocks_record
+from repsim_cli.engine.record import Sampled, blocks_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.engine.unit import Kinds, Phase
@@ -263,7 +263,5 @@ class Course:
                 self.training.compared.measures[label],
                 blocks,
                 undefined,
-                estimate=self.training.compared.extract.estimate,
-                rows=like.rows,
-                batches=like.batches,
+                Sampled(self.training.compared.extract.estimate, like.rows, like.batches),
             )

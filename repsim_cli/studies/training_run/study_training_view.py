@@ -12,7 +12,7 @@ from repsim_cli.engine.curves import curve, known, named
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.processes import Work
-from repsim_cli.engine.record import blocks_record
+from repsim_cli.engine.record import Sampled, blocks_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.engine.unit import Kinds, Phase
@@ -154,8 +154,7 @@ class TrainingView(Study):
             self.measures[measure],
             blocks,
             undefined,
-            estimate=self.extract.estimate,
-            **self.counts,
+            Sampled(self.extract.estimate, **self.counts),
         )
 
     def _curve(self, measure: str, training: Training, by_step: Matrices) -> Curve:
