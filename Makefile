@@ -13,11 +13,11 @@ HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 # tests in which CI checks shapes and types of every call; `make nightly` does so in the others
 TYPED := $(addprefix tests/,activations measures studies/stitching)
 # the tiny studies that train for minutes; the others are run by CI
-LONG := finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
+LONG := cifar10_resnet9 modsum_gw yelp_cross_model finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
 	grounding% layer_identification% measure_agreement universality \
 	yelp_freeze yelp_seeds yelp_training
 # the longest first, so that both processes end together
-FIRST := modsum_gw yelp_cross_model cifar10_resnet9
+FIRST := modsum_training modsum_probes yelp_gw
 TINY := $(FIRST) $(filter-out $(FIRST),$(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml))))
 comma := ,
 empty :=
@@ -64,8 +64,10 @@ ray: .venv/ready-test .venv/ready-ray
 slurm: .venv/ready-test
 	PYTHON=$(abspath $(BIN))/python scripts/slurm_trial
 
+# hypothesis draws more examples at night
 nightly: .venv/ready-test real ray
 	$(PYTEST) -m "nightly and $(ELSEWHERE)"
+	$(PYTEST) --hypothesis-profile=nightly $(shell grep -rl "^@given" tests)
 	REPSIM_TYPES=1 $(PYTEST) $(TYPED:%=--ignore=%)
 	$(STUDIES) experiment=$(call listed,$(filter $(LONG),$(TINY)))
 	$(BIN)/repsim claims --check tiny > outputs/claims.md

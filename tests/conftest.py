@@ -39,7 +39,8 @@ from repsim_cli.data import network
 
 register()  # for the tests that compose without the command line
 
-hypothesis.settings.register_profile("repsim", deadline=None, max_examples=15, derandomize=True)
+hypothesis.settings.register_profile("repsim", deadline=None, max_examples=5, derandomize=True)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("repsim")
 
 
@@ -246,7 +247,7 @@ def perturb(model: torch.nn.Module) -> None:
 def repsim(monkeypatch, tmp_path, capsys, request):
     """repsim(words...) runs the real command line in this process -> (exit code, stdout, stderr).
 
-    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache". A run draws its figures and its report
+    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache". A run or comparison draws figures and report
     only in tests marked `drawn`: they take half the time of a run on tiny models.
     """
     from repsim_cli import cli
@@ -259,7 +260,7 @@ def repsim(monkeypatch, tmp_path, capsys, request):
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
         monkeypatch.delenv("REPSIM_QUIET", raising=False)
-        drawn = words[0] != "run" or request.node.get_closest_marker("drawn")
+        drawn = words[0] not in ("run", "compare") or request.node.get_closest_marker("drawn")
         with nullcontext() if drawn else undrawn(), pytest.raises(SystemExit) as stopped:
             cli.main([str(word) for word in words])
         out, err = capsys.readouterr()

@@ -29,6 +29,7 @@ def of_texts():
     return repsim_cli.compare({"a": "tiny_a", "b": str(shipped_folder("tiny_b"))}, TEXTS, settings=SMALL)
 
 
+@pytest.mark.drawn
 def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
@@ -55,6 +56,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     ), out
     assert out.count("\n") <= 10
     assert out.splitlines()[-1].endswith("/report.html")
+    assert (newest() / "report.html").is_file()
     assert re.search(
         r"closest by cka_unbiased: resid_post@\d of tiny_a and resid_post@\d of tiny_b, 0\.\d{3}$", out, re.M
     )

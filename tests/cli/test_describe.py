@@ -257,6 +257,7 @@ def test_every_command_is_planned(repsim, places):
     assert not refused
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("study", [study for study, words in SHORTER.items() if words is not None])
 def test_the_command_of_a_study_runs(repsim, places, study):
     code, _, err = repsim(*words_of(EXAMPLES[f"study {study}"], places), *SHORTER[study])
@@ -287,6 +288,7 @@ COMMENTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", COMMENTS)
 def test_the_command_of_a_comment(repsim, places, command):
     """Of one of the entries that it stands above."""

@@ -130,10 +130,11 @@ NAMES = {
 }  # of runs that began together the last
 
 
-COSTLY = [words for words in HELP if words[0] in ("convert", "compare")]  # like commands of the pages
+RUN = [words for words in dict.fromkeys(COMMANDS) if words[0] != "run"]
+FIRST = {words[0]: words for words in reversed(RUN)}.values()  # of each command; the others at night
 
 
-@pytest.mark.parametrize("words", nightly([w for w in dict.fromkeys(COMMANDS) if w[0] != "run"], *COSTLY), ids=" ".join)
+@pytest.mark.parametrize("words", nightly(RUN, *(words for words in RUN if words not in FIRST)), ids=" ".join)
 def test_run(repsim, finished, place, tmp_path, words):
     """The runs that a command names are there."""
     if words[0] == "convert":

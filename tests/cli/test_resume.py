@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers.nights import nightly
 from helpers.recorded import recorded
 
 from repsim_cli.runs import folders, reader, results
@@ -125,7 +126,8 @@ def test_other_code_is_warned_about(repsim, broken_off):
 REMEDIES = ("extract.skip=2", "extract.drop_features=0.2", "extract.normalise=features")
 
 
-@pytest.mark.parametrize("words", [(), ("cache=false",), REMEDIES])
+# test_walk.py walks through all stages of such runs
+@pytest.mark.parametrize("words", nightly([(), ("cache=false",), REMEDIES], ("cache=false",), REMEDIES))
 def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "one"))
     assert repsim("run", "-q", *SMALL, *words)[0] == 0

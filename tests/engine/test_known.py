@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.nights import nightly
 
 from repsim_cli import measures
 from repsim_cli.base import closure, environment, registry
@@ -130,7 +131,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize("kind", nightly(RUNS, "slow, batches"))
 def test_numbers_are_those_of_a_fresh_run(compared, kind, monkeypatch):
     """With the models that another run had, one more before them, and all of them again."""
     names, settings = RUNS[kind]
@@ -327,9 +328,17 @@ EDITS = {  # a changed module, and the measures whose matrices stay
     "figures.heatmap": ALL,
     "studies.modular_sums.train": ALL,
 }
+# one of each kind: of a measure, of what it imports, of the engine, of what reads the rows, of what is not there
+AT_ONCE = (
+    "measures.nearest",
+    "measures.compiled.augmenting",
+    "engine.estimates",
+    "models.precomputed",
+    "figures.heatmap",
+)
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", nightly(EDITS, *(edit for edit in EDITS if edit not in AT_ONCE)))
 def test_a_changed_file_is_computed_again(compared, edited, edit):
     compared("ab", ALL)
     assert compared("ab", ALL)[1].manifest["matrices_cached"] == ALL
@@ -376,7 +385,11 @@ def test_pairs_permutations_and_tables_follow_the_code(compared, edited, solved,
 
 
 @pytest.mark.parametrize(
-    ("package", "again"), [("torch", 3), ("numpy", 3), ("scipy", 3), ("pot", 1), ("numba", 1), ("matplotlib", 0)]
+    ("package", "again"),
+    [
+        *(("torch", 3), ("pot", 1), ("matplotlib", 0)),
+        *(pytest.param(*like, marks=pytest.mark.nightly) for like in (("numpy", 3), ("scipy", 3), ("numba", 1))),
+    ],
 )
 def test_another_version_of_a_package_is_other_code(compared, monkeypatch, package, again):
     """Of those that a measure or the engine imports; a missing one is a version too."""

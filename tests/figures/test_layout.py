@@ -51,7 +51,11 @@ def words(figure: Any) -> list[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "width"), [*((kind, "column") for kind in EVERY), *((kind, "page") for kind in AT_PAGE)]
+    ("kind", "width"),
+    [
+        *((kind, "column") for kind in EVERY),
+        *(pytest.param(kind, "page", marks=pytest.mark.nightly) for kind in AT_PAGE),
+    ],
 )
 def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
     settings: Any = frame.STYLE | (frame.COLUMN if width == "column" else {})

@@ -9,6 +9,7 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
+from helpers.nights import nightly
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import models
@@ -66,7 +67,7 @@ class Touch:
         return open, (str(self.file), "w")
 
 
-@pytest.mark.parametrize("content", ["code", "objects", "nonsense"])
+@pytest.mark.parametrize("content", nightly(["code", "objects", "nonsense"], "objects", "nonsense"))
 def test_what_is_no_dictionary_of_tensors_is_refused(pickled, tmp_path, content):
     folder, _ = pickled
     trap = tmp_path / "trap"
