@@ -70,7 +70,7 @@ class Toy:
     """
     factor: int = 1
 
-@claim("a toy", statistic="number of layers", threshold=1.0)
+@claim("a toy", statistic="number of layers", threshold=1.0, unit="fact")
 def there_are_layers(count: int) -> Fact:
     """There are layers."""
     return Fact(float(count), HOLDS)

@@ -14,7 +14,7 @@ from repsim_cli.config.presets import described
 from repsim_cli.runs import folders, reader, results
 
 TINY = "tiny"
-COLUMNS = ("claim", "source", "statistic", "holds where")
+COLUMNS = ("claim", "source", "statistic", "holds where", "unit")
 
 
 def claims_command(parsed: argparse.Namespace) -> int:
@@ -33,6 +33,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
         say(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
         say(f"  {claim.says}")
         say(f"  holds where {claim.statistic} is {bound(claim)}")
+        say(f"  unit: {claim.unit}")
         for run, words in by_claim.get(claim.name, {}).items():
             say(f"  {run}: {'; '.join(words)}")
     return 0
@@ -51,8 +52,8 @@ def newest(root: Path) -> dict[str, Path]:
 
 
 def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
-    """By claim and run: the verdict on every measure, with its value and p where `values` are asked for. Damaged runs
-    are left out, with a warning."""
+    """By claim and run: the verdict on every measure and the number of units, with its value and p where `values` are
+    asked for. Damaged runs are left out, with a warning."""
     by_claim: dict[str, dict[str, list[str]]] = {}
     for name, folder in sorted(runs.items()):
         try:
@@ -63,7 +64,11 @@ def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dic
         for verdict in tested:
             words = f"{verdict.measure} {verdict.verdict}"
             if values and verdict.value is not None:
-                words += f", {verdict.value:.3g}" + ("" if verdict.p is None else f" (p = {verdict.p:.2g})")
+                p = "" if verdict.decided is None else f"p = {verdict.decided:.2g}"
+                said = ", ".join(filter(None, [p, verdict.over]))
+                words += f", {verdict.value:.3g}" + (f" ({said})" if said else "")
+            elif verdict.over:
+                words += f" ({verdict.over})"
             by_claim.setdefault(verdict.name, {}).setdefault(name, []).append(words)
     return by_claim
 
@@ -74,7 +79,8 @@ def table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[st
     yield "|" + " --- |" * (len(COLUMNS) + 1)
     for claim in claims:
         words = [f"`{run}`: {'; '.join(each)}" for run, each in by_claim.get(claim.name, {}).items()]
-        cells = (f"`{claim.name}`", claim.source, claim.statistic.replace("|", "\\|"), bound(claim), "<br>".join(words))
+        statistic = claim.statistic.replace("|", "\\|")
+        cells = (f"`{claim.name}`", claim.source, statistic, bound(claim), claim.unit, "<br>".join(words))
         yield f"| {' | '.join(cells)} |"
 
 

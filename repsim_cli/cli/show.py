@@ -58,8 +58,9 @@ def _evidence(claim: Verdict) -> str:
         return claim.why
     error = "" if claim.se is None else f" ± {claim.se:.2g}"
     parts = [f"{claim.value:.3f}{error}", f"threshold {claim.threshold}"]
-    if claim.p is not None:
-        parts.append(f"p = {claim.p:.2g}")
+    if claim.decided is not None:
+        parts.append(f"p = {claim.decided:.2g}")
+    parts += [claim.over] if claim.over else []
     return ", ".join([*parts, claim.why] if claim.verdict == "not testable here" else parts)
 
 

@@ -112,7 +112,11 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
 def noted(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
     """The verdicts with a note on every model that falls short of what it was trained for, where they rest on it."""
     short = run.manifest.get("short", {})
-    models = {claim.name: {run.trained.get(training) for training in claim.of} for claim in claims if claim.of}
+    models = {
+        claim.name: {label for training in claim.of for label in run.trained.get(training, [])}
+        for claim in claims
+        if claim.of
+    }
     return [
         verdict
         for each in verdicts

@@ -89,9 +89,10 @@ class Finished:
         return {label: about["entry"] for label, about in self.manifest.get("facts", {}).items() if about.get("entry")}
 
     @property
-    def trained(self) -> dict[str, str]:
-        """By how models were trained here, where that tells models apart, the first such model."""
-        return {about.training: label for label, about in reversed(self.models.items()) if about.training}
+    def trained(self) -> dict[str, list[str]]:
+        """By how models were trained here, where that tells models apart, all such models: seeds of one recipe."""
+        trainings = dict.fromkeys(about.training for about in self.models.values() if about.training)
+        return {each: [label for label, about in self.models.items() if about.training == each] for each in trainings}
 
     def array(self, path: str) -> np.ndarray:
         return reader.read_array(self.folder, path)[self.left.get(path, ...)]

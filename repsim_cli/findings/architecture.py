@@ -63,6 +63,7 @@ def table(models: Mapping[str, Facts], factor: float) -> Table:
     "Brown et al. 2023, table 1",
     statistic="d_head of 2.8b over the median of its neighbours in size",
     threshold=SMALL,
+    unit="fact",
     published="below",
 )
 def pythia_2_8b_has_a_small_head(models: Mapping[str, Facts]) -> Fact | Untestable:

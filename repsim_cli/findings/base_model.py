@@ -17,8 +17,8 @@ from repsim_cli.figures.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import thirds
-from repsim_cli.findings.maps import Map, map_of
+from repsim_cli.findings.evidence import DEEP, FEWEST, by_jackknife, by_units, thirds, with_trend
+from repsim_cli.findings.layer_maps import Map, map_of
 from repsim_cli.runs.content import Axis, Curve, Table
 
 Places = Mapping[str, slice]
@@ -69,10 +69,11 @@ def compared(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[st
     return lines
 
 
-CHANGE = "mean similarity with the same layer of the base: lower third minus upper third"
+CHANGE = "mean similarity with the same layer of the base, over trainings: lower third minus upper third"
+BASES = f"needs a base of {DEEP} layers or more, and {FEWEST} trainings of models of its layers"
 
 
-@claim("Wu et al. 2020, section 6", statistic=CHANGE, threshold=0.0, on="cka")
+@claim("Wu et al. 2020, section 6", statistic=CHANGE, threshold=0.0, unit="task", on="cka")
 def top_layers_change_most(whole: Map) -> Weighed | Untestable:
     """Fine-tuning changes the top layers most."""
     if "cka" not in whole.values:
@@ -80,40 +81,55 @@ def top_layers_change_most(whole: Map) -> Weighed | Untestable:
     return _changes_at_the_top(whole, whole.values["cka"])
 
 
-@claim("Wu et al. 2020, section 6, figure 6", statistic=CHANGE, threshold=0.0, on="map")
+@claim("Wu et al. 2020, section 6, figure 6", statistic=CHANGE, threshold=0.0, unit="task", on="map")
 def top_attention_changes_most(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Fine-tuning changes the attention of the top layers most."""
     return _changes_at_the_top(whole, values)
 
 
 def _changes_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+    """Seeds of one training are one unit. All units are of this base, whose layers they share."""
     if whole.base is None:
-        return Untestable("needs a base")
-    curves = [curve for curve in to_base(values, whole.models, whole.base).values() if len(curve) > 2]
-    if not curves:
-        return Untestable("no model has the base's layers, three or more")
-    return Weighed(*thirds(np.mean(curves, axis=0)))
+        return Untestable(BASES)
+    by_training: dict[str, list[np.ndarray]] = {}
+    for label, curve in to_base(values, whole.models, whole.base).items():
+        if label not in whole.untrained and len(curve) >= DEEP:
+            by_training.setdefault(whole.entry(label), []).append(curve)
+    if not by_training:
+        return Untestable(BASES)
+    curves = [np.mean(of_seeds, axis=0) for of_seeds in by_training.values()]
+    falls = [thirds(curve) for curve in curves]
+    return Weighed(float(np.mean(falls)), with_trend(by_units(falls, 0.0, "task"), [-curve for curve in curves]))
 
 
 @claim(
     "Wu et al. 2020, section 6, figures 5 and 6",
     statistic="mean similarity with the same layer of models of other trainings: lower third minus upper third",
     threshold=0.0,
+    unit="task",
     on="map",
 )
 def tasks_diverge_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Bottom layers remain similar to one another even when fine-tuning on different tasks, top layers diverge."""
     if whole.base is None:
-        return Untestable("needs a base")
+        return Untestable(BASES)
     tuned = [label for label in to_base(values, whole.models, whole.base) if label not in whole.untrained]
-    curves = [
-        (values[whole.models[a], whole.models[b]].diagonal() + values[whole.models[b], whole.models[a]].diagonal()) / 2
+    curves = {
+        (a, b): (values[whole.models[a], whole.models[b]] + values[whole.models[b], whole.models[a]].T).diagonal() / 2
         for a, b in combinations(tuned, 2)
         if whole.entry(a) != whole.entry(b)
-    ]
-    if not curves or len(curves[0]) < 3:
-        return Untestable("needs two trainings of models of the base's layers, three or more")
-    return Weighed(*thirds(np.mean(curves, axis=0)))
+    }
+    if not curves or len(next(iter(curves.values()))) < DEEP:
+        return Untestable(BASES)
+
+    def mean(left_out: str = "") -> np.ndarray:
+        """Over pairs of models; pairs share trainings, so trainings are left out."""
+        rest = [x for pair, x in curves.items() if left_out not in map(whole.entry, pair)]
+        return np.mean(rest, axis=0) if rest else np.full(len(next(iter(curves.values()))), np.nan)
+
+    without = [thirds(mean(training)) for training in dict.fromkeys(map(whole.entry, tuned))]
+    evidence = by_jackknife(thirds(mean()), 0.0, without, "task")
+    return Weighed(thirds(mean()), with_trend(evidence, [-mean()]))
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

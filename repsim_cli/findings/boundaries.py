@@ -10,15 +10,25 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.blocks import neighbours
-from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, Claim, Fact, Untestable, Weighed, claim
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import adjusted_rand
-from repsim_cli.findings.evidence import by_jackknife, by_units, correlated, over_places
+from repsim_cli.findings.evidence import FEWEST as LEAST
+from repsim_cli.findings.evidence import (
+    FLIPS,
+    by_jackknife,
+    by_lone,
+    by_rank,
+    by_units,
+    log_of,
+    opposite,
+    too_few,
+)
 from repsim_cli.findings.layers import block_of, point_of
 from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, divided, segments
 from repsim_cli.runs.content import Table
@@ -35,10 +45,8 @@ COLUMNS = {
 }  # fmt: skip
 GW, CKA = "gromov_wasserstein", "cka"
 SECTION, SEEDS = "Gao et al. 2024, section 5.2, figure 4", "Gao et al. 2024, figure 17"
-OVER_BLOCKS = "standard error over the blocks, one left out at a time"
 NO_BOUNDARY = "a boundary clearer than in surrogates without groups"
-NO_BASE = "needs a base, and a model that was fine-tuned from it"
-DEPTH, NEAR = 2 / 3, 1 / 12  # the published boundary, after 8 of 12 blocks, and the depth of one of them
+NO_BASE = f"needs a base, and {LEAST} models that were fine-tuned from it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +86,7 @@ class Blocks:
 
     @property
     def mean(self) -> float:
-        return _mean(self.apart)
-
-
-def _mean(apart: Square) -> float:
-    return float(apart[np.triu_indices(len(apart), k=1)].mean())
+        return float(self.apart[np.triu_indices(len(self.apart), k=1)].mean())
 
 
 def blocks_of(values: Square, larger_is_closer: bool) -> Blocks | None:
@@ -119,11 +123,6 @@ class Parted:
         """The fine-tuned models with a boundary: in a smooth gradient two groups of least cost mean nothing."""
         return {label: blocks for label, blocks in self.tuned.items() if blocks.clearness > 0}
 
-    def gap(self, kept: slice | np.ndarray = slice(None)) -> float:
-        """The mean distance between some blocks: of the fine-tuned models minus the base."""
-        means = {label: _mean(blocks.apart[kept][:, kept]) for label, blocks in self.models.items()}
-        return float(np.mean([means[label] for label in self.tuned])) - means[str(self.base)]
-
 
 @cache
 def _agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
@@ -140,56 +139,30 @@ def agreed(pairs: Sequence[tuple[Blocks, Blocks]]) -> float:
 # ---- claims on one measure ----
 
 
-@claim(SECTION, statistic="contiguous groups of blocks of the base", threshold=1.0, on="blocks", published="below")
-def base_has_no_blocks(parted: Parted) -> Fact | Untestable:
-    """The pre-trained BERT does not have major differences among blocks."""
-    if parted.base not in parted.models or not parted.tuned:
-        return Untestable(NO_BASE)
-    groups = parted.models[str(parted.base)].groups
-    if groups > 1:
-        return Fact(float(groups), FAILS, "more than one group is found in about 5 % of gradients and noise")
-    after = max(blocks.groups for blocks in parted.tuned.values())
-    why = f"by the same rule a fine-tuned model has {'none either' if after == 1 else f'{after} groups'}"
-    return Fact(1.0, HOLDS if after > 1 else UNCLEAR, why)
-
-
-@claim(SECTION, statistic="mean distance between blocks: fine-tuned models minus base", threshold=0.0, on="blocks")
-def fine_tuning_parts_blocks(parted: Parted) -> Weighed | Untestable:
-    """Fine-tuned models have major differences among blocks, which the pre-trained one has not."""
-    if parted.base not in parted.models or not parted.tuned:
-        return Untestable(NO_BASE)
-    depths = {len(blocks.apart) for blocks in parted.models.values()}
-    if len(depths) > 1:
-        return Untestable("the models have different numbers of blocks")
-    places = np.arange(depths.pop())
-    left_out = [parted.gap(np.delete(places, block)) for block in places]
-    return Weighed(parted.gap(), by_jackknife(parted.gap(), 0.0, left_out, OVER_BLOCKS))
-
-
 @claim(
     SECTION,
-    statistic="distance of the boundary from two thirds of the depth, mean over fine-tuned models",
-    threshold=NEAR,
+    statistic="log of the mean distance between blocks: mean of fine-tuned models minus base",
+    threshold=0.0,
+    unit="model",
     on="blocks",
-    published="below",
 )
-def boundary_is_at_two_thirds(parted: Parted) -> Weighed | Untestable:
-    """The first major differences occur at block 9 of 12: clusters are the blocks 1 to 8 and 9 to 12."""
-    divided = parted.divided.values()
-    if not divided:
-        return Untestable(f"needs a fine-tuned model with {NO_BOUNDARY}")
-    depths = np.array([len(blocks.apart) for blocks in divided])
-
-    def away(places: Int[np.ndarray, "k models"]) -> Float[np.ndarray, " k"]:
-        return np.abs((places + 1) / depths - DEPTH).mean(1)
-
-    return Weighed(*over_places([blocks.cut - 1 for blocks in divided], (depths - 1).tolist(), away, "of the boundary"))
+def fine_tuning_parts_blocks(parted: Parted) -> Weighed | Untestable:
+    """Fine-tuned models have major differences among blocks, which the pre-trained one has not."""
+    base = parted.base
+    if base is None or base not in parted.models or not parted.tuned:
+        return Untestable(NO_BASE)
+    if len({len(blocks.apart) for blocks in parted.models.values()}) > 1:
+        return Untestable("the models have different numbers of blocks")
+    far = {label: log_of(blocks.mean) for label, blocks in parted.models.items()}
+    others = [far[label] for label in parted.tuned]
+    return Weighed(float(np.mean(others)) - far[base], opposite(by_lone(far[base], others, "model")))
 
 
 @claim(
     SECTION,
     statistic="Spearman's rho over fine-tuned models between sparsity and mean distance between blocks",
     threshold=-0.5,
+    unit="model",
     on="blocks",
     published="below",
 )
@@ -202,13 +175,14 @@ def sparser_models_differ_less(parted: Parted) -> Weighed | Untestable:
     means = np.array([parted.models[label].mean for label in known])
     if len(set(means)) < 2:
         return Untestable("all models have the same mean distance")
-    return Weighed(*correlated([(shares, means)], "the models"))
+    return Weighed(*by_rank(shares, means, -0.5, "model"))
 
 
 @claim(
     SEEDS,
     statistic="adjusted Rand index of the boundaries of two seeds, mean over pairs",
     threshold=0.5,
+    unit="seed",
     on="blocks",
 )
 def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
@@ -219,14 +193,14 @@ def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
         return Untestable(f"needs two seeds of one entry with {NO_BOUNDARY}")
     if len({len(parted.models[label].apart) for label in labels}) > 1:
         return Untestable("the models have different numbers of blocks")
-    table = _agreements(len(parted.models[labels[0]].apart))
-    first, second = np.array([[labels.index(label) for label in pair] for pair in pairs]).T
 
-    def mean(places: Int[np.ndarray, "k models"]) -> Float[np.ndarray, " k"]:
-        return table[places[:, first], places[:, second]].mean(1)
+    def mean(left_out: str = "") -> float:
+        kept = [(parted.models[a], parted.models[b]) for a, b in pairs if left_out not in (a, b)]
+        return agreed(kept) if kept else float("nan")
 
-    at = [parted.models[label].cut - 1 for label in labels]
-    return Weighed(*over_places(at, [len(table)] * len(labels), mean, "of the boundaries"))
+    if len(labels) < FLIPS:  # of three that are anywhere all may agree
+        return Weighed(mean(), too_few(len(labels), "seed", FLIPS))
+    return Weighed(mean(), by_jackknife(mean(), 0.5, [mean(label) for label in labels], "seed"))
 
 
 # ---- claims on several measures ----
@@ -239,6 +213,7 @@ ByMeasure = Mapping[str, Parted]  # by the name of the measure
     statistic="clearness of the boundary: Gromov-Wasserstein minus the clearest other measure, mean over fine-tuned "
     "models",
     threshold=0.0,
+    unit="model",
     on="measures",
 )
 def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
@@ -247,35 +222,10 @@ def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
         return Untestable(f"needs the measure {GW}, and others")
     others = [other.tuned for name, other in parted.items() if name != GW]
     clear = {label: blocks for label, blocks in parted[GW].tuned.items() if all(label in other for other in others)}
-    if len(clear) < 2:
-        return Untestable("needs two fine-tuned models")
     gaps = [blocks.clearness - max(other[label].clearness for other in others) for label, blocks in clear.items()]
-    how = f"standard error over {len(gaps)} fine-tuned models"
-    return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, how))
-
-
-@claim(
-    "Gao et al. 2024, appendix I, figures 12 and 13",
-    statistic="adjusted Rand index of the boundaries under Gromov-Wasserstein and CKA, mean over fine-tuned models",
-    threshold=0.5,
-    on="measures",
-)
-def cka_has_the_same_boundary(parted: ByMeasure) -> Weighed | Untestable:
-    """CKA produces block structures similar to those of the GW distance."""
-    if absent := [name for name in (GW, CKA) if name not in parted]:
-        return Untestable(f"needs the measure {absent[0]}")
-    by_gw, other = (parted[name].divided for name in (GW, CKA))
-    pairs = [(by_gw[label], other[label]) for label in by_gw if label in other]
-    if not pairs:
-        return Untestable(f"needs a fine-tuned model with {NO_BOUNDARY} under both")
-    tables = [_agreements(len(first.apart)) for first, _ in pairs]
-
-    def mean(places: Int[np.ndarray, "k sides"]) -> Float[np.ndarray, " k"]:
-        sides = zip(tables, places[:, ::2].T, places[:, 1::2].T, strict=True)
-        return np.mean([table[left, other] for table, left, other in sides], axis=0)
-
-    at = [blocks.cut - 1 for pair in pairs for blocks in pair]
-    return Weighed(*over_places(at, [len(table) for table in tables for _ in range(2)], mean, "of the boundaries"))
+    if not gaps:
+        return Untestable(f"needs {LEAST} fine-tuned models")
+    return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, "model"))
 
 
 # ---- tables ----

@@ -4,6 +4,10 @@ A claim *holds* where its statistic lies on the published side of the threshold 
 one-sided p of at most 0.05, and *fails* where it lies on the other side and a value as far to that one has. In between
 it is *unclear*. Where no value could reach such a p on either side, it is *not testable here*. Facts that are read
 without error, such as the shape of a model, have no p and are never unclear.
+
+Each claim declares its unit of replication: what was drawn independently, and what its p or error is over. That is a
+model, a seed, a pair of models or a task, never a layer or a row of one model, for these resemble each other. Seeds and
+fine-tunings of one base tell of this base alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +23,7 @@ from repsim_cli.runs.content import Verdict
 
 HOLDS, FAILS, UNCLEAR, UNTESTABLE = "holds", "fails", "unclear", "not testable here"
 Side = Literal["above", "below"]
+Unit = Literal["model", "seed", "pair of models", "task", "fact"]
 
 
 class Weighed(NamedTuple):
@@ -45,8 +50,8 @@ class Untestable(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     """value: None where the models at hand give none. p: one-sided, of a value at least as far to the published side;
-    opposite_p: to the other side. se: standard error of the value, where p rests on one. why: what p or the error is
-    over, or why the claim cannot be tested."""
+    opposite_p: to the other side. se: standard error of the value, where p rests on one. units: how many independent
+    ones p or the error is over. unit: of what. why: what they are, or why the claim cannot be tested."""
 
     verdict: str
     value: float | None
@@ -54,6 +59,8 @@ class Judgement:
     p: float | None = None
     opposite_p: float | None = None
     se: float | None = None
+    units: int | None = None
+    unit: str = ""
 
 
 def judged(value: float, threshold: float, evidence: Evidence, published: Side = "above") -> Judgement:
@@ -61,9 +68,12 @@ def judged(value: float, threshold: float, evidence: Evidence, published: Side =
     p, opposite, beyond = evidence.above, evidence.below, value >= threshold
     if published == "below":
         p, opposite, beyond = opposite, p, value <= threshold
-    numbers = {"p": p, "opposite_p": opposite, "se": evidence.se}
+    numbers = {"p": p, "opposite_p": opposite, "se": evidence.se, "units": evidence.units, "unit": evidence.unit}
+    if evidence.smallest >= 1:  # no p at all
+        numbers = {"units": evidence.units, "unit": evidence.unit}
+        return Judgement(verdict=UNTESTABLE, value=value, why=f"needs {evidence.needs}, got {evidence.how}", **numbers)
     if evidence.smallest > LEVEL:
-        why = f"no p below {evidence.smallest:.2g} can be reached ({evidence.how}); needs more"
+        why = f"no p below {evidence.smallest:.2g} can be reached ({evidence.how}); needs {evidence.needs}"
         return Judgement(verdict=UNTESTABLE, value=value, why=why, **numbers)
     verdict = HOLDS if beyond and p <= LEVEL else FAILS if not beyond and opposite <= LEVEL else UNCLEAR
     return Judgement(verdict=verdict, value=value, why=evidence.how, **numbers)
@@ -77,6 +87,7 @@ class Claim:
     says: the paper's sentence.
     statistic, threshold: what is compared with what.
     published: on which side of the threshold the paper has it.
+    unit: of replication; `fact` where the value is read without error.
     module: where it is written; the analysis of this file tests it.
     on: the kind of result that its function takes.
     of: how the models that it rests on were trained (`content.BY_BLOCK`, ...); empty: it rests on all of the run.
@@ -88,6 +99,7 @@ class Claim:
     statistic: str
     threshold: float
     published: Side
+    unit: Unit
     module: str
     on: str
     of: tuple[str, ...]
@@ -98,6 +110,10 @@ class Claim:
         return _analysis_of(self.module)
 
     def __call__(self, *given: Any) -> Judgement:
+        judgement = self._judged(*given)
+        return replace(judgement, unit=judgement.unit or self.unit)
+
+    def _judged(self, *given: Any) -> Judgement:
         answer = self.function(*given)
         if isinstance(answer, Untestable):
             return Judgement(verdict=UNTESTABLE, value=None, why=answer.why)
@@ -127,6 +143,7 @@ def claim(
     *,
     statistic: str,
     threshold: float,
+    unit: Unit,
     on: str = "",
     of: tuple[str, ...] = (),
     published: Side = "above",
@@ -141,6 +158,7 @@ def claim(
             statistic=statistic,
             threshold=threshold,
             published=published,
+            unit=unit,
             module=function.__module__,
             on=on,
             of=of,

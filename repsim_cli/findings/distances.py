@@ -118,7 +118,7 @@ def adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, " m"]) ->
 def recovered(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
     """The adjusted Rand index of clusters and groups, against all other ways to group the models."""
     labels, exact = arrangements(codes(groups), seed)
-    return permuted(adjusted_rand(labels, cut), float(adjusted_rand(codes(groups)[None], cut)[0]), exact)
+    return permuted(adjusted_rand(labels, cut), float(adjusted_rand(codes(groups)[None], cut)[0]), exact, len(cut))
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,12 @@ def between(groups: Members, values: Square, seed: int) -> Between:
 # ---- claims ----
 
 
-@claim("Brown et al. 2023, figure 8", statistic="mean distance between groups minus within", threshold=0.0)
+@claim(
+    "Brown et al. 2023, figure 8",
+    statistic="mean distance between groups minus within",
+    threshold=0.0,
+    unit="model",
+)
 def between_group_distances_are_larger(models: Between) -> Weighed | Untestable:
     """Models of two groups are farther apart than models of one."""
     if why := no_groups(models.groups):
@@ -154,6 +159,7 @@ def between_group_distances_are_larger(models: Between) -> Weighed | Untestable:
     "Brown et al. 2023, figure 8",
     statistic="adjusted Rand index of hierarchical clusters and groups",
     threshold=0.5,
+    unit="model",
 )
 def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
     """The groups form two distinct clusters; here these come from distances alone."""
@@ -166,9 +172,9 @@ def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
         cut = hierarchical(models.values[np.ix_(kept, kept)], len(models.groups))
         return float(adjusted_rand(numbers[kept][None], cut)[0])
 
-    how = f"standard error over {len(numbers)} models, and {agreed.evidence.how}"
-    evidence = by_jackknife(agreed.value, 0.5, [without(model) for model in range(len(numbers))], how)
-    return Weighed(agreed.value, replace(evidence, above=max(evidence.above, agreed.p)))
+    evidence = by_jackknife(agreed.value, 0.5, [without(model) for model in range(len(numbers))], "model")
+    how = f"{evidence.how}, and {agreed.evidence.how}"
+    return Weighed(agreed.value, replace(evidence, above=max(evidence.above, agreed.p), how=how))
 
 
 # ---- figures ----

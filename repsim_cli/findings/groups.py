@@ -177,25 +177,27 @@ def _left_out(
 @dataclass(frozen=True)
 class Permuted:
     """A statistic of the groups. p: the share of the arrangements of their labels whose statistic is as large.
-    opposite_p: of those whose statistic is as small. exact: whether all arrangements were enumerated."""
+    opposite_p: of those whose statistic is as small. exact: whether all arrangements were enumerated. models: that are
+    grouped."""
 
     value: float
     p: float
     opposite_p: float
     arrangements: int
     exact: bool
+    models: int
 
     @property
     def evidence(self) -> Evidence:
         how = f"{self.arrangements:,} {'' if self.exact else 'drawn '}groupings of the models"
-        return Evidence(self.p, self.opposite_p, how)
+        return Evidence(self.p, self.opposite_p, how, units=self.models)
 
 
-def permuted(statistics: Float[np.ndarray, " k"], value: float, exact: bool) -> Permuted:
+def permuted(statistics: Float[np.ndarray, " k"], value: float, exact: bool, models: int) -> Permuted:
     """statistics: of all arrangements, or of the groups (`value`) and of those that were drawn."""
     near = ROUNDING * max(1.0, abs(value))
     p, opposite = float((statistics >= value - near).mean()), float((statistics <= value + near).mean())
-    return Permuted(value, p, opposite, len(statistics), exact)
+    return Permuted(value, p, opposite, len(statistics), exact, models)
 
 
 def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"]) -> Float[np.ndarray, " k"]:
@@ -216,7 +218,7 @@ def separated(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> P
     Pairs within count alike whichever group they are of: the larger group has more of them.
     """
     labels, exact = arrangements(codes(groups), seed)
-    return permuted(separation(values, labels), float(separation(values, codes(groups)[None])[0]), exact)
+    return permuted(separation(values, labels), float(separation(values, codes(groups)[None])[0]), exact, len(values))
 
 
 def smallest_p(groups: Members) -> float:
@@ -234,9 +236,9 @@ def smallest_p(groups: Members) -> float:
 def no_groups(groups: Members) -> str:
     """Why these groups cannot be told apart; empty where they can."""
     if len(groups) < 2:
-        return "needs two groups"
+        return "needs two groups of 4 models"
     least = smallest_p(groups)
-    return f"groups of this size have no p below {least:.2g}; needs larger groups" if least > LEVEL else ""
+    return f"groups of this size have no p below {least:.2g}; needs two groups of 4 models" if least > LEVEL else ""
 
 
 def without_each(count: int) -> list[Int[np.ndarray, " kept"]]:
@@ -266,6 +268,7 @@ def _separated(depths: Depths, at: np.ndarray) -> Permuted:
     "Brown et al. 2023, figure 2 right",
     statistic="similarity beyond 75 % of the depth: pairs within groups minus pairs between",
     threshold=0.0,
+    unit="model",
 )
 def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     """In late layers models of two groups are less similar than models of one."""
@@ -276,6 +279,7 @@ def groups_differ_late(depths: Depths) -> Weighed | Untestable:
     "Brown et al. 2023, figure 2 right",
     statistic="|within minus between| in the first half of the depth, as a share of the same beyond 75 %",
     threshold=ALIKE,
+    unit="model",
     published="below",
 )
 def groups_alike_early(depths: Depths) -> Weighed | Untestable:
@@ -297,12 +301,11 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
     gap = both_gaps(np.arange(len(numbers)))
     left_out = np.array([both_gaps(kept) for kept in without_each(len(numbers))])
     # alike: the early gap lies above the negative and below the positive share of the late one
-    how = f"standard error over {len(numbers)} models"
-    above = by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], how)
-    below = by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], how)
-    share = by_jackknife(float(gap[0] / gap[1]), ALIKE, left_out[:, 0] / left_out[:, 1], how)
+    above = by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], "model")
+    below = by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], "model")
+    share = by_jackknife(float(gap[0] / gap[1]), ALIKE, left_out[:, 0] / left_out[:, 1], "model")
     p, opposite = max(above.below, below.above), min(1.0, 2 * min(above.above, below.below))
-    return Weighed(float(abs(gap[0] / gap[1])), Evidence(opposite, p, how, se=share.se))
+    return Weighed(float(abs(gap[0] / gap[1])), replace(share, above=opposite, below=p))
 
 
 # ---- figures ----

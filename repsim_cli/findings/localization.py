@@ -10,8 +10,8 @@ from repsim_cli.figures.lines import of_layers
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_lone, correlated
-from repsim_cli.findings.maps import Map, map_of
+from repsim_cli.findings.evidence import DEEP, FEWEST, by_lone, by_units, ranks, with_trend
+from repsim_cli.findings.layer_maps import Map, map_of
 from repsim_cli.runs.content import Axis, Curve
 
 WHOLE, NEURONS = "svcca", "neuronsim"
@@ -75,6 +75,7 @@ def curves(
     "Wu et al. 2020, section 5.1, figure 3",
     statistic="mean over models of Spearman's rho between block and localization (row means)",
     threshold=0.5,
+    unit="model",
     on=BOTH,
 )
 def localization_rises_with_depth(whole: Map) -> Weighed | Untestable:
@@ -83,16 +84,18 @@ def localization_rises_with_depth(whole: Map) -> Weighed | Untestable:
     if isinstance(trained, str):
         return Untestable(trained)
     scores = _scores(trained)
-    deep = [scores[place] for place in trained.models.values() if place.stop - place.start >= 4]
+    deep = [scores[place] for place in trained.models.values() if place.stop - place.start >= DEEP]
     if not deep or any(len(set(score)) < 2 for score in deep):
-        return Untestable("no trained model has four blocks that differ in localization")
-    return Weighed(*correlated([(np.arange(len(score)), score) for score in deep], "each model's blocks"))
+        return Untestable(f"needs {FEWEST} trained models of {DEEP} blocks or more that differ in localization")
+    rhos = [float(ranks(range(len(score))) @ ranks(score)) for score in deep]
+    return Weighed(float(np.mean(rhos)), with_trend(by_units(rhos, 0.5, "model"), deep, 0.5))
 
 
 @claim(
     "Wu et al. 2020, section 6, figure 7",
     statistic="mean localization (row means) of the top third of blocks: the base's minus the fine-tuned models'",
     threshold=0.0,
+    unit="task",
     on=BOTH,
 )
 def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
@@ -113,13 +116,10 @@ def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
     for label, score in top.items():
         if label != whole.base:
             by_training.setdefault(whole.entry(label), []).append(score)
-    several = len(by_training) > 1
-    others = [float(np.mean(scores)) for scores in by_training.values()] if several else [*by_training.values(), []][0]
-    if len(others) < 2:
-        return Untestable(f"needs two trained models of the base's depth beside it, got {len(others)}")
-    what = "trainings" if several and len(top) > len(others) + 1 else "fine-tuned models"
-    evidence = by_lone(top[whole.base], others, f"standard error over {len(others)} {what}")
-    return Weighed(top[whole.base] - float(np.mean(others)), evidence)
+    others = [float(np.mean(scores)) for scores in by_training.values()]
+    if not others:
+        return Untestable(f"needs {FEWEST} trainings of models of the base's depth")
+    return Weighed(top[whole.base] - float(np.mean(others)), by_lone(top[whole.base], others, "task"))
 
 
 def _trained_blocks(whole: Map) -> Map | str:

@@ -1,186 +1,125 @@
 """Maps of all layers of all models, and what publications say of such maps; `map_figures.py` draws them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-import scipy
 from jaxtyping import Float
 
 from repsim_cli.findings.analysis import Finished, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
+    DEEP,
+    FEWEST,
     arrangements,
     by_chance,
-    by_depths,
     by_jackknife,
-    orders,
-    over_cells,
+    by_lone,
+    by_units,
+    log_of,
     ranks,
     thirds,
+    with_trend,
 )
+from repsim_cli.findings.layer_maps import Map, Trained, map_of, trained
 from repsim_cli.findings.map_figures import Order, figures
-
-Models = Mapping[str, slice]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Map:
-    """The matrices of all layers of all models. models: the places of their layers. families: of every model, its
-    architecture. values: by the name of the measure. base: the model that others were fine-tuned from. names, widths:
-    of every layer, its hook point and its number of features. rows: that the values rest on. untrained: the models with
-    fresh weights. entries: by model, its entry where it shares that with others, such as seeds of its training."""
-
-    models: Models
-    families: Mapping[str, str]
-    values: Mapping[str, np.ndarray]
-    names: Sequence[str]
-    widths: Sequence[int]
-    rows: int
-    base: str | None = None
-    untrained: frozenset[str] = field(default_factory=frozenset)
-    entries: Mapping[str, str] = field(default_factory=dict)
-
-    def cells(self, same_family: bool) -> np.ndarray:
-        """Pairs of different layers whose models are, or are not, of one family."""
-        family = np.array([self.families[model] for model in self.owners()])
-        return ((family[:, None] == family) == same_family) & ~np.eye(len(family), dtype=bool)
-
-    def entry(self, model: str) -> str:
-        """What the seeds of a training have in common; of other models their label."""
-        return self.entries.get(model, model)
-
-    def owners(self) -> np.ndarray:
-        """The model of every layer."""
-        return np.repeat(list(self.models), [place.stop - place.start for place in self.models.values()])
-
-    def only(self, kept: np.ndarray) -> "Map":
-        """The same of some layers. kept: whether each stays."""
-        at, owners = np.flatnonzero(kept), self.owners()[kept]
-        places = {model: np.flatnonzero(owners == model) for model in self.models if (owners == model).any()}
-        return replace(
-            self,
-            models={model: slice(int(at[0]), int(at[-1]) + 1) for model, at in places.items()},
-            values={name: x[np.ix_(at, at)] for name, x in self.values.items()},
-            names=[self.names[i] for i in at.tolist()],
-            widths=[self.widths[i] for i in at.tolist()],
-        )
-
-    def by_chance(self, name: str) -> np.ndarray:
-        """What a measure gives for two representations that share nothing: the best of a layer's neurons correlates a
-        little with any, and biased CKA of n rows is at most the root of the product of the widths over n - 1. Rows
-        count as independent: repeated words raise both further. Of other measures 0."""
-        widths = np.array(self.widths, float)
-        if name == "neuronsim":
-            return np.broadcast_to([best_of(width, self.rows) for width in self.widths], (len(widths), len(widths)))
-        if name == "cka":
-            return np.sqrt(np.outer(widths, widths)) / (self.rows - 1)
-        return np.zeros((len(widths), len(widths)))
-
-
-def map_of(run: Finished) -> tuple[Map, dict[str, str]]:
-    """The map of a run under the measures that are larger for closer layers, and their labels by name."""
-    first = next(iter(run.maps.values()))
-    closer = {label: m for label, m in run.maps.items() if m.measure.larger_is_closer}
-    facts = {model: run.models[model] for model in first.places}
-    whole = Map(
-        models=first.places,
-        families={model: about.family for model, about in facts.items()},
-        values={m.measure.name: m.values for m in closer.values()},
-        names=first.names,
-        widths=first.widths,
-        rows=min(m.measure.estimate["rows"] // m.measure.estimate["batches"] for m in run.maps.values()),
-        base=run.base,
-        untrained=frozenset(model for model, about in facts.items() if not about.trained),
-        entries={model: about.entry for model, about in facts.items() if about.entry},
-    )
-    return whole, {m.measure.name: label for label, m in closer.items()}
-
-
-@cache
-def best_of(neurons: int, rows: int) -> float:
-    """The largest of so many absolute correlations with independent normal values, on average.
-
-    >>> round(best_of(1, 100), 3), round(best_of(64, 100), 3)
-    (0.08, 0.258)
-    """
-    r = np.linspace(0, 1, 20_001)
-    none_larger = scipy.stats.beta.cdf(r**2, 0.5, (rows - 2) / 2) ** neurons
-    return float(scipy.integrate.trapezoid(1 - none_larger, r))
-
 
 # ---- claims on one map: which layers of which models are alike ----
 
+BROWN, WU = "Brown et al. 2023, section 4", "Wu et al. 2020, section 5.1"
+NO_FAMILIES = "needs models of two families"
+
 
 @claim(
-    "Brown et al. 2023, section 4",
+    BROWN,
     statistic="mean over models of Spearman's rho between similarity and layer distance",
     threshold=-0.5,
+    unit="model",
     published="below",
-    on="layers",
+    on="map",
 )
-def falls_with_layer_distance(models: Models, values: np.ndarray) -> Weighed | Untestable:
+def falls_with_layer_distance(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Within a model, similarity falls with the distance between layers."""
-    ranked = [ranked_cells(values[place, place]) for place in models.values() if place.stop - place.start >= 4]
-    if not ranked or not all(np.isfinite(square).all() for square in ranked):
-        return Untestable("no model has four layers that differ in similarity")
-    return Weighed(*over_cells(ranked, ranked_distances))
+    found = trained(whole, values)
+    squares = found.squares(DEEP + 1)
+    if not squares or any(np.ptp(_cells(square)) == 0 for square in squares):
+        return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more that differ in similarity")
+    rhos = [float(ranks(_cells(square)) @ ranks(_lags(len(square)))) for square in squares]
+    evidence = with_trend(by_units(rhos, -0.5, "model"), [_by_lag(square) for square in squares], -0.5)
+    return found.weighed(float(np.mean(rhos)), evidence)
 
 
-def ranked_cells(square: np.ndarray) -> np.ndarray:
-    """The ranks of the cells above the diagonal, both directions averaged, in their places and mirrored."""
-    both = (square + square.T) / 2
-    ranked, cells = np.zeros_like(both), np.triu_indices(len(both), k=1)
-    ranked[cells] = ranks(both[cells])
-    return ranked + ranked.T
-
-
-def ranked_distances(layers: int) -> np.ndarray:
+def _lags(layers: int) -> np.ndarray:
+    """Of the cells above the diagonal, how many layers apart."""
     a, b = np.triu_indices(layers, k=1)
-    return ranks(b - a)
+    return b - a
+
+
+def _cells(square: np.ndarray) -> np.ndarray:
+    return square[np.triu_indices(len(square), k=1)]
+
+
+def _by_lag(square: np.ndarray) -> np.ndarray:
+    """The mean similarity of layers so far apart, from neighbours on."""
+    return np.array([square.diagonal(lag).mean() for lag in range(1, len(square))])
 
 
 @claim(
-    "Brown et al. 2023, section 4",
+    BROWN,
     statistic="similarity across models at equal relative depth: first third minus last third",
     threshold=0.0,
-    on="layers",
+    unit="model",
+    on="map",
 )
-def early_layers_agree(models: Models, values: np.ndarray) -> Weighed | Untestable:
+def early_layers_agree(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Across models, early layers are more similar than late ones."""
-    deep = [place for place in models.values() if place.stop - place.start >= 3]
-    if len(deep) < 2:
-        return Untestable("needs two models of three layers or more")
-    steps = min(place.stop - place.start for place in deep)
-    curve = np.mean([_equal_depth(values[row, column], steps) for row, column in combinations(deep, 2)], axis=0)
-    return Weighed(*thirds(curve))
+    return _over_pairs(trained(whole, values), lambda a, b: True, "")
 
 
 @claim(
-    "Brown et al. 2023, section 4",
-    statistic="mean similarity at equal relative depth: among the others minus with 2.8b",
+    BROWN,
+    statistic="log of the mean distance (1 - similarity) at equal relative depth: of 2.8b minus mean of the others'",
     threshold=0.0,
-    on="layers",
+    unit="model",
+    on="map",
 )
-def pythia_2_8b_stands_apart(models: Models, values: np.ndarray) -> Weighed | Untestable:
+def pythia_2_8b_stands_apart(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """2.8b is less similar to 1b, 1.4b and 6.9b than these are to each other."""
-    odd, others = "pythia_2_8b", ("pythia_1b", "pythia_1_4b", "pythia_6_9b")
-    absent = [name for name in (odd, *others) if name not in models]
-    if absent:
+    odd, *others = names = ["pythia_2_8b", "pythia_1b", "pythia_1_4b", "pythia_6_9b"]
+    if absent := [name for name in names if name not in whole.models]:
         return Untestable(f"needs {', '.join(absent)}")
-    steps = min(models[name].stop - models[name].start for name in (odd, *others))
-    if steps < 4:
-        return Untestable(f"needs four layers of each, got {steps}")
+    steps = min(whole.models[name].stop - whole.models[name].start for name in names)
 
-    def curve(row: str, column: str) -> np.ndarray:
-        return _equal_depth(values[models[row], models[column]], steps)
+    def far(model: str) -> float:
+        """From the other three; each of the four shares its pairs with these alike."""
+        rows = whole.models[model]
+        curves = [_equal_depth(values[rows, whole.models[x]], steps) for x in names if x != model]
+        return log_of(1 - np.mean(curves))
 
-    among = np.mean([curve(a, b) for a, b in combinations(others, 2)], axis=0)
-    gaps = among - np.mean([curve(a, odd) for a in others], axis=0)
-    return Weighed(float(gaps.mean()), by_depths(gaps, 0.0))
+    away = {name: far(name) for name in names}
+    rest = [away[name] for name in others]
+    return Weighed(away[odd] - float(np.mean(rest)), by_lone(away[odd], rest, "model"))
+
+
+def _over_pairs(found: Trained, kept: Callable[[str, str], bool], needs: str) -> Weighed | Untestable:
+    """First third minus last third of the similarity at equal relative depth, mean over pairs of models. Pairs share
+    models, so models are left out."""
+    places = {label: place for label, place in found.whole.models.items() if place.stop - place.start >= DEEP}
+    pairs = [(a, b) for a, b in combinations(places, 2) if kept(a, b)]
+    if not pairs:
+        return Untestable(f"needs {FEWEST} trained models of {DEEP} layers or more{needs}")
+    steps = min(place.stop - place.start for place in places.values())
+    curves = {(a, b): _equal_depth(found.values[places[a], places[b]], steps) for a, b in pairs}
+    mean = np.mean([*curves.values()], axis=0)
+
+    def without(model: str) -> float:
+        rest = [curve for pair, curve in curves.items() if model not in pair]
+        return thirds(np.mean(rest, axis=0)) if rest else float("nan")
+
+    models = list(dict.fromkeys(model for pair in pairs for model in pair))
+    over = by_jackknife(thirds(mean), 0.0, [without(model) for model in models], "model")
+    return found.weighed(thirds(mean), with_trend(over, [-mean]))
 
 
 def _equal_depth(block: np.ndarray, steps: int) -> np.ndarray:
@@ -190,20 +129,22 @@ def _equal_depth(block: np.ndarray, steps: int) -> np.ndarray:
 
 
 @claim(
-    "Wu et al. 2020, section 5.1",
-    statistic="mean similarity of layers of different models: of one family minus of two",
+    WU,
+    statistic="mean similarity of layers of different trained models: of one family minus of two",
     threshold=0.0,
+    unit="model",
     on="map",
 )
 def same_family_is_closer(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Models of one family are more similar than models of different families."""
-    places = list(whole.models.values())
+    found = trained(whole, values)
+    places = list(found.whole.models.values())
     sums, counts = (
-        np.array([[float(part[row, column].sum()) for column in places] for row in places])
-        for part in (values, np.ones_like(values))
+        np.array([[float(part[row, column].sum()) for column in places] for row in places]).reshape(-1, len(places))
+        for part in (found.values, np.ones_like(found.values))
     )
     a, b = np.nonzero(~np.eye(len(places), dtype=bool))
-    family = np.unique([whole.families[model] for model in whole.models], return_inverse=True)[1]
+    family = np.unique([whole.families[model] for model in found.whole.models], return_inverse=True)[1]
 
     def gaps(labels: np.ndarray) -> Float[np.ndarray, " k"]:
         same = labels[:, a] == labels[:, b]
@@ -211,73 +152,62 @@ def same_family_is_closer(whole: Map, values: np.ndarray) -> Weighed | Untestabl
         return within - between
 
     if len(set(family)) < 2 or not (family[a] == family[b]).any():
-        return Untestable("needs two families, one of them of two models")
+        return Untestable("needs two families of trained models, one of them of two; 3 + 3 models would do")
     labels, exact = arrangements(family, seed=0)
     how = f"{len(labels):,} {'' if exact else 'drawn '}ways to deal the families to the models"
     value = float(gaps(family[None])[0])
-    return Weighed(value, by_chance(value, gaps(labels), how))
+    evidence = by_chance(value, gaps(labels), how, len(places), "4 models of one family and 3 of another, or more")
+    return found.weighed(value, evidence)
 
 
 @claim(
-    "Wu et al. 2020, section 5.1",
-    statistic="mean similarity across families: lower third of both models minus upper third",
+    WU,
+    statistic="similarity across families at equal relative depth: first third minus last third",
     threshold=0.0,
+    unit="model",
     on="map",
 )
 def lower_layers_agree_across_families(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Across architectures, lower layers are more similar than higher ones."""
-    across = whole.cells(False)
-    if not across.any():
+    if len(set(whole.families.values())) < 2:
         return Untestable(NO_FAMILIES)
-    sizes = [int(place.stop - place.start) for place in whole.models.values()]
-    permuted, count = orders(sizes)
-    depths = np.concatenate(
-        [np.linspace(0, 1, size)[order] for size, order in zip(sizes, permuted, strict=True)], axis=1
-    )
-    observed = np.concatenate([np.linspace(0, 1, size) for size in sizes])[None]
-
-    def gaps(depths: np.ndarray) -> Float[np.ndarray, " k"]:
-        low, high = (
-            ((side @ (values * across)) * side).sum(1) / ((side @ across.astype(float)) * side).sum(1)
-            for side in ((depths <= 1 / 3).astype(float), (depths >= 2 / 3).astype(float))
-        )
-        return low - high
-
-    value = float(gaps(observed)[0])
-    return Weighed(value, by_chance(value, gaps(depths), f"{count} orders of the layers of each model"))
+    return _over_pairs(
+        trained(whole, values), lambda a, b: whole.families[a] != whole.families[b], ", of two families"
+    )  # fmt: skip
 
 
 @claim(
-    "Wu et al. 2020, section 5.1",
+    WU,
     statistic="mean over models of similarity: adjacent layers minus layers further apart",
     threshold=0.0,
+    unit="model",
     on="map",
 )
 def adjacent_layers_are_closer(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     """Within a model, adjacent layers are more similar than others."""
-    squares = [values[place, place] for place in whole.models.values() if place.stop - place.start > 2]
+    found = trained(whole, values)
+    squares = found.squares(DEEP + 1)
     if not squares:
-        return Untestable("no model has three layers")
-
-    def contrast(layers: int) -> np.ndarray:
-        a, b = np.triu_indices(layers, k=1)
-        adjacent = b - a == 1
-        return adjacent / adjacent.sum() - ~adjacent / (~adjacent).sum()
-
-    return Weighed(*over_cells([(x + x.T) / 2 for x in squares], contrast))
+        return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more")
+    gaps = []
+    for square in squares:
+        adjacent = _lags(len(square)) == 1
+        gaps.append(float(_cells(square)[adjacent].mean() - _cells(square)[~adjacent].mean()))
+    evidence = with_trend(by_units(gaps, 0.0, "model"), [-_by_lag(square) for square in squares])
+    return found.weighed(float(np.mean(gaps)), evidence)
 
 
 # ---- claims on the maps of two measures together ----
 
 ABOVE_CHANCE = "mean similarity above chance"
 OVER_FAMILIES = "across families over that within them (without a layer itself)"
-NO_FAMILIES = "needs models of two families"
 
 
 @claim(
     "Wu et al. 2020, section 5.1",
     statistic=f"{ABOVE_CHANCE}, {OVER_FAMILIES}: cka minus neuronsim",
     threshold=0.0,
+    unit="model",
     on="neuronsim and cka",
 )
 def neurons_are_block_diagonal(whole: Map) -> Weighed | Untestable:
@@ -289,6 +219,7 @@ def neurons_are_block_diagonal(whole: Map) -> Weighed | Untestable:
     "Wu et al. 2020, section 5.2, figure 4",
     statistic=f"{ABOVE_CHANCE}, {OVER_FAMILIES}: attention_js minus attention_cka",
     threshold=0.0,
+    unit="model",
     on="attention_js and attention_cka",
 )
 def single_heads_match_across_families(whole: Map) -> Weighed | Untestable:
@@ -300,6 +231,7 @@ def single_heads_match_across_families(whole: Map) -> Weighed | Untestable:
     "Wu et al. 2020, section 5.1",
     statistic=f"{ABOVE_CHANCE}, between models over that within one (without a layer itself): cka minus neuronsim",
     threshold=0.0,
+    unit="model",
     on="neuronsim and cka",
 )
 def neurons_differ_between_models(whole: Map) -> Weighed | Untestable:
@@ -329,7 +261,7 @@ def _shared(whole: Map, less: str, more: str) -> Weighed | Untestable:
     if not np.isfinite(left_out).all():
         return Untestable("needs three models, and two families whichever model is left out")
     value = gap(np.ones(len(owners), bool))
-    return Weighed(value, by_jackknife(value, 0.0, left_out, f"standard error over {len(whole.models)} models"))
+    return Weighed(value, by_jackknife(value, 0.0, left_out, "model"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,16 +284,8 @@ def maps(run: Finished, options: Maps, claims: Sequence[Claim]) -> Part:
     if not claims or not run.maps:
         return Part()
     whole, labels = map_of(run)
-    of_each: dict[str, Callable[[np.ndarray], tuple[Any, ...]]] = {
-        "layers": lambda values: (whole.models, values),
-        "map": lambda values: (whole, values),
-    }
-    verdicts = [
-        claim.verdict(label, *given(whole.values[name]))
-        for kind, given in of_each.items()
-        for claim in asked(claims, kind)
-        for name, label in labels.items()
-    ]
+    verdicts = [claim.verdict(label, whole, whole.values[name])
+                for claim in asked(claims, "map") for name, label in labels.items()]  # fmt: skip
     pairs = [claim.verdict(" and ".join(labels.get(name, name) for name in claim.on.split(" and ")), whole)
-             for claim in claims if claim.on not in of_each]  # fmt: skip
+             for claim in claims if claim.on != "map"]  # fmt: skip
     return Part(claims=[*verdicts, *pairs])

@@ -80,7 +80,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "so_far": {given.measured.label: given.state for given in maps},
         "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
-        "claims": [asdict(claim) for claim in whole.claims],
+        "claims": [{**asdict(claim), "decided": claim.decided, "over": claim.over} for claim in whole.claims],
         "figures": [
             {**figure, "data": drawn_from(figure["name"], whole)}
             for figure in _figures(folder, min(MOST, BOTH - 8 * count // block**2))

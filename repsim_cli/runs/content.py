@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repsim_cli.base.documents import Unreadable, shown
+from repsim_cli.base.plain import counted
 
 SCHEMA = 2
 Numbers = list[float | int | None]  # None: a gap
@@ -177,7 +178,8 @@ class Curve:
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What a claim came to on the data of one run. measure: what it was tested on. p, opposite_p: one-sided, of a value
-    as far to the published side of the threshold, and to the other side."""
+    as far to the published side of the threshold, and to the other side. unit, units: what they are over, and how many
+    of these; empty in runs that were written before claims declared it."""
 
     name: str
     source: str
@@ -192,6 +194,24 @@ class Verdict:
     verdict: str
     why: str
     analysis: str = ""
+    unit: str = ""
+    units: int | None = None
+
+    @property
+    def decided(self) -> float | None:
+        """The p that decided: of a claim that fails that to the other side."""
+        return self.opposite_p if self.verdict == "fails" else self.p
+
+    @property
+    def over(self) -> str:
+        """How many units, in words; empty where none is known.
+
+        >>> more = dict.fromkeys(["name", "source", "says", "measure", "statistic", "why"], "")
+        >>> numbers = dict.fromkeys(["value", "se", "p", "opposite_p"], 0.0)
+        >>> Verdict(**more, **numbers, threshold=0.0, verdict="holds", unit="pair of models", units=3).over
+        '3 pairs of models'
+        """
+        return counted(self.units, self.unit) if self.unit and self.units is not None else ""
 
 
 @dataclass(frozen=True, kw_only=True)

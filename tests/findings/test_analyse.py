@@ -182,6 +182,7 @@ def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim, finished
         "falls_with_layer_distance (Brown et al. 2023, section 4, analysis maps)",
         "  Within a model, similarity falls with the distance between layers.",
         "  holds where mean over models of Spearman's rho between similarity and layer distance is at most -0.5",
+        "  unit: model",
     ]
     shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "run")
     out = repsim("claims", "falls_with_layer_distance")[1]
@@ -198,7 +199,7 @@ def test_the_page_lists_every_claim():
     claims = sorted(known(registry.claims.names()), key=lambda claim: (claim.source, claim.name))
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     expected = list(table(claims, {}))[2:]
-    assert [row.split(" | ")[:4] for row in rows] == [row.split(" | ")[:4] for row in expected]
+    assert [row.split(" | ")[:5] for row in rows] == [row.split(" | ")[:5] for row in expected]
 
 
 def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):

@@ -239,6 +239,7 @@ def test_planted_groups_are_found():
             "opposite_p": 1.0,
             "arrangements": 252,
             "exact": True,
+            "models": 10,
         }
     assert list(found.clusters) == ["hierarchical", "spectral"]
     assert tree(found.values).shape == (9, 4)
@@ -308,14 +309,14 @@ def test_claims_on_similarity_and_distance():
     assert groups_alike_early(gone).why.startswith("the groups do not differ in late layers (p = ")
     assert penalties.early_layers_cost_little(replace(here, shares=shares + 0.5)).why == "no layer lies there"
     pair = replace(here, groups=models(2), values=here.values[:2, :2])
-    why = "needs pairs of models whichever model is left out"
+    why = "needs 3 models, got 2 models"
     assert penalties.early_layers_cost_little(pair).why == why
     found = between(groups, over_layers(here.values), 0)
     assert between_group_distances_are_larger(found).verdict == "holds"
     assert clusters_are_the_groups(found).verdict == "holds"
     small = Depths(models(3, 3), here.values[2:8, 2:8], shares, False)
-    assert groups_differ_late(small).why == "groups of this size have no p below 0.1; needs larger groups"
-    assert groups_differ_late(replace(small, groups=models(6))).why == "needs two groups"
+    assert groups_differ_late(small).why == "groups of this size have no p below 0.1; needs two groups of 4 models"
+    assert groups_differ_late(replace(small, groups=models(6))).why == "needs two groups of 4 models"
     assert groups_differ_late(replace(here, shares=shares / 2)).why == "no layer lies beyond 75 % of the depth"
     assert clusters_are_the_groups(Between(small.groups, found.values)).verdict == "not testable here"
 
@@ -417,7 +418,7 @@ def test_the_study_on_planted_groups(repsim, newest, tmp_path):
     assert (late.p, late.opposite_p, late.why) == (2 / 70, 1.0, "70 groupings of the models")
     assert verdicts["groups_alike_early"].se > 0
     said = repsim("show", newest())[1]
-    value = f"holds ({late.value:.3f}, threshold 0.0, p = 0.029)"
+    value = f"holds ({late.value:.3f}, threshold 0.0, p = 0.029, 8 models)"
     assert f"  claim groups_differ_late (cka_unbiased, layers): {value}\n" in said
     curve = found.curves["cka_unbiased, layers, one-two"]
     assert len(curve.lines) == 16
@@ -448,11 +449,11 @@ def test_claims_bring_their_analyses_and_without_groups_are_not_testable(repsim,
     found = reader.read_results(newest())
     assert set(found.analyses) == {"diagnostics", "maps", "groups", "distances"}
     assert {(verdict.name, verdict.measure): verdict.why for verdict in found.claims} == {
-        ("groups_differ_late", "cka_unbiased, mlp_out"): "needs two groups",
-        ("groups_differ_late", "mutual_knn, mlp_out"): "needs two groups",
-        ("groups_alike_early", "cka_unbiased, mlp_out"): "needs two groups",
-        ("groups_alike_early", "mutual_knn, mlp_out"): "needs two groups",
-        ("clusters_are_the_groups", "cka_unbiased, mlp_out"): "needs two groups",
+        ("groups_differ_late", "cka_unbiased, mlp_out"): "needs two groups of 4 models",
+        ("groups_differ_late", "mutual_knn, mlp_out"): "needs two groups of 4 models",
+        ("groups_alike_early", "cka_unbiased, mlp_out"): "needs two groups of 4 models",
+        ("groups_alike_early", "mutual_knn, mlp_out"): "needs two groups of 4 models",
+        ("clusters_are_the_groups", "cka_unbiased, mlp_out"): "needs two groups of 4 models",
     }
     assert {curve.analysis for curve in found.curves.values()} == {"diagnostics"}
 

@@ -262,8 +262,10 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     scores = lines["scores of spectral, gw, m"]
     assert (scores.at, scores.lines["silhouette"]) == ([2, 3, 4, 5, 6], list(found.groups["spectral"].scores.values()))
     assert scores.lines["without groups"] == list(found.groups["spectral"].reference.values())
-    assert clustered(found, SubNetworks(), given) == Clustered(2, labels.tolist(), given.tolist())
-    assert clustered(found, SubNetworks(clusters=2), None) == clustered(None, SubNetworks(), None) == Clustered()
+    of_it = clustered([found], SubNetworks(), given)
+    assert (of_it.counts, [x.tolist() for x in of_it.labels], of_it.given) == ([2], [labels.tolist()], given)
+    assert clustered([found], SubNetworks(clusters=2), None).counts == []
+    assert clustered([], SubNetworks(), None) == Clustered()
     one = of_model(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
     assert list(one.groups) == ["segments"]
     assert one.groups["segments"].count == 3
@@ -311,29 +313,32 @@ def test_claims_on_targets():
         targets.c2_is_nearest_to_the_second_block,
         targets.c_is_near_the_last_blocks,
     )
-    found = [claim(near) for claim in claims]
-    assert [judgement.value for judgement in found] == [1, 2, 5]
+    found = [claim([near] * 5) for claim in claims]
+    assert [judgement.value for judgement in found] == [1, 0, 1]
     similar = Near(names=names, values={c: -x for c, x in near.values.items()}, larger_is_closer=True)
-    assert [claim(similar) for claim in claims] == found
-    why = "no p below 0.11 can be reached (any of 9 layers may be the nearest by chance); needs more"
-    assert (found[0].verdict, found[0].why) == ("not testable here", why)
-    assert [claim(Near()).why for claim in claims] == [
-        "needs a model trained block by block with resid_post@0, and options.targets with c1",
-        "needs a model trained block by block with resid_post@1, and options.targets with c2",
-        "needs a model trained block by block with resid_post@1, and options.targets with c3",
+    assert [claim([similar] * 5) for claim in claims] == found
+    assert [(judgement.verdict, judgement.units) for judgement in found] == [("holds", 5), ("fails", 5), ("holds", 5)]
+    why = "no p below 0.5 can be reached (1 seed, each as likely so as not); needs 5 seeds"
+    assert (claims[0]([near]).verdict, claims[0]([near]).why) == ("not testable here", why)
+    assert [claim([Near()]).why for claim in claims] == [
+        "needs 5 models trained block by block with resid_post@0, and options.targets with c1",
+        "needs 5 models trained block by block with resid_post@1, and options.targets with c2",
+        "needs 5 models trained block by block with resid_post@1 and resid_post@2, and options.targets with c3",
     ]
 
 
 def test_claims_on_sub_networks():
     three = layer_wise_training_gives_three_groups
-    assert [three(Clustered(count)).verdict for count in (3, 4, 1)] == ["holds", "fails", "unclear"]
-    why = "needs a model trained block by block, and sub_networks with spectral clusters to be chosen"
+    counts = ([3] * 5, [4] * 5, [3, 3, 3, 1, 1], [3])
+    assert [three(Clustered(x)).verdict for x in counts] == ["holds", "fails", "unclear", "not testable here"]
+    why = "needs 5 models trained block by block, and sub_networks with spectral clusters to be chosen"
     assert three(Clustered()).why == why
     labels, given = [0, 0, 0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1, 2, 2, 1]
-    published = layer_wise_groups_are_the_published(Clustered(labels=labels, given=given))
+    published = layer_wise_groups_are_the_published(Clustered(labels=[np.array(labels)], given=np.array(given)))
     assert published.value == pytest.approx(sklearn.metrics.adjusted_rand_score(labels, given))
-    why = "needs sub_networks.given of a model trained block by block"
-    assert layer_wise_groups_are_the_published(Clustered(3)).why == why
+    assert (published.verdict, published.why) == ("not testable here", "needs 3 seeds, got 1 seed")
+    why = "needs sub_networks.given of a model trained block by block, and 3 seeds of it"
+    assert layer_wise_groups_are_the_published(Clustered([3])).why == why
 
 
 def test_claims_on_the_layers_of_single_models():
@@ -344,21 +349,26 @@ def test_claims_on_the_layers_of_single_models():
     ends = np.where((at[:, None] > 5) & (at > 5), 0.1, 1.0) * flat
     whole = Layers(
         names={BY_BLOCK: names, END_TO_END: names, ONE_SUM: names[:3]},
-        apart={BY_BLOCK: steps, END_TO_END: ends, ONE_SUM: mirrored(np.array([[0, 3, 9], [0, 0, 2.0], [0, 0, 0]]))},
+        apart={
+            BY_BLOCK: [steps * x for x in (0.9, 1, 1.1)],
+            END_TO_END: [ends * x for x in (0.9, 1, 1.1)],
+            ONE_SUM: [mirrored(np.array([[0, 3, 9], [0, 0, 2.0], [0, 0, 0]]))],
+        },
     )
     alike, larger = modular_layers.end_to_end_training_ends_alike, modular_layers.layer_wise_distances_are_larger
     pattern, first = modular_layers.training_changes_the_pattern, modular_layers.attention_makes_the_first_differences
-    assert alike(whole).value == pytest.approx(0.1)
-    assert larger(whole).value == pytest.approx(steps.sum() / 72 - ends.sum() / 72)
+    assert alike(whole).value == pytest.approx(np.log(0.1))
+    assert (alike(whole).verdict, alike(whole).units) == ("holds", 3)
+    assert larger(whole).value == pytest.approx(np.log(steps.sum()) - np.log(ends.sum()))
     assert larger(whole).verdict == "holds"
-    assert (pattern(whole).value, first(whole).value) == (None, None)
-    why = "the distances of the model trained end to end do not grow with the layers between (p = 0.081): no pattern"
-    assert pattern(whole).why == why
-    other = Layers(names={END_TO_END: names[:3], BY_BLOCK: names}, apart={END_TO_END: flat[:3, :3], BY_BLOCK: flat})
+    assert (pattern(whole).verdict, pattern(whole).units, first(whole).value) == ("holds", 3, None)
+    even = replace(whole, apart={**whole.apart, END_TO_END: [flat] * 3})
+    assert "end to end do not grow with the layers between (rho = nan, 0.3 is needed)" in pattern(even).why
+    other = Layers(names={END_TO_END: names[:3], BY_BLOCK: names}, apart={END_TO_END: [flat[:3, :3]], BY_BLOCK: [flat]})
     assert alike(other).why == "needs a last block of two layers, and one before it"
-    assert larger(other).why == "needs four layers of each"
+    assert larger(other).why == "needs 3 seeds of each kind, got 1 seed"
     assert pattern(other).why == "the two models have different layers"
-    assert first(other).why == "needs a model trained on one sum"
+    assert first(other).why == "needs 3 seeds trained on one sum"
     plain = Layers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: flat[:2, :2]})
     assert first(plain).why == "no attention map is among the layers"
     assert larger(plain).why == "needs a model trained block by block and a model trained end to end"
@@ -447,9 +457,9 @@ def test_planted_networks_from_the_command_line(repsim, newest, networks):
         assert closest[measure.label, "blocks", "c1"] == [f"h{best}", pytest.approx(values[best])]
         assert 4 <= best < 8
     assert {verdict.name: verdict.why for verdict in found.claims} == {
-        "layer_wise_training_gives_three_groups": "needs a model trained block by block, and sub_networks with spectral clusters to be chosen",
-        "attention_makes_the_first_differences": "needs a model trained on one sum",
-        "c_is_near_the_last_blocks": "needs a model trained block by block with resid_post@1, and options.targets with c3",
+        "layer_wise_training_gives_three_groups": "needs 5 models trained block by block, and sub_networks with spectral clusters to be chosen",
+        "attention_makes_the_first_differences": "needs 3 seeds trained on one sum",
+        "c_is_near_the_last_blocks": "needs 5 models trained block by block with resid_post@1 and resid_post@2, and options.targets with c3",
     }  # fmt: skip
     figures = {file.stem for file in (folder / "figures").glob("*.png")}
     assert figures == {

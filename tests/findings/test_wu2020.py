@@ -114,11 +114,12 @@ def test_localization_counts_trainings_where_there_are_several():
     )  # fmt: skip
     (claim,) = known(["fine_tuning_delocalizes_the_top"])
     judgement = claim(found)
-    assert (judgement.value, judgement.why) == (pytest.approx(0.2), "standard error over 2 trainings")
-    # the seeds of a single training
-    one = claim(replace(found, entries=dict.fromkeys(labels[1:], "a")))
-    assert (one.value, one.why) == (pytest.approx(0.2), "standard error over 3 fine-tuned models")
-    assert one.se == pytest.approx(0.1 * (1 + 1 / 3) ** 0.5)
+    assert (judgement.value, judgement.why) == (pytest.approx(0.2), "needs 3 tasks, got 2 tasks")
+    three = claim(replace(found, entries={}))
+    assert (three.value, three.why) == (pytest.approx(0.2), "spread of 3 tasks")
+    assert three.se == pytest.approx(0.1 * (1 + 1 / 3) ** 0.5)
+    # the seeds of a single training are one unit
+    assert claim(replace(found, entries=dict.fromkeys(labels[1:], "a"))).why == "needs 3 tasks, got 1 task"
 
 
 def maps(neurons, cka, svcca=None, base=None):
@@ -183,7 +184,7 @@ def test_claims_that_cannot_be_tested_say_why(name, change):
     (claim,) = known([name])
     whole = Map(**found)
     judgement = claim(whole, whole.values["cka"]) if claim.on == "map" else claim(whole)
-    assert (judgement.verdict, judgement.value) == ("not testable here", None)
+    assert judgement.verdict == "not testable here"
     assert judgement.why
 
 

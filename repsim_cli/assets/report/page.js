@@ -1054,7 +1054,7 @@ function answer() {
     const facts = [m.status, counted(models.length || Object.keys(m.models ?? {}).length, "model"), checkpoints ? counted(checkpoints, "checkpoint") : null, typeof m.rows === "number" ? counted(m.rows, "row") : null, m.seconds === undefined ? null : lasted(m.seconds)];
     const verdicts = run.claims.map((c) => el("li", {},
       el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
-      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.p === null ? "" : `, p = ${Number(c.p.toPrecision(2))}`}`})`)));
+      el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.decided === null ? "" : `, p = ${Number(c.decided.toPrecision(2))}`}`}${c.over ? `, ${c.over}` : ""})`)));
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
       el("p", {}, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : ""),
@@ -1118,8 +1118,8 @@ function pairs() {
 }
 
 function claims() {
-  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.se, c.threshold, c.p, c.statistic, c.why, `${c.source}: ${c.says}`])));
-  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "standard error", "threshold", "p", "statistic", "why", "source"]), rows, { round: true })) : null;
+  const rows = RUNS.flatMap((run) => run.claims.map((c) => ofRun(run, [c.name, c.measure, c.verdict, c.value, c.se, c.threshold, c.decided, c.over, c.statistic, c.why, `${c.source}: ${c.says}`])));
+  return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "standard error", "threshold", "p", "units", "statistic", "why", "source"]), rows, { round: true })) : null;
 }
 
 function studyTables() {

@@ -1,7 +1,7 @@
 """Classifiers of several seeds: metrics by kind of example, their spread over seeds, and the loss of the trainings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,12 +10,13 @@ import numpy as np
 from repsim_cli.figures.lines import gaps, plain
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_jackknife
+from repsim_cli.findings.evidence import by_jackknife, log_of
 from repsim_cli.runs.content import Curve, Table
 
 Metrics = Mapping[str, float]
 TABLE = "classifiers"
 OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is no understanding
+FIT = 5  # seeds of which a standard deviation says something
 SPREAD = 0.02  # a range of 0.1 over a hundred normal values; the hundred published seeds have twice that
 BY = "hans_lexical_overlap_non_entailment"  # what colours the seeds, where it is there
 PANEL = (4.6, 3.2)  # inches
@@ -30,22 +31,25 @@ class Classifiers:
     "McCoy et al. 2020 (Brown et al. 2023, section 4.2)",
     statistic="standard deviation over seeds of HANS accuracy (lexical overlap, both labels) minus that of accuracy",
     threshold=SPREAD,
+    unit="seed",
 )
 def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighed | Untestable:
     """Seeds are alike in distribution and differ on HANS."""
     both = np.array(
         [[scores[OVERLAP], scores["accuracy"]] for scores in classifiers if {"accuracy", OVERLAP} <= scores.keys()]
     )
-    if len(both) < 3:
-        return Untestable(f"needs three classifiers with {OVERLAP}, got {len(both)}")
+    if len(both) < FIT:
+        return Untestable(f"needs {FIT} seeds with {OVERLAP}, got {len(both)}")
 
     def wider(values: np.ndarray) -> float:
+        """On a logarithm, where the error of a standard deviation does not depend on it."""
         hans, accuracy = values.std(0, ddof=1)
-        return float(hans - accuracy)
+        return log_of(hans) - log_of(accuracy + SPREAD)
 
     left_out = [wider(np.delete(both, seed, 0)) for seed in range(len(both))]
-    evidence = by_jackknife(wider(both), SPREAD, left_out, f"standard error over {len(both)} seeds")
-    return Weighed(wider(both), evidence)
+    hans, accuracy = both.std(0, ddof=1)
+    evidence = replace(by_jackknife(wider(both), 0.0, left_out, "seed"), se=None)
+    return Weighed(float(hans - accuracy), evidence)
 
 
 def by_model(metrics: Mapping[str, Metrics]) -> Table:

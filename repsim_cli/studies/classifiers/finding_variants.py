@@ -1,9 +1,8 @@
 """Classifiers that were trained alike but for one change: what each change costs, task by task."""
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.frame import COLOURS, MARKERS, cycled, legend_beside
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_error, by_units
+from repsim_cli.findings.evidence import by_units
 from repsim_cli.runs.content import Facts, Table
 
 TABLE = "variants"
@@ -92,6 +91,7 @@ class Scores(NamedTuple):
     "Wu et al. 2020, appendix D, table 1",
     statistic="accuracy with the bottom N blocks frozen minus that with the top N frozen: mean over N and tasks",
     threshold=0.0,
+    unit="task",
 )
 def freezing_the_bottom_costs_less(scores: Scores) -> Weighed | Untestable:
     """Freezing the bottom layers results in better performance than freezing the top layers."""
@@ -109,6 +109,7 @@ def freezing_the_bottom_costs_less(scores: Scores) -> Weighed | Untestable:
     "Wu et al. 2020, appendix D, table 1",
     statistic="accuracy lost with the largest number of bottom blocks frozen: mean over tasks",
     threshold=LITTLE,
+    unit="task",
     published="below",
 )
 def frozen_bottom_layers_cost_little(scores: Scores) -> Weighed | Untestable:
@@ -123,6 +124,7 @@ def frozen_bottom_layers_cost_little(scores: Scores) -> Weighed | Untestable:
     "Gao et al. 2024, appendix G, table 6",
     statistic="accuracy lost with the first two thirds of the blocks frozen: mean over tasks",
     threshold=HALF_A_POINT,
+    unit="task",
     published="below",
 )
 def freezing_two_thirds_costs_little(scores: Scores) -> Weighed | Untestable:
@@ -136,6 +138,7 @@ def freezing_two_thirds_costs_little(scores: Scores) -> Weighed | Untestable:
     "Gao et al. 2024, appendix L, table 7",
     statistic="accuracy lost with the first third of the blocks alone: mean over tasks",
     threshold=HALF_A_POINT,
+    unit="task",
     published="below",
 )
 def a_third_of_the_blocks_is_enough(scores: Scores) -> Weighed | Untestable:
@@ -146,29 +149,22 @@ def a_third_of_the_blocks_is_enough(scores: Scores) -> Weighed | Untestable:
 
 
 def _lost(scores: Scores, chosen: Mapping[str, str]) -> Weighed | Untestable:
-    """What a variant of each task loses; of a single task with a single seed, with the error of its evaluation rows."""
     gaps = {task: [-scores.changes(task, variant)] for task, variant in chosen.items()}
-    loss = _over_tasks(scores, gaps, HALF_A_POINT)
-    ((task, variant), *more) = chosen.items()
-    rows = scores.rows.get(task)
-    if not isinstance(loss, Untestable) or more or rows is None:
-        return loss
-    changed, whole = (float(scores.values[task][name].mean()) for name in (variant, scores.reference))
-    how = f"standard error over {rows:,} evaluation examples, as if each model had its own"
-    error = of_rows(changed, whole, rows) or 0.0
-    return Weighed(whole - changed, by_error(whole - changed, HALF_A_POINT, error, math.inf, how))
+    return _over_tasks(scores, gaps, HALF_A_POINT)
 
 
 def _over_tasks(scores: Scores, by_task: Mapping[str, Sequence[np.ndarray]], threshold: float) -> Weighed | Untestable:
-    """The mean of the tasks' means, with its error over tasks; of a single task over its seeds."""
-    units, what = [float(np.mean([each.mean() for each in values])) for values in by_task.values()], "tasks"
-    if len(units) == 1:
-        ((task, values),), what = by_task.items(), "seeds"
+    """The mean of the tasks' means, with its error over tasks; of a single task over its seeds. A task that several
+    models were trained on (`MODEL, TASK`) is one unit."""
+    means: dict[str, list[float]] = {}
+    for task, values in by_task.items():
+        means.setdefault(task.rpartition(", ")[2], []).extend(float(each.mean()) for each in values)
+    units, unit = [float(np.mean(each)) for each in means.values()], "task"
+    if len(by_task) == 1:
+        ((task, values),), unit = by_task.items(), "seed"
         alike = len({len(each) for each in scores.values[task].values()}) == 1
-        units = np.mean(values, 0).tolist() if alike else []
-    if len(units) < 2:
-        return Untestable("needs two tasks, or one with the same two or more seeds of every variant")
-    return Weighed(float(np.mean(units)), by_units(units, threshold, f"standard error over {len(units)} {what}"))
+        units = np.mean(values, 0).tolist() if alike else units
+    return Weighed(float(np.mean(units)), replace(by_units(units, threshold, unit), unit=unit))
 
 
 def of_rows(first: float, second: float, rows: int | None) -> float | None:

@@ -16,8 +16,10 @@ from repsim_cli.figures.lines import plain
 from repsim_cli.figures.panels import columns, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import LEVEL, Evidence, by_units
+from repsim_cli.findings.evidence import FEWEST, LEVEL, by_jackknife, by_units
 from repsim_cli.runs.content import CROSS, MATCHED, SPACES, Matrix, Table
+
+OfPairs = Mapping[tuple[str, str], Sequence[float]]  # by pair of models, of every layer or pair of layers
 
 PANEL = (2.2, 2.0)  # inches
 SHARED = ["model", "layer", "dictionaries", "latents", "mean cosine, decoder", "mean cosine, encoder",
@@ -57,66 +59,77 @@ def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: flo
 
 @claim(
     "Paulo and Belrose 2025",
-    statistic="share of latents that two seeds share by decoder and encoder: mean over layers",
+    statistic="share of latents that two seeds share by decoder and encoder: mean over models",
     threshold=0.5,
+    unit="model",
     published="below",
     on="seeds",
 )
-def seeds_share_few_latents(shared: Sequence[float]) -> Weighed | Untestable:
+def seeds_share_few_latents(shared: Mapping[str, Sequence[float]]) -> Weighed | Untestable:
     """Sparse autoencoders that differ in their seed alone learn different features."""
-    if len(shared) < 2:
-        return Untestable(f"needs dictionaries of two seeds in two layers, got {len(shared)} layers with them")
-    return Weighed(float(np.mean(shared)), by_units(shared, 0.5, f"standard error over {len(shared)} layers"))
+    if not shared:
+        return Untestable(f"needs dictionaries of two seeds of {FEWEST} models")
+    means = [float(np.mean(each)) for each in shared.values()]
+    return Weighed(float(np.mean(means)), by_units(means, 0.5, "model"))
 
 
 @claim(
     "Lan et al. 2024",
-    statistic="RSA of decoder rows of paired features minus that of random pairings: most significant pair of layers",
+    statistic="RSA of decoder rows of paired features minus that of random pairings: mean over pairs of models",
     threshold=0.0,
+    unit="model",
     on="spaces",
 )
-def feature_spaces_are_alike(spaces: Sequence[tuple[float, float]], pairings: int) -> Weighed | Untestable:
+def feature_spaces_are_alike(spaces: OfPairs) -> Weighed | Untestable:
     """Feature spaces of different models are similar under transformations that keep distances."""
     if not spaces:
-        return Untestable("needs layers of two models with features that correlate")
-    p, gap = min((p, -gap) for gap, p in spaces)
-    least, count = 1 / (1 + pairings), len(spaces)
-    below = max(1 - p + least for _, p in spaces)
-    how = f"{pairings} random pairings, p times {count} for the pairs of layers"
-    return Weighed(-gap, Evidence(min(1.0, count * p), min(1.0, below), how, smallest=count * least))
+        return Untestable(f"needs layers of {FEWEST} models with features that correlate")
+    return _over_models(spaces)
 
 
 @claim(
     "Thasarathan et al. 2025",
     statistic="R² of held-out rows of a model from the shared code of another: mean over pairs of models and layers",
     threshold=0.0,
+    unit="model",
     on="codes",
 )
-def one_code_serves_other_models(values: Sequence[float]) -> Weighed | Untestable:
+def one_code_serves_other_models(values: OfPairs) -> Weighed | Untestable:
     """The code of one model reconstructs activations of another."""
-    if len(values) < 2:
-        return Untestable("needs a dictionary of two models or more (options.universal)")
-    return Weighed(float(np.mean(values)), by_units(values, 0.0, f"standard error over {len(values)} reconstructions"))
+    if not values:
+        return Untestable(f"needs a dictionary of {FEWEST} models (options.universal)")
+    return _over_models(values)
 
 
-def seeds_of(run: Finished) -> list[float]:
-    """The share of latents that two seeds share, of every layer."""
-    layers: dict[tuple[str, str], list[float]] = {}
+def _over_models(values: OfPairs) -> Weighed:
+    """The mean over pairs of models, which share models: one model is left out at a time."""
+
+    def mean(left_out: str = "") -> float:
+        rest = [float(np.mean(each)) for pair, each in values.items() if left_out not in pair]
+        return float(np.mean(rest)) if rest else float("nan")
+
+    models = dict.fromkeys(model for pair in values for model in pair)
+    return Weighed(mean(), by_jackknife(mean(), 0.0, [mean(model) for model in models], "model"))
+
+
+def seeds_of(run: Finished) -> dict[str, list[float]]:
+    """By model, the share of latents that two seeds share, of every pair of seeds and layer."""
+    models: dict[str, list[float]] = {}
     for matrix in run.measured(MATCHED):
         if all(name.startswith("seed ") for name in matrix.about["dictionaries"]):
-            share = shares(run.array(matrix.values)[:3], PUBLISHED)[2]
-            layers.setdefault((matrix.rows.model, matrix.about["layer"]), []).append(share)
-    return [float(np.mean(each)) for each in layers.values()]
+            models.setdefault(matrix.rows.model, []).append(shares(run.array(matrix.values)[:3], PUBLISHED)[2])
+    return models
 
 
-def spaces_of(run: Finished) -> list[tuple[float, float]]:
-    """RSA beyond random pairings and its p, of every pair of layers."""
+def spaces_of(run: Finished) -> dict[tuple[str, str], list[float]]:
+    """By pair of models, RSA beyond random pairings of every pair of layers."""
     if SPACES not in run.results.tables:
-        return []
-    measured, null, p = (
-        map(float, run.results.tables[SPACES].column(f"rsa{of}")) for of in ("", " of random pairings", " p")
-    )
-    return [(a - b, c) for a, b, c in zip(measured, null, p, strict=True)]
+        return {}
+    table, pairs = run.results.tables[SPACES], {}
+    measured, null = (map(float, table.column(f"rsa{of}")) for of in ("", " of random pairings"))
+    for row, value, chance in zip(table.rows, measured, null, strict=True):
+        pairs.setdefault((row[0], row[2]), []).append(value - chance)
+    return pairs
 
 
 # ---- figures ----
@@ -220,7 +233,10 @@ def features(run: Finished, options: Features, claims: Sequence[Claim]) -> Part:
     ]
     tables = {"shared latents": Table(columns=SHARED, rows=shared)} if shared else {}
     tables |= {"cross-reconstruction": Table(columns=CODES, rows=codes)} if codes else {}
-    across = [row[3] for row in codes if row[1] != row[2]]
-    given = {"seeds": (seeds_of(run),), "spaces": (spaces_of(run), run.options["pairings"]), "codes": (across,)}
-    verdicts = [each.verdict("dictionaries", *values) for on, values in given.items() for each in asked(claims, on)]
+    across: dict[tuple[str, str], list[float]] = {}
+    for _, encoded, decoded, value, _ in codes:
+        if encoded != decoded:
+            across.setdefault((encoded, decoded), []).append(value)
+    given = {"seeds": seeds_of(run), "spaces": spaces_of(run), "codes": across}
+    verdicts = [each.verdict("dictionaries", values) for on, values in given.items() for each in asked(claims, on)]
     return Part(tables=tables, claims=verdicts)

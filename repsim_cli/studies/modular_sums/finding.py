@@ -21,7 +21,10 @@ class ModularSums:
 
 
 @claim(
-    "Gao et al. 2024, section 5.1", statistic="lowest validation accuracy over models and their stages", threshold=1.0
+    "Gao et al. 2024, section 5.1",
+    statistic="lowest validation accuracy over models and their stages",
+    threshold=1.0,
+    unit="fact",
 )
 def all_models_reach_full_accuracy(metrics: Mapping[str, Mapping[str, float]]) -> Fact | Untestable:
     """Models 0, E and L reach 100 % validation accuracy."""

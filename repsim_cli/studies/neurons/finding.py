@@ -1,6 +1,6 @@
 """How many neurons of a model have a counterpart in others, beyond what a random rotation of those reaches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from repsim_cli.base.settings import Finite, Medium0
 from repsim_cli.figures.frame import legend_beside, several
 from repsim_cli.figures.lines import PANEL, of_layers, plain
-from repsim_cli.findings.analysis import Finished, Job, Part, analysis, asked
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_jackknife, by_lone
+from repsim_cli.findings.evidence import by_jackknife
 from repsim_cli.runs.content import COUNTERPARTS, Axis, Curve, Matrix, Table
 
 SHARE, EXCESS = "share of universal neurons", "mean excess correlation"
@@ -86,41 +86,37 @@ def by_layer(model: str, layers: Sequence[str], neurons: Neurons, threshold: flo
 
 
 Excesses = Mapping[str, Mapping[str, Float[np.ndarray, " n"]]]  # of a model's neurons in each other model
-Means = Sequence[tuple[float, Float[np.ndarray, " rotations"]]]  # in the model's own basis and in rotated ones
 
 
 @claim(
     PAPER,
     statistic="largest correlation of a neuron with one of another model, minus that in rotated bases: mean",
     threshold=0.0,
-    on="bases",
+    unit="model",
 )
-def neurons_match_better_than_rotated_bases(means: Means) -> Weighed:
+def neurons_match_better_than_rotated_bases(excesses: Excesses) -> Weighed | Untestable:
     """Neurons of models that differ in their seed correlate more than directions of a randomly rotated basis."""
-    neurons, rotated = np.mean([mean for mean, _ in means]), np.mean([each for _, each in means], axis=0)
-    evidence = by_lone(float(neurons), rotated.tolist(), f"spread over {len(rotated)} rotations")
-    return Weighed(float(neurons - rotated.mean()), evidence)
+    return _over_models(excesses, 0.0, lambda others: float(np.mean([x.mean() for x in others])))
 
 
-def universal(excesses: Excesses) -> float:
-    """The share of universal neurons, mean over models."""
-    return float(np.mean([(np.mean([*others.values()], axis=0) > PUBLISHED).mean() for others in excesses.values()]))
-
-
-@claim(PAPER, statistic="share of universal neurons: mean over models", threshold=0.01, on="neurons")
+@claim(PAPER, statistic="share of universal neurons: mean over models", threshold=0.01, unit="model")
 def one_percent_of_neurons_are_universal(excesses: Excesses) -> Weighed | Untestable:
     """One to five percent of neurons are universal."""
-    if len(excesses) < 3:
-        return Untestable(f"needs three models for a standard error, got {len(excesses)}")
-    left_out = [
-        universal({
-            model: {other: values for other, values in others.items() if other != out}
-            for model, others in excesses.items() if model != out
-        })
-        for out in excesses
-    ]  # fmt: skip
-    value = universal(excesses)
-    return Weighed(value, by_jackknife(value, 0.01, left_out, f"standard error over {len(excesses)} models"))
+    return _over_models(excesses, 0.01, lambda others: float((np.mean(others, axis=0) > PUBLISHED).mean()))
+
+
+def _over_models(excesses: Excesses, threshold: float, of: Callable[[list[np.ndarray]], float]) -> Weighed | Untestable:
+    """The mean over models of what their neurons have in the others; models are left out, for pairs share them."""
+
+    def mean(left_out: str = "") -> float:
+        kept = [
+            [values for other, values in others.items() if other != left_out]
+            for model, others in excesses.items()
+            if model != left_out
+        ]
+        return float(np.mean([of(others) for others in kept])) if kept and all(kept) else float("nan")
+
+    return Weighed(mean(), by_jackknife(mean(), threshold, [mean(model) for model in excesses], "model"))
 
 
 # ---- figures ----
@@ -180,7 +176,6 @@ def _examples(matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons:
 @analysis(studies=("universal_neurons",), unasked=lambda planned: True, figures=figures)
 def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence[Claim]) -> Part:
     models, pairs, examples, curves = [], [], [], {}
-    of_bases: list[tuple[float, np.ndarray]] = []
     excesses: dict[str, dict[str, np.ndarray]] = {}
     for model, matrices in _models(run).items():
         arrays = [run.array(matrix.values) for matrix in matrices]
@@ -193,7 +188,6 @@ def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence
             [model, about["neurons"], about["constant"], len(matrices), *means.mean(0).tolist(),
              float(neurons.excess.mean()), float(above.mean()), float(controls.mean())]
         )  # fmt: skip
-        of_bases += [(float(excess.mean()), rotated.mean(1)) for excess, rotated in map(split, arrays)]
         excesses[model] = {m.about["other"]: excess for m, excess in zip(matrices, neurons.excess, strict=True)}
         for matrix, mean, excess in zip(matrices, means, neurons.excess, strict=True):
             share = float((excess > options.threshold).mean())
@@ -207,9 +201,5 @@ def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence
             "most universal neurons": Table(columns=NEURONS, rows=examples),
         },
         curves=curves,
-        claims=[
-            each.verdict("excess correlation", given)
-            for on, given in (("bases", of_bases), ("neurons", excesses))
-            for each in asked(claims, on)
-        ],
+        claims=[each.verdict("excess correlation", excesses) for each in claims],
     )

@@ -1,12 +1,11 @@
 """What probes tell of each layer: from which layer a target is told best, and whether linearly."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import scipy
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import TIGHT, by_block, chosen
@@ -15,8 +14,8 @@ from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import bar_beside, headline
 from repsim_cli.figures.texts import shortened
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
-from repsim_cli.findings.claims import FAILS, Claim, Untestable, Weighed, claim, judged
-from repsim_cli.findings.evidence import LEVEL, Evidence, all_of
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import FEWEST, by_units
 from repsim_cli.findings.layers import block_of
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
 
@@ -40,106 +39,105 @@ class Probes:
 
 @dataclass(frozen=True, kw_only=True)
 class Probed:
-    """lowest: of one probe. mlp: of the MLP that tells classes, where it was fitted. number: whether the error is a
-    share of variance, else of rows. held_out: rows that errors are of. trained: the first model of each training."""
+    """lowest: of one probe. mlp: of the MLP that tells classes, where it was fitted. trained: the models of each
+    training."""
 
     lowest: Errors
     mlp: Errors
-    number: bool
-    held_out: int
-    trained: Mapping[str, str]
+    trained: Mapping[str, Sequence[str]]
 
-    def of(self, training: str, errors: Errors | None = None) -> list[tuple[str, float]]:
-        """Of the first model that was trained so, the lowest error of each target in order."""
+    def of(self, training: str, errors: Errors | None = None) -> list[list[float]]:
+        """Of each model that was trained so, the lowest error of each target in order."""
         errors = self.lowest if errors is None else errors
-        model = self.trained.get(training)
-        return [(target, value) for (other, target), value in errors.items() if other == model]
-
-    def against(self, error: float, threshold: float, number: bool | None = None) -> Evidence:
-        """An error rate by the binomial distribution; 1 - R², a ratio of mean squares, by the F distribution."""
-        rows = self.held_out
-        if self.number if number is None else number:
-            ratio = error / threshold
-            above, below = scipy.stats.f.sf(ratio, rows, rows), scipy.stats.f.cdf(ratio, rows, rows)
-            return Evidence(float(above), float(below), f"F distribution, {rows} rows held out")
-        wrong = round(error * rows)
-        above, below = (scipy.stats.binom.sf(wrong - 1, rows, threshold), scipy.stats.binom.cdf(wrong, rows, threshold))
-        return Evidence(float(above), float(below), f"binomial distribution, {rows} rows held out")
+        found = [
+            [value for (other, _), value in errors.items() if other == model]
+            for model in self.trained.get(training, [])
+        ]
+        return [each for each in found if each]
 
 
-HIGHEST = "highest error over targets of the best layer of Model {}"
-
-
-@claim(PAPER, statistic=HIGHEST.format("L"), threshold=PERFECT, published="below", on="linear", of=(BY_BLOCK,))
-def linear_probes_find_all_sums_in_model_l(errors: Probed) -> Weighed | Untestable:
-    """In Model L a linear probe tells c1, c2 and c perfectly."""
-    return _all_found(errors, BY_BLOCK)
+HIGHEST = "highest error over targets of the best layer of Model {}, mean over seeds"
+NEEDS = f"needs {FEWEST} models trained {{}} on several sums"
 
 
 @claim(
     PAPER,
-    statistic="lowest error over layers and targets before the last, Model E",
+    statistic=HIGHEST.format("L"),
+    threshold=PERFECT,
+    unit="seed",
+    published="below",
+    on="linear",
+    of=(BY_BLOCK,),
+)
+def linear_probes_find_all_sums_in_model_l(errors: Probed) -> Weighed | Untestable:
+    """In Model L a linear probe tells c1, c2 and c perfectly."""
+    return _found(errors, BY_BLOCK, max)
+
+
+@claim(
+    PAPER,
+    statistic="lowest error over layers and targets before the last, Model E, mean over seeds",
     threshold=MISSED,
+    unit="seed",
     on="linear",
     of=(END_TO_END,),
 )
 def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E no layer tells c1 (0.522) or c2 (0.93) linearly, and a 2-layer MLP does."""
-    inner = [value for _, value in errors.of(END_TO_END)[:-1]]
-    if not inner:
-        return Untestable("needs a Model E, trained end to end, and two targets")
-    lowest = min(inner)
-    linear = errors.against(lowest, MISSED)
-    if judged(lowest, MISSED, linear).verdict == FAILS:
-        return Weighed(lowest, linear)
-    by_mlp = errors.of(END_TO_END, errors.mlp)[:-1]
-    if not by_mlp:
-        return Untestable("needs an MLP probe beside it: a model may not know the sums at all")
-    target, worst = max(by_mlp, key=lambda pair: pair[1])
-    told = errors.against(worst, MISSED, number=False)
-    if told.below > LEVEL:
-        return Untestable(f"no MLP tells {target} either (error {worst:.2g}): it may not be known")
-    return Weighed(lowest, all_of([linear, Evidence(told.below, told.above, told.how)], told.how))
+    lowest = [min(sums[:-1]) for sums in errors.of(END_TO_END) if sums[:-1]]
+    if not lowest:
+        return Untestable(NEEDS.format(END_TO_END))
+    missed, value = by_units(lowest, MISSED, "seed"), float(np.mean(lowest))
+    by_mlp = [max(sums[:-1]) for sums in errors.of(END_TO_END, errors.mlp) if sums[:-1]]
+    if len(by_mlp) < len(lowest):  # a model may not know the sums at all; that it knows them needs no MLP
+        return Weighed(value, replace(missed, above=1.0, how=f"{missed.how}, without an MLP beside each linear probe"))
+    told = by_units(by_mlp, MISSED, "seed")
+    how = f"{missed.how}, and MLPs with a mean error of {np.mean(by_mlp):.2g}"
+    return Weighed(value, replace(missed, above=max(missed.above, told.below), how=how))
 
 
 @claim(
     PAPER,
-    statistic="error of the last target at the best layer of Model E",
+    statistic="error of the last target at the best layer of Model E, mean over seeds",
     threshold=PERFECT,
+    unit="seed",
     published="below",
     on="linear",
     of=(END_TO_END,),
 )
 def linear_probes_find_the_last_sum_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E a linear probe tells c perfectly."""
-    if not (sums := errors.of(END_TO_END)):
-        return Untestable("needs a Model E, trained end to end")
-    return Weighed(sums[-1][1], errors.against(sums[-1][1], PERFECT))
+    return _found(errors, END_TO_END, lambda sums: sums[-1])
 
 
-@claim(PAPER, statistic=HIGHEST.format("E"), threshold=PERFECT, published="below", on="mlp", of=(END_TO_END,))
+@claim(
+    PAPER,
+    statistic=HIGHEST.format("E"),
+    threshold=PERFECT,
+    unit="seed",
+    published="below",
+    on="mlp",
+    of=(END_TO_END,),
+)
 def mlp_probes_find_all_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E a 2-layer MLP tells c1, c2 and c perfectly."""
-    return _all_found(errors, END_TO_END)
+    return _found(errors, END_TO_END, max)
 
 
-def _all_found(errors: Probed, training: str) -> Weighed | Untestable:
-    if not (sums := errors.of(training)):
-        return Untestable(f"needs a model trained {training} on several sums")
-    worst = max(value for _, value in sums)
-    return Weighed(worst, errors.against(worst, PERFECT))
+def _found(errors: Probed, training: str, of_model: Callable[[list[float]], float]) -> Weighed | Untestable:
+    worst = [of_model(sums) for sums in errors.of(training)]
+    if not worst:
+        return Untestable(NEEDS.format(training))
+    return Weighed(float(np.mean(worst)), by_units(worst, PERFECT, "seed"))
 
 
 def verdicts(
-    claims: Sequence[Claim], lowest: Mapping[str, Errors], held_out: int, trained: Mapping[str, str]
+    claims: Sequence[Claim], lowest: Mapping[str, Errors], trained: Mapping[str, Sequence[str]]
 ) -> list[Verdict]:
-    """Each claim on each probe of its kind (linear, MLP). lowest: by probe. held_out, trained: as of Probed."""
+    """Each claim on each probe of its kind (linear, MLP). lowest: by probe. trained: as of Probed."""
     mlp = lowest.get("mlp_classification", {})
     return [
-        each.verdict(
-            probe,
-            Probed(lowest=errors, mlp=mlp, number=probe.endswith("_regression"), held_out=held_out, trained=trained),
-        )
+        each.verdict(probe, Probed(lowest=errors, mlp=mlp, trained=trained))
         for each in claims
         for probe, errors in lowest.items()
         if probe.startswith(each.on)
@@ -248,5 +246,5 @@ def probes(run: Finished, options: Probes, claims: Sequence[Claim]) -> Part:
             guess = None if number else largest.get(target)
             rows.append([matrix.rows.model, target, probe, *best, given - error, guess])
             lowest.setdefault(probe, {})[matrix.rows.model, target] = error
-    tested = verdicts(claims, lowest, run.results.about["rows held out"], run.trained)
+    tested = verdicts(claims, lowest, run.trained)
     return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, curves=curves, claims=tested)

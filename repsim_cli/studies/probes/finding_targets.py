@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from repsim_cli.findings.analysis import Finished, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import Evidence
+from repsim_cli.findings.evidence import FLIPS, by_sign
 from repsim_cli.findings.layers import in_order
 from repsim_cli.runs.content import BY_BLOCK, Table
 
@@ -86,84 +86,56 @@ def tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
     return {name: Table(columns=COLUMNS[name], rows=lines) for name, lines in rows.items()}
 
 
-# ---- claims: of the model that was trained block by block, Model L; the paper counts blocks from 1 ----
+# ---- claims: of models that were trained block by block, seeds of Model L; the paper counts blocks from 1 ----
+
+SHARE = "share of the seeds of Model L in which {}"
 
 
-@claim(
-    "Gao et al. 2024, table 1",
-    statistic="rank of resid_post@0 of Model L by distance to c1",
-    threshold=1.0,
-    published="below",
-    of=(BY_BLOCK,),
-)
-def c1_is_nearest_to_the_first_block(model: Near) -> Weighed | Untestable:
+def _near(what: str) -> Any:
+    return claim(
+        "Gao et al. 2024, table 1", statistic=SHARE.format(what), threshold=0.5, unit="seed", of=(BY_BLOCK,)
+    )  # fmt: skip
+
+
+@_near("resid_post@0 is the nearest to c1")
+def c1_is_nearest_to_the_first_block(models: Sequence[Near]) -> Weighed | Untestable:
     """Of all representations of Model L, the output of block 1 is the nearest to c1."""
-    return _nearest(model, "c1", "resid_post@0")
+    return _among(models, "c1", ["resid_post@0"], 1)
 
 
-@claim(
-    "Gao et al. 2024, table 1",
-    statistic="rank of resid_post@1 of Model L by distance to c2",
-    threshold=1.0,
-    published="below",
-    of=(BY_BLOCK,),
-)
-def c2_is_nearest_to_the_second_block(model: Near) -> Weighed | Untestable:
+@_near("resid_post@1 is the nearest to c2")
+def c2_is_nearest_to_the_second_block(models: Sequence[Near]) -> Weighed | Untestable:
     """Of all representations of Model L, the output of block 2 is the nearest to c2."""
-    return _nearest(model, "c2", "resid_post@1")
+    return _among(models, "c2", ["resid_post@1"], 1)
 
 
-@claim(
-    "Gao et al. 2024, table 1",
-    statistic="rank by distance to c3 of the further one of resid_post@1 and resid_post@2",
-    threshold=9.0,
-    published="below",
-    of=(BY_BLOCK,),
-)
-def c_is_near_the_last_blocks(model: Near) -> Weighed | Untestable:
+@_near("resid_post@1 and resid_post@2 are among the nine nearest to c3")
+def c_is_near_the_last_blocks(models: Sequence[Near]) -> Weighed | Untestable:
     """Nearest to c in Model L are the outputs of blocks 2 and 3, and 7 others as near."""
-    ranked = [_ranked(model, "c3", layer) for layer in ("resid_post@1", "resid_post@2")]
-    for answer in ranked:
-        if isinstance(answer, Untestable):
-            return answer
-    nearer, as_near = max(answer for answer in ranked if not isinstance(answer, Untestable))
-    layers = len(model.names)
-
-    def both(count: int) -> float:
-        """The chance that two layers are among so many."""
-        return count * (count - 1) / (layers * (layers - 1))
-
-    evidence = Evidence(1 - both(nearer), both(as_near), _any_layer(layers, "any two"), smallest=both(2))
-    return Weighed(float(1 + nearer), evidence)
+    return _among(models, "c3", ["resid_post@1", "resid_post@2"], 9)
 
 
-def _ranked(model: Near, target: str, layer: str) -> tuple[int, int] | Untestable:
-    """How many layers are nearer to the target than this one, and how many are as near, itself included. Equal layers
-    (the output of a block is the input of the next) have one rank."""
-    if target not in model.values or layer not in model.names:
-        return Untestable(f"needs a model trained {BY_BLOCK} with {layer}, and options.targets with {target}")
-    distances = model.distances(target)
-    distance = distances[list(model.names).index(layer)]
-    return int((distances < distance).sum()), int((distances <= distance).sum())
-
-
-def _nearest(model: Near, target: str, layer: str) -> Weighed | Untestable:
-    ranked = _ranked(model, target, layer)
-    if isinstance(ranked, Untestable):
-        return ranked
-    (nearer, as_near), layers = ranked, len(model.names)
-    evidence = Evidence(1 - nearer / layers, as_near / layers, _any_layer(layers, "any"), smallest=1 / layers)
-    return Weighed(float(1 + nearer), evidence)
-
-
-def _any_layer(layers: int, which: str) -> str:
-    return f"{which} of {layers} layers may be the nearest by chance"
+def _among(models: Sequence[Near], target: str, named: Sequence[str], first: int) -> Weighed | Untestable:
+    """In how many models all named layers are among the first, of equally near ones whichever."""
+    known = [model for model in models if target in model.values and set(named) <= set(model.names)]
+    if not known:
+        layers = " and ".join(named)
+        return Untestable(f"needs {FLIPS} models trained {BY_BLOCK} with {layers}, and options.targets with {target}")
+    hits = 0
+    for model in known:
+        distances = model.distances(target)
+        hits += all((distances < distances[list(model.names).index(layer)]).sum() < first for layer in named)
+    return Weighed(hits / len(known), by_sign(hits, len(known), "seed"))
 
 
 @analysis(studies=("similarity",), unasked=lambda planned: bool(planned.options.get("targets")), within=True)
 def targets(run: Finished, options: Targets, claims: Sequence[Claim]) -> Part:
     functions = run.options.get("targets")
     every = {label: near(layers, functions) if functions else {} for label, layers in run.maps.items()}
-    trained = run.trained.get(BY_BLOCK, "")
-    verdicts = [each.verdict(label, models.get(trained, Near())) for label, models in every.items() for each in claims]
+    trained = run.trained.get(BY_BLOCK, [])
+    verdicts = [
+        each.verdict(label, [models[model] for model in trained if model in models])
+        for label, models in every.items()
+        for each in claims
+    ]
     return Part(tables=tables(every) if functions else {}, claims=verdicts)

@@ -9,7 +9,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import arrangements, by_jackknife
+from repsim_cli.findings.evidence import by_jackknife
 from repsim_cli.findings.groups import (
     EARLY,
     LATE,
@@ -17,9 +17,7 @@ from repsim_cli.findings.groups import (
     codes,
     curves,
     late_gap,
-    no_groups,
     of_groups,
-    permuted,
     without_each,
 )
 from repsim_cli.findings.layers import block_of
@@ -46,23 +44,11 @@ class Penalties:
             raise BadInput("pairs of models of one group and of two are compared, got no groups; set groups")
 
 
-def within_gap(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(k,): mean over the pairs within group 0 minus mean over those within group 1, for each way to label the models.
-
-    values: (m, m). labels: (k, m), the group of each model.
-    """
-    a, b = np.triu_indices(len(values), k=1)
-    means = []
-    for group in (0, 1):
-        inside = (labels[:, a] == group) & (labels[:, b] == group)
-        means.append(inside @ values[a, b] / inside.sum(1))
-    return means[0] - means[1]
-
-
 @claim(
     "Brown et al. 2023, figure 2 left",
     statistic="penalty beyond 75 % of the depth: pairs between groups minus pairs within",
     threshold=0.0,
+    unit="model",
     on=PENALTY,
 )
 def between_groups_cost_late(depths: Depths) -> Weighed | Untestable:
@@ -74,6 +60,7 @@ def between_groups_cost_late(depths: Depths) -> Weighed | Untestable:
     "Brown et al. 2023, figure 2 left",
     statistic="mean penalty within groups beyond 75 % of the depth",
     threshold=LITTLE,
+    unit="model",
     published="below",
     on=PENALTY,
 )
@@ -88,30 +75,13 @@ def within_groups_cost_little(depths: Depths) -> Weighed | Untestable:
     "Brown et al. 2023, figure 2 left",
     statistic="mean penalty of all pairs in the first half of the depth",
     threshold=LITTLE,
+    unit="model",
     published="below",
     on=PENALTY,
 )
 def early_layers_cost_little(depths: Depths) -> Weighed | Untestable:
     """In early layers identity stitching costs almost nothing."""
     return _mean(depths, ~np.eye(len(depths.values), dtype=bool), depths.shares <= EARLY)
-
-
-@claim(
-    "Brown et al. 2023, figure 7",
-    statistic="accuracy of models stitched after the last block: within the first group minus within the second",
-    threshold=0.0,
-    on=ACCURACY,
-)
-def groups_keep_apart_on_hans(depths: Depths) -> Weighed | Untestable:
-    """Stitched in the last layer, models of one group and of the other differ on HANS."""
-    why = no_groups(depths.groups) or ("" if depths.shares[-1] == 1 else "the last block is not among the layers")
-    if why:
-        return Untestable(why)
-    numbers = codes(depths.groups)
-    labels, exact = arrangements(numbers, seed=0)
-    values = depths.symmetric[..., -1]
-    apart = permuted(within_gap(values, labels), float(within_gap(values, numbers[None])[0]), exact)
-    return Weighed(apart.value, apart.evidence)
 
 
 def _mean(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Weighed | Untestable:
@@ -125,10 +95,8 @@ def _mean(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Weighed | Untest
         return float(values[part][pairs[part]].mean()) if pairs[part].any() else float("nan")
 
     left_out = [mean(kept) for kept in without_each(len(values))]
-    if not np.isfinite(left_out).all():
-        return Untestable("needs pairs of models whichever model is left out")
     value = mean(np.arange(len(values)))
-    return Weighed(value, by_jackknife(value, LITTLE, left_out, f"standard error over {len(values)} models"))
+    return Weighed(value, by_jackknife(value, LITTLE, left_out, "model"))
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:

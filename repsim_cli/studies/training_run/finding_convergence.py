@@ -13,9 +13,10 @@ from repsim_cli.figures.lines import draw_levels, gaps, name_bands, shared_level
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_chance, correlated, orders, ranks
+from repsim_cli.findings.evidence import DEEP, FEWEST, by_rank, by_units, ranks, with_trend
 from repsim_cli.runs.content import Curve
 
+SIZES = 5  # of which a rank correlation can be told from another
 AT_20 = 0.2  # the share of training at which the paper looks
 NAMED = 16  # layers up to which the legend has each, of more every second or third
 FEW = 2  # models up to which the layers of each are drawn in the overview
@@ -42,33 +43,37 @@ def to_last(curves: Sequence[Curve]) -> list[Curve]:
     return [curve for curve in curves if curve.about["quantity"].endswith(" to last")]
 
 
-def with_size(curves: Sequence[Curve], values: Callable[[Curve], list[float] | None]) -> Weighed | Untestable:
-    """Rank correlation over models of three sizes or more with the mean of `values` over the model's curves."""
+def with_size(
+    curves: Sequence[Curve], values: Callable[[Curve], list[float] | None], threshold: float
+) -> Weighed | Untestable:
+    """Rank correlation over models of several sizes with the mean of `values` over the model's curves."""
     by_size: dict[int, list[float]] = {}
     for curve in curves:
         numbers = values(curve)
         if numbers is not None:
             by_size.setdefault(curve.about["parameters"], []).append(float(np.mean(numbers)))
     means = [float(np.mean(numbers)) for numbers in by_size.values()]
-    if len(by_size) < 3 or len(set(means)) < 2:
-        return Untestable(f"needs three sizes that differ, with a checkpoint early enough, got {len(by_size)}")
-    return Weighed(*correlated([(np.array(list(by_size)), np.array(means))], "the sizes"))
+    if len(set(means)) < 2:
+        return Untestable(f"needs {SIZES} sizes that differ, with a checkpoint early enough, got {len(by_size)}")
+    return Weighed(*by_rank(list(by_size), means, threshold, "model"))
 
 
 @claim(
     "Diehl Martinez et al. 2024, figure 2",
     statistic="Spearman's rho over models between parameters and mean similarity to the last checkpoint at 20 %",
     threshold=0.5,
+    unit="model",
 )
 def larger_models_converge_earlier(curves: Sequence[Curve]) -> Weighed | Untestable:
     """After 20 % of training larger models are nearer to their final state."""
-    return with_size(to_last(curves), lambda curve: at_share(curve, AT_20))
+    return with_size(to_last(curves), lambda curve: at_share(curve, AT_20), 0.5)
 
 
 @claim(
     "Diehl Martinez et al. 2024",
     statistic="mean over models of Spearman's rho between layer and its mean similarity before the last checkpoint",
     threshold=0.0,
+    unit="model",
     published="below",
 )
 def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untestable:
@@ -77,15 +82,13 @@ def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untesta
     by_model: dict[tuple[str, int], list[np.ndarray]] = {}
     for curve in to_last(curves):
         means = [float(np.mean([v for v in line[:-1] if v is not None])) for line in curve.lines.values()]
-        if len(means) >= 4 and len(set(means)) > 1:
+        if len(means) >= DEEP and len(set(means)) > 1:
             by_model.setdefault((curve.about["model"], len(means)), []).append(ranks(means))
     if not by_model:
-        return Untestable("no model has four layers that differ in similarity")
-    sides = [(ranks(range(len(ranked[0]))), np.mean(ranked, axis=0)) for ranked in by_model.values()]
-    permuted, count = orders([len(layers) for layers, _ in sides])
-    rhos = np.mean([means[order] @ layers for (layers, means), order in zip(sides, permuted, strict=True)], axis=0)
-    value = float(np.mean([means @ layers for layers, means in sides]))
-    return Weighed(value, by_chance(value, rhos, f"{count} orders of each model's layers"))
+        return Untestable(f"needs {FEWEST} models of {DEEP} layers that differ in similarity")
+    means = [np.mean(ranked, axis=0) for ranked in by_model.values()]
+    rhos = [float(each @ ranks(range(len(each)))) for each in means]
+    return Weighed(float(np.mean(rhos)), with_trend(by_units(rhos, 0.0, "model"), means))
 
 
 # ---- figures ----

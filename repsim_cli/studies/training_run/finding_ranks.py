@@ -9,7 +9,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Share
 from repsim_cli.findings.analysis import Finished, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_units
+from repsim_cli.findings.evidence import FEWEST, by_units
 from repsim_cli.runs.content import Curve, Table
 from repsim_cli.studies.training_run.finding_convergence import AT_20, at_share, inside, to_last, with_size
 
@@ -105,28 +105,35 @@ def of(curves: Sequence[Curve], quantity: str) -> list[Curve]:
     PAPER,
     statistic="Spearman's rho over models between parameters and mean proportional effective rank at the end",
     threshold=0.5,
+    unit="model",
     on="curves",
 )
 def larger_models_have_larger_parameter_rank(curves: Sequence[Curve]) -> Weighed | Untestable:
     """Parameters of larger models span a larger share of their dimensions."""
-    return with_size(of(curves, "parameters"), final)
+    return with_size(of(curves, "parameters"), final, 0.5)
 
 
 @claim(
     PAPER,
     statistic="Spearman's rho over models between parameters and mean proportional effective rank of gradients",
     threshold=0.5,
+    unit="model",
     on="curves",
 )
 def larger_models_have_larger_gradient_rank(curves: Sequence[Curve]) -> Weighed | Untestable:
     """Throughout training, gradients of larger models span a larger share of dimensions."""
-    return with_size(of(curves, "gradients"), lambda curve: [mean for mean in curve.mean or () if mean is not None])
+
+    def throughout(curve: Curve) -> list[float]:
+        return [mean for mean in curve.mean or () if mean is not None]
+
+    return with_size(of(curves, "gradients"), throughout, 0.5)
 
 
 @claim(
     PAPER,
     statistic="Spearman's rho over models between parameters and the fall of the mean parameter rank after 20 %",
     threshold=-0.5,
+    unit="model",
     published="below",
     on="curves",
 )
@@ -137,13 +144,14 @@ def rank_keeps_falling_in_small_models(curves: Sequence[Curve]) -> Weighed | Unt
         then = at_share(curve, AT_20)
         return None if then is None else [float(np.mean(then)) - float((curve.mean or [0.0])[-1] or 0.0)]
 
-    return with_size(of(curves, "parameters"), fall)
+    return with_size(of(curves, "parameters"), fall, -0.5)
 
 
 @claim(
     f"{PAPER}, table 1",
     statistic="mean over models of the Matthews correlation of attention, parameters and gradients",
     threshold=0.5,
+    unit="model",
     on="table",
 )
 def early_attention_has_large_rank(early_and_large: Table) -> Weighed | Untestable:
@@ -152,10 +160,10 @@ def early_attention_has_large_rank(early_and_large: Table) -> Weighed | Untestab
     for model, point, *_, value, _ in early_and_large.rows:
         if point == "attn_out" and value is not None:
             by_model.setdefault(model, []).append(value)
-    if len(by_model) < 2:
-        return Untestable(f"needs two models with a defined Matthews correlation, got {len(by_model)}")
+    if not by_model:
+        return Untestable(f"needs {FEWEST} models with a defined Matthews correlation")
     means = [float(np.mean(values)) for values in by_model.values()]
-    return Weighed(float(np.mean(means)), by_units(means, 0.5, f"standard error over {len(means)} models"))
+    return Weighed(float(np.mean(means)), by_units(means, 0.5, "model"))
 
 
 @analysis(studies=("effective_rank",), unasked=lambda planned: True)

@@ -15,12 +15,11 @@ from repsim_cli.figures.panels import headline
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import correlated
+from repsim_cli.findings.evidence import DEEP, FEWEST, by_units, ranks, with_trend
 from repsim_cli.runs.content import Table
 
 TABLE = "distance and metrics"
 BESIDE = 4  # columns of the table before those of the metrics
-FEWEST = 4  # checkpoints of a model; three have six orders
 # by model and quantity (`distance`, `step`, metrics), the value at each checkpoint
 Courses = Mapping[str, Mapping[str, Sequence[float | None]]]
 
@@ -33,45 +32,53 @@ class TrainingView:
 # ---- claims ----
 
 
-def _with(courses: Courses, quantity: str) -> Weighed | Untestable:
-    """Spearman's rho between a quantity and the mean distance, over the checkpoints that have both."""
+def _with(courses: Courses, quantity: str, threshold: float) -> Weighed | Untestable:
+    """Spearman's rho between a quantity and the mean distance, over the checkpoints that have both: one per model."""
     sides = []
     for course in courses.values():
         pairs = zip(course.get(quantity, []), course["distance"], strict=False)
         known = np.array([pair for pair in pairs if None not in pair], float)
-        if len(known) >= FEWEST and (np.ptp(known, axis=0) > 0).all():
+        if len(known) >= DEEP and (np.ptp(known, axis=0) > 0).all():
             sides.append((known[:, 0], known[:, 1]))
     if not sides:
-        return Untestable(f"needs {FEWEST} checkpoints of a model with different values of {quantity}")
-    return Weighed(*correlated(sides, "the checkpoints, as if they were independent"))
+        return Untestable(f"needs {FEWEST} models of {DEEP} checkpoints with different values of {quantity}")
+    rhos = [float(ranks(x) @ ranks(y)) for x, y in sides]
+    curves = [ranks(y)[x.argsort(kind="stable")] for x, y in sides]
+    return Weighed(float(np.mean(rhos)), with_trend(by_units(rhos, threshold, "model"), curves, threshold))
 
 
 OVER = "mean over models of Spearman's rho over checkpoints between the mean distance of layers and"
 
 
-@claim("Gao et al. 2024, section 5.3, figure 6a", statistic=f"{OVER} the step", threshold=0.5)
+@claim("Gao et al. 2024, section 5.3, figure 6a", statistic=f"{OVER} the step", threshold=0.5, unit="model")
 def distances_grow_in_training(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks grows over training iterations."""
-    return _with(courses, "step")
+    return _with(courses, "step", 0.5)
 
 
-@claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} accuracy", threshold=0.5)
+@claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} accuracy", threshold=0.5, unit="model")
 def distances_grow_with_accuracy(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks grows as the model achieves better accuracy."""
-    return _with(courses, "accuracy")
+    return _with(courses, "accuracy", 0.5)
 
 
-@claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} F1", threshold=0.5)
+@claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} F1", threshold=0.5, unit="model")
 def distances_grow_with_f1(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks grows as the model achieves better F1 scores."""
-    return _with(courses, "f1")
+    return _with(courses, "f1", 0.5)
 
 
-@claim("Gao et al. 2024, section 5.3, figure 6c", statistic=f"{OVER} the loss", threshold=-0.5, published="below")
+@claim(
+    "Gao et al. 2024, section 5.3, figure 6c",
+    statistic=f"{OVER} the loss",
+    threshold=-0.5,
+    unit="model",
+    published="below",
+)
 def distances_grow_as_loss_falls(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks increases in order to achieve a lower training loss."""
     known = all("training_loss" in course for course in courses.values())
-    return _with(courses, "training_loss" if known else "loss")
+    return _with(courses, "training_loss" if known else "loss", -0.5)
 
 
 def courses_of(table: Table, measure: str, larger_is_closer: bool) -> Courses:

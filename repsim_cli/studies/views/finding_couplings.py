@@ -12,8 +12,7 @@ from jaxtyping import Float
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.panels import bar_beside, headline, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
-from repsim_cli.findings.claims import Claim, Weighed, claim
-from repsim_cli.findings.evidence import by_sign
+from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Matrix, Table
 from repsim_cli.studies.views.lacking import left_out
 
@@ -53,25 +52,6 @@ def within(coupling: Square, classes: Sequence[str]) -> float:
     """
     of = np.array(classes)
     return float(coupling[of[:, None] == of].sum())
-
-
-# ---- claims ----
-
-NEEDS = "needs a run that computed couplings (options.couplings={})"
-SAME = 1e-9  # by which two objectives may differ and be of one plan
-
-
-@claim(
-    "Gao et al. 2024, figure 10",
-    statistic="share of the pairs of layers whose plan has a smaller objective than the identity",
-    threshold=0.5,
-)
-def couplings_are_not_the_identity(objectives: Sequence[tuple[float, float]]) -> Weighed:
-    """The transport plan does not conform to the identity."""
-    # whether the solver ends there depends on its start, so the objectives of the plan and the identity are compared
-    better = [plan < identity * (1 - SAME) for plan, identity in objectives]
-    evidence = by_sign(sum(better), len(better), "pairs of layers, each as likely better as not")
-    return Weighed(float(np.mean(better)), evidence)
 
 
 # ---- figures ----
@@ -122,10 +102,9 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
 def couplings(run: Finished, options: Couplings, claims: Sequence[Claim]) -> Part:
     measured = run.measured("couplings")
     if not measured:
-        return Part(claims=[each.untestable("gromov_wasserstein", NEEDS) for each in claims])
+        return Part()
     classes = run.results.about["batch"]["classes"]
     rows: list[list[Any]] = []
-    objectives: dict[str, list[tuple[float, float]]] = {}
     for matrix in measured:
         about, coupling = matrix.about, run.array(matrix.values)
         kind = "permutation" if is_permutation(coupling) else "spread"
@@ -133,12 +112,4 @@ def couplings(run: Finished, options: Couplings, claims: Sequence[Claim]) -> Par
         solved = [about[key] for key in ("starts", "objective", "from", "objective of the identity")]
         head = [about["model"], matrix.rows.model, matrix.columns.model]
         rows.append([*head, *solved, kind, on_diagonal(coupling), inside])
-        objectives.setdefault(about["starts"], []).append((about["objective"], about["objective of the identity"]))
-    return Part(
-        tables={"couplings": Table(columns=COLUMNS, rows=rows)},
-        claims=[
-            each.verdict(f"gromov_wasserstein, {starts}", pairs)
-            for each in claims
-            for starts, pairs in objectives.items()
-        ],
-    )
+    return Part(tables={"couplings": Table(columns=COLUMNS, rows=rows)})

@@ -1,7 +1,7 @@
 """How many of the nearest rows of a row stay the nearest in later layers (Gao et al. 2024, figure 9, table 5)."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,7 @@ from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import columns, headline, name_panels, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
-from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_units
+from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Axis, Curve, Matrix, Table
 from repsim_cli.studies.views.lacking import left_out
 
@@ -49,27 +48,6 @@ def chance(rows: int, k: int) -> float:
     shared = np.arange(k + 1)
     shares = scipy.stats.hypergeom.pmf(shared, rows - 1, k, k)
     return float(shares @ (shared / (2 * k - shared)))
-
-
-# ---- claims ----
-
-NEEDS = "needs a run that looked for neighbours (options.neighbours={})"
-HALF = 0.33  # the Jaccard similarity of two sets that share half of their members
-
-
-@claim(
-    "Gao et al. 2024, table 5",
-    statistic="mean over models, rows and layers (without the first) of the overlap with the first",
-    threshold=HALF,
-    published="below",
-)
-def neighbours_change(overlaps: Sequence[np.ndarray], by_chance: float) -> Weighed | Untestable:
-    """The five nearest rows change across blocks (overlaps of 0.22, 0.20, 0.20)."""
-    # as few as chance gives are no change that could be seen: planes without any relation overlap as little
-    by_row = np.mean([layers.mean(0) for layers in overlaps], axis=0)
-    how = f"standard error over {len(by_row)} rows, below {HALF} and above chance ({by_chance:.2f})"
-    few, some = by_units(by_row, HALF, how), by_units(-by_row, -by_chance, how)
-    return Weighed(float(by_row.mean()), replace(few, below=max(few.below, some.below)))
 
 
 # ---- figures ----
@@ -153,24 +131,21 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
 def neighbours(run: Finished, options: Neighbours, claims: Sequence[Claim]) -> Part:
     measured = run.measured("neighbours")
     if not measured:
-        return Part(claims=[each.untestable("neighbours", NEEDS) for each in claims])
+        return Part()
     # all models have one batch
     rows, k, samples = measured[0].columns.layers, measured[0].about["k"], measured[0].about["samples"]
     names, by_chance = [rows[place] for place in samples], chance(len(rows), k)
     tables, means, lines = {}, [], {}
-    overlaps: dict[str, list[np.ndarray]] = {}
     for matrix in measured:
         label, layers = matrix.rows.model, matrix.rows.layers
         listed: list[list[Any]] = []
         kept_by: dict[str, list[float | None]] = {}
         for space, path in matrix.details.items():
             nearest = run.array(path).astype(int)
-            of_all = overlap(nearest[:1], nearest)
-            kept = of_all[:, samples]
+            kept = overlap(nearest[:1], nearest)[:, samples]
             listed += [[space, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
             for name, row in zip(names, kept.T, strict=True):
                 means.append([label, space, name, float(row.mean()), float(row[1:].mean()), by_chance])
-            overlaps.setdefault(space, []).append(of_all[1:])
             kept_by[space] = kept[1:].mean(1).tolist()
         tables[f"neighbours of {label}"] = Table(columns=["space", "layer", *names], rows=listed)
         lines[f"{QUANTITY}, {label}"] = Curve(
@@ -180,12 +155,4 @@ def neighbours(run: Finished, options: Neighbours, claims: Sequence[Claim]) -> P
             lines=kept_by,
             about={"quantity": QUANTITY, "model": label, "levels": {"by chance": by_chance}},
         )
-    return Part(
-        tables={QUANTITY: Table(columns=COLUMNS, rows=means), **tables},
-        curves=lines,
-        claims=[
-            each.verdict(f"neighbours, {space}", of_models, by_chance)
-            for each in claims
-            for space, of_models in overlaps.items()
-        ],
-    )
+    return Part(tables={QUANTITY: Table(columns=COLUMNS, rows=means), **tables}, curves=lines)

@@ -58,7 +58,7 @@ def judged(name, values):
 def test_the_published_table(models, gap, gap_verdict, lost, lost_verdict):
     bottom = judged("freezing_the_bottom_costs_less", published(*models))
     assert (bottom.verdict, bottom.value) == (gap_verdict, pytest.approx(gap, abs=1e-5))
-    assert bottom.why == f"standard error over {4 * len(models)} tasks"
+    assert bottom.why == "standard error over 4 tasks"  # of both models together
     cost = judged("frozen_bottom_layers_cost_little", published(*models))
     assert (cost.verdict, cost.value) == (lost_verdict, pytest.approx(lost, abs=1e-5))
 
@@ -80,9 +80,9 @@ def test_a_single_task_is_judged_over_its_seeds():
     ("variants", "bottom", "cost"),
     [
         ({"none": [0.9]}, "no task has variants `top N` and `bottom N` of equal N", "no task has a variant `bottom N`"),
-        ({"none": [0.9], "top 4": [0.9], "bottom 6": [0.9]}, "no task has variants `top N` and", "needs two tasks, or"),
-        ({"none": [0.9], "top 4": [0.9], "bottom 4": [0.9]}, "needs two tasks, or one with", "needs two tasks, or one"),
-        ({"none": [0.9, 0.8], "top 4": [0.9], "bottom 4": [0.9, 0.9]}, "needs two tasks, or one with the same", "needs two tasks, or one with"),
+        ({"none": [0.9], "top 4": [0.9], "bottom 6": [0.9]}, "no task has variants `top N` and", "needs 3 seeds, got 1 seed"),
+        ({"none": [0.9], "top 4": [0.9], "bottom 4": [0.9]}, "needs 3 seeds, got 1 seed", "needs 3 seeds, got 1 seed"),
+        ({"none": [0.9, 0.8], "top 4": [0.9], "bottom 4": [0.9, 0.9]}, "needs 3 seeds, got 1 seed", "needs 3 seeds, got 1 seed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_tested(variants, bottom, cost):

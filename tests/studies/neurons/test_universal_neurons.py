@@ -145,10 +145,10 @@ def test_the_tiny_study(repsim, newest):
     assert [row["model"] for row in rows] == ["tiny_a", "tiny_b"]
     assert all(row[EXCESS] > 0.02 and row["universal in rotated bases"] == 0 for row in rows)
     assert {claim["name"]: claim["verdict"] for claim in recorded(newest())["claims"]} == {
-        "neurons_match_better_than_rotated_bases": "holds",
+        "neurons_match_better_than_rotated_bases": "not testable here",  # two models
         "one_percent_of_neurons_are_universal": "not testable here",
     }
-    (excess,) = (claim["value"] for claim in recorded(newest())["claims"] if claim["value"] is not None)
+    excess, _ = (claim["value"] for claim in recorded(newest())["claims"])
     assert excess == pytest.approx(np.mean([row[EXCESS] for row in rows]))
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import ttest_1samp
 from sklearn.linear_model import LinearRegression
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 
@@ -164,23 +164,28 @@ def test_claims():
         "linear_regression": {**found_all, ("whole", "c1"): 0.5, ("whole", "c2"): 0.9, ("whole", "c3"): 0.005},
         "mlp_classification": {**found_all, ("whole", "c1"): 0.0, ("whole", "c2"): 0.04, ("whole", "c3"): 0.0},
     }
+    lowest = {
+        probe: {(f"{model}{seed}", c): e * (1 + 0.01 * seed) for (model, c), e in of.items() for seed in (-1, 0, 1)}
+        for probe, of in lowest.items()
+    }
     claims = known(
         [
             "linear_probes_find_all_sums_in_model_l", "linear_probes_miss_inner_sums_in_model_e",
             "linear_probes_find_the_last_sum_in_model_e", "mlp_probes_find_all_sums_in_model_e",
         ]
     )  # fmt: skip
-    trained = {BY_BLOCK: "layers", END_TO_END: "whole"}
-    found = {each.name: each for each in verdicts(claims, lowest, 700, trained)}
-    assert {name: (each.verdict, each.value, each.measure) for name, each in found.items()} == {
+    trained = {BY_BLOCK: ["layers-1", "layers0", "layers1"], END_TO_END: ["whole-1", "whole0", "whole1"]}
+    found = {each.name: each for each in verdicts(claims, lowest, trained)}
+    assert {name: (each.verdict, round(each.value or 0.0, 9), each.measure) for name, each in found.items()} == {
         "linear_probes_find_all_sums_in_model_l": ("holds", 0.0, "linear_regression"),
         "linear_probes_miss_inner_sums_in_model_e": ("holds", 0.5, "linear_regression"),
         "linear_probes_find_the_last_sum_in_model_e": ("holds", 0.005, "linear_regression"),
         "mlp_probes_find_all_sums_in_model_e": ("fails", 0.04, "mlp_classification"),
     }
     mlp = found["mlp_probes_find_all_sums_in_model_e"]
-    assert mlp.opposite_p == pytest.approx(binomtest(28, 700, 0.01, alternative="greater").pvalue)
-    alone = verdicts(claims, {"linear_regression": {("modsum_e", "c1"): 0.0}}, 700, {ONE_SUM: "modsum_e"})
+    assert mlp.opposite_p == mlp.decided == pytest.approx(ttest_1samp([0.0396, 0.04, 0.0404], 0.01).pvalue / 2)
+    assert mlp.over == "3 seeds"
+    alone = verdicts(claims, lowest, {BY_BLOCK: ["layers0"], END_TO_END: ["whole0"], ONE_SUM: ["modsum_e"]})
     assert {each.verdict for each in alone} == {"not testable here"}
 
 

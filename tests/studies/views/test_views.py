@@ -22,21 +22,15 @@ from repsim_cli.studies.views import finding_neighbours as neighbour_findings
 from repsim_cli.studies.views.couplings import BEST, PUBLISHED, matched
 from repsim_cli.studies.views.finding_couplings import is_permutation, on_diagonal, within
 from repsim_cli.studies.views.finding_histograms import (
-    base_distances_stay,
     between_blocks,
-    distances_shift_late,
     divergence,
     fine_tuning_shifts_distances,
     shifts,
 )
-from repsim_cli.studies.views.finding_neighbours import chance, neighbours_change, overlap
+from repsim_cli.studies.views.finding_neighbours import chance, overlap
 from repsim_cli.studies.views.histograms import histograms, spreads, subsets
 from repsim_cli.studies.views.neighbourhoods import nearest, plane
 
-CLAIMS = (
-    "base_distances_stay", "fine_tuning_shifts_distances", "distances_shift_late", "neighbours_change",
-    "couplings_are_not_the_identity",
-)  # fmt: skip
 FAST = ("hardware.threads=1", "measure=[]")
 OWN = ("study=views", "extract=pooled", *FAST)
 
@@ -204,45 +198,28 @@ def test_what_a_coupling_keeps():
 
 
 GAP = float("nan")
-SHIFTS = {"base": [0.1, 0.02, 0.05], "tuned": [0.1, 0.2, 1.6]}
+SHIFTS = {"base": [0.1, 0.02, 0.05], **{f"tuned{i}": [0.1, 0.2, 1.5 + 0.1 * i] for i in range(3)}}
 
 
 @pytest.mark.parametrize(
-    ("claim", "by_model", "base", "verdict", "value"),
+    ("by_model", "base", "verdict", "value"),
     [
-        (base_distances_stay, SHIFTS, "base", "holds", 0.1),
-        (base_distances_stay, SHIFTS, None, "not testable here", None),
-        (base_distances_stay, {**SHIFTS, "base": []}, "base", "not testable here", None),
-        (fine_tuning_shifts_distances, SHIFTS, "base", "holds", 1.5),
-        (fine_tuning_shifts_distances, {"base": [0.1]}, "base", "not testable here", None),
-        (distances_shift_late, SHIFTS, "base", "not testable here", 1.0),
-        (distances_shift_late, {"base": [0.1], "tuned": [0.1, 0.2]}, "base", "not testable here", None),
+        (SHIFTS, "base", "holds", np.log([1.5, 1.6, 1.7]).mean() - np.log(0.1)),
+        (SHIFTS, None, "not testable here", None),
+        ({**SHIFTS, "base": []}, "base", "not testable here", None),
+        ({"base": [0.1]}, "base", "not testable here", None),
+        ({"base": [0.1], "tuned": [0.1]}, "base", "not testable here", 0.0),
         # without a value at some layers, or of the base
-        (base_distances_stay, {**SHIFTS, "base": [GAP, GAP, 0.05]}, "base", "holds", 0.05),
-        (base_distances_stay, {**SHIFTS, "base": [GAP] * 3}, "base", "not testable here", None),
-        (base_distances_stay, {"tuned": [0.1]}, "base", "not testable here", None),
-        (fine_tuning_shifts_distances, {"base": [0.1, GAP], "tuned": [GAP, 1.6]}, "base", "holds", 1.5),
-        (distances_shift_late, {"tuned": [GAP, 0.1, 0.3, 0.2]}, "base", "not testable here", 0.75),
-        (distances_shift_late, {"tuned": [GAP, GAP, 0.3, 0.2]}, "base", "not testable here", None),
+        ({**SHIFTS, "base": [GAP, GAP, 0.05]}, "base", "holds", np.log([1.5, 1.6, 1.7]).mean() - np.log(0.05)),
+        ({**SHIFTS, "base": [GAP] * 3}, "base", "not testable here", None),
+        ({"tuned": [GAP, 0.1]}, "base", "not testable here", None),
     ],
 )
-def test_claims_on_distances(claim, by_model, base, verdict, value):
-    judged = claim(by_model, [by_model] * 10, base)
+def test_a_claim_on_distances(by_model, base, verdict, value):
+    judged = fine_tuning_shifts_distances(by_model, base)
     assert judged.verdict == verdict
     assert judged.value == (None if value is None else pytest.approx(value))
     assert judged.why
-
-
-def test_neighbours_without_any_relation_are_no_change():
-    """Random neighbours overlap less than the threshold, and so do the published ones."""
-    rng, by_chance = np.random.default_rng(0), chance(16, 5)
-    around = np.array([[rng.permutation(15)[:5] for _ in range(16)] for _ in range(9)])
-    kept = overlap(around[:1], around)[1:]
-    few, many = (neighbours_change([x], by_chance) for x in (kept, kept * 0 + 0.5))
-    assert few.verdict == "unclear"
-    assert few.value == pytest.approx(by_chance, abs=0.03)
-    assert few.why == "standard error over 16 rows, below 0.33 and above chance (0.21)"
-    assert (many.verdict, many.value) == ("fails", 0.5)
 
 
 @pytest.mark.parametrize(("count", "whole", "each"), [(3, False, 3), (4, False, 0), (4, True, 4)])
@@ -273,7 +250,7 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     )
     others = ("measure=[cka]", "+options.within=false", "+analyses.localization={}")  # views have no such
     assert repsim("run", "-q", *words, *small, *others)[0] == 0
-    asked = [f"claims=[{','.join(CLAIMS)}]", "base=tiny_a_step100", "+options.neighbours={samples: [0, 9]}"]
+    asked = ["claims=[fine_tuning_shifts_distances]", "base=tiny_a_step100", "+options.neighbours={samples: [0, 9]}"]
     asked += ["+options.couplings={pairs: [[embed, resid_post@3], [resid_post@3, embed]], restarts: 3}"]
     code, _, err = repsim("run", "-q", "--from", newest(), "study=views", *asked)
     assert code == 0, err
@@ -300,10 +277,11 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     lines = [line for line in table(found, "distances") if line["model"] == "tiny_a"]
     assert [line["KL(layer || previous)"] for line in lines] == [None, *kl["tiny_a"]["lines"]["KL"]]
     assert lines[2]["KL(previous || layer)"] == pytest.approx(entropy(shares[1], shares[2]))
-    verdicts = {(claim["name"], claim["measure"]): claim["value"] for claim in found["claims"]}
-    # the embeddings are no block
-    by_base = kl["tiny_a_step100"]["lines"]["KL"][1]
-    assert verdicts["base_distances_stay", "histograms of distances"] == pytest.approx(by_base)
+    # the embeddings are no block; one model is no spread
+    verdicts = {claim["name"]: (claim["verdict"], claim["value"]) for claim in found["claims"]}
+    blocks = [kl[model]["lines"]["KL"][1] for model in ("tiny_a", "tiny_a_step100")]
+    expected = np.log(blocks[0]) - np.log(blocks[1])
+    assert verdicts == {"fine_tuning_shifts_distances": ("not testable here", pytest.approx(expected))}
     # neighbours: those of the saved planes, and their means with and without the first layer
     matrix = found["matrices"]["neighbours of tiny_a"]
     nearby = [nearest(torch.from_numpy(x), 5) for x in np.load(newest() / matrix["values"])]
@@ -329,7 +307,6 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     assert [line["on the diagonal"] for line in shown] == pytest.approx([np.trace(plan) for plan in plans])
     same = np.equal.outer(drawn["classes"], drawn["classes"])
     assert [line["within classes"] for line in shown] == pytest.approx([plan[same].sum() for plan in plans])
-    assert {name for name, _ in verdicts} == set(CLAIMS)
     for name in ("histograms-01-tiny_a", "neighbours-01-tiny_a", "couplings-01-tiny_a", "by-layer-neighbours_kept"):
         assert (newest() / "figures" / f"{name}.png").is_file()
     assert "neighbours kept" in (newest() / "report.html").read_text()
@@ -358,25 +335,17 @@ def test_activations_from_files(repsim, newest, tmp_path):
 
 
 def test_a_claim_on_a_view_that_was_not_made(repsim, newest, tmp_path):
-    """Asked for with the run or later: not testable, with what it needs."""
+    """Asked for with the run: not testable, with what it needs."""
     np.savez(tmp_path / "stored.npz", **{f"h{i}": rows(20, 4, seed=i).numpy() for i in range(3)})
     words = (*OWN, "model=[]", f"+model.m={{kind: precomputed, path: {tmp_path / 'stored.npz'}}}", "extract.rows=20")
-    words += ("+options.histograms=null", "+options.neighbours=null", "claims=[neighbours_change]")
+    words += ("+options.histograms=null", "+options.neighbours=null", "claims=[fine_tuning_shifts_distances]")
     assert repsim("run", "-q", *words)[0] == 0
     found = json.loads((newest() / "results.json").read_text())
     assert {matrix["about"]["kind"] for matrix in found["matrices"].values()} == {"couplings"}
-    assert sorted(found["analyses"]) == ["couplings", "diagnostics", "neighbours"]  # one by its view, one by the claim
-    assert repsim("analyse", newest(), "claims=[base_distances_stay,couplings_are_not_the_identity]")[0] == 0
-    found = json.loads((newest() / "results.json").read_text())
-    words = {claim["name"]: (claim["verdict"], claim["why"]) for claim in found["claims"] if claim["value"] is None}
-    assert words == {
-        "neighbours_change": ("not testable here", "needs a run that looked for neighbours (options.neighbours={})"),
-        "base_distances_stay": (
-            "not testable here",
-            "needs a run that made histograms of distances (options.histograms={})",
-        ),
-    }
-    assert sum(claim["name"] == "couplings_are_not_the_identity" for claim in found["claims"]) == 2
+    assert sorted(found["analyses"]) == ["couplings", "diagnostics", "histograms"]  # one by its view, one by the claim
+    (verdict,) = found["claims"]
+    why = "needs a run that made histograms of distances (options.histograms={})"
+    assert (verdict["verdict"], verdict["why"]) == ("not testable here", why)
 
 
 @pytest.mark.parametrize("constant", ["h0", pytest.param("h2", marks=pytest.mark.drawn), "h4"])
@@ -387,7 +356,7 @@ def test_a_constant_layer_is_left_out_and_listed(repsim, newest, tmp_path, const
         np.savez(tmp_path / f"{model}.npz", **layers)
     words = [*OWN, "model=[]", "extract.rows=20"]
     words += [f"+model.{x}={{kind: precomputed, path: {tmp_path / x}.npz}}" for x in ("m", "other")]
-    code, _, err = repsim("run", "-q", *words, f"claims=[{','.join(CLAIMS)}]", "base=m", "figures=all")
+    code, _, err = repsim("run", "-q", *words, "claims=[fine_tuning_shifts_distances]", "base=m", "figures=all")
     assert code == 0, err
     found = json.loads((newest() / "results.json").read_text())
     assert "NaN" not in (newest() / "results.json").read_text()
@@ -433,7 +402,7 @@ def test_a_model_without_two_layers_is_left_out_and_a_run_of_none_fails(repsim, 
     assert code == 1
     assert "options: no view has a value for two layers, got h1 of 'm': all rows are equal; h2 of 'm'" in err
     both = (*words, f"+model.other={{kind: precomputed, path: {tmp_path / 'other.npz'}}}")
-    code, _, err = repsim("run", "-q", *both, f"claims=[{','.join(CLAIMS)}]", "base=m")
+    code, _, err = repsim("run", "-q", *both, "claims=[fine_tuning_shifts_distances]", "base=m")
     assert code == 0, err
     found = json.loads((newest() / "results.json").read_text())
     assert {x["rows"]["model"] for name, x in found["matrices"].items() if "coupling" not in name} == {"other"}
@@ -476,7 +445,7 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
         (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["extract.estimate=per_batch"], "extract.estimate: views are of one sample of rows, got per_batch; use full"),
         (["extract.layers=[2]"], "extract.hook_points, model.tiny_a: layers are compared with each other, got 1; read two or more"),
-        (["claims=[neighbors_change]"], "claims: unknown claim, got 'neighbors_change'; did you mean 'neighbours_change'?"),
+        (["claims=[fine_tuning_shifts_distance]"], "claims: unknown claim, got 'fine_tuning_shifts_distance'; did you mean 'fine_tuning_shifts_distances'?"),
         (["+options.couplings.pairs=[[embed,resid_post@1]]"], "options.couplings.pairs, model.tiny_a: no such layer, got 'embed'; known: resid_post@0"),
         (["+options.couplings.pairs=[[resid_post@1,resid_pots@2]]"], "options.couplings.pairs, model.tiny_a: no such layer, got 'resid_pots@2'; did you mean 'resid_post@2'"),
         (["+options.couplings.pairs=[[resid_post@1]]"], "options.couplings.pairs: two layers make a pair, got ['resid_post@1']; give [[LAYER, LAYER], ...]"),
