@@ -265,7 +265,7 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     of_it = clustered([found], SubNetworks(), given)
     assert (of_it.counts, [x.tolist() for x in of_it.labels], of_it.given) == ([2], [labels.tolist()], given)
     assert clustered([found], SubNetworks(clusters=2), None).counts == []
-    assert clustered([], SubNetworks(), None) == Clustered()
+    assert clustered([], SubNetworks(), None) == Clustered([], [])
     one = of_model(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
     assert list(one.groups) == ["segments"]
     assert one.groups["segments"].count == 3
@@ -366,20 +366,20 @@ def test_claims_on_the_layers_of_single_models():
     assert "end to end do not grow with the layers between (rho = nan, 0.3 is needed)" in pattern(even).why
     other = Layers(names={END_TO_END: names[:3], BY_BLOCK: names}, apart={END_TO_END: [flat[:3, :3]], BY_BLOCK: [flat]})
     assert alike(other).why == "needs a last block of two layers, and one before it"
-    assert larger(other).why == "needs 3 seeds of each kind, got 1 seed"
+    assert larger(other).why == "needs four layers of each"
     assert pattern(other).why == "the two models have different layers"
     assert first(other).why == "needs 3 seeds trained on one sum"
-    plain = Layers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: flat[:2, :2]})
+    plain = Layers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: [flat[:2, :2]]})
     assert first(plain).why == "no attention map is among the layers"
-    assert larger(plain).why == "needs a model trained block by block and a model trained end to end"
+    assert larger(plain).why == "needs 3 seeds trained block by block and end to end"
     # too few layers give no number at all
     for count in (1, 2):
         trainings = (ONE_SUM, END_TO_END, BY_BLOCK)
         few = Layers(
             names=dict.fromkeys(trainings, ["pattern@0.h0", "z@0.h0"][:count]),
-            apart=dict.fromkeys(trainings, flat[:count, :count]),
+            apart=dict.fromkeys(trainings, [flat[:count, :count]]),
         )
-        assert pattern(few).why == "needs four layers that are not all as far apart"
+        assert pattern(few).why == "needs four layers of each"
         assert first(few).why == "needs three layers, and two in a row that are no attention map"
         assert larger(few).why == "needs four layers of each"
 

@@ -14,6 +14,7 @@ from repsim_cli.findings.partitions import Square, distances
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 
 HALF = -0.693147  # the logarithm of a half
+LEAST, FOUR = 4, "needs four layers of each"
 ORDERED = 0.3  # rank correlation of distances with the layers between, from which they are a pattern
 
 
@@ -68,6 +69,8 @@ def layer_wise_distances_are_larger(models: Layers) -> Weighed | Untestable:
     """Distances are larger in Model L than in Model E."""
     if missing := models.missing(BY_BLOCK, END_TO_END):
         return Untestable(missing)
+    if min(len(x) for training in (BY_BLOCK, END_TO_END) for x in models.apart[training]) < LEAST:
+        return Untestable(FOUR)
     by_block, end_to_end = (
         [log_of(_cells(x).mean()) for x in models.apart[training]] for training in (BY_BLOCK, END_TO_END)
     )
@@ -89,6 +92,8 @@ def training_changes_the_pattern(models: Layers) -> Weighed | Untestable:
         return Untestable(missing)
     if list(models.names[BY_BLOCK]) != list(models.names[END_TO_END]):
         return Untestable("the two models have different layers")
+    if len(models.names[BY_BLOCK]) < LEAST:
+        return Untestable(FOUR)
     for training in trainings:  # two matrices of noise differ, too
         found = [_ordered(x) for x in models.apart[training]]
         if not min(found) >= ORDERED:
