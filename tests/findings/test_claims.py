@@ -505,8 +505,8 @@ def by_sparsity(sign, rng, label):
 
 
 def by_seed(sign, rng, label):
-    """Falsehood: one seed parts after the second block, the other before the second from the end."""
-    return in_blocks(rng, {TRUTH: 8, FALSEHOOD: 2 if label.endswith("0") else 10, NOISE: anywhere(rng)}[sign])
+    """Falsehood: the first seed parts after the second block, the others later."""
+    return in_blocks(rng, {TRUTH: 8, FALSEHOOD: (2, 6, 10)[int(label[-1])], NOISE: anywhere(rng)}[sign])
 
 
 def measures_of(gap, other) -> Make:

@@ -377,7 +377,7 @@ def test_claims_on_the_layers_of_single_models():
         trainings = (ONE_SUM, END_TO_END, BY_BLOCK)
         few = Layers(
             names=dict.fromkeys(trainings, ["pattern@0.h0", "z@0.h0"][:count]),
-            apart=dict.fromkeys(trainings, [flat[:count, :count]]),
+            apart={training: [flat[:count, :count]] for training in trainings},
         )
         assert pattern(few).why == "needs four layers of each"
         assert first(few).why == "needs three layers, and two in a row that are no attention map"
