@@ -57,7 +57,8 @@ STUDIES = {
     "similarity, without a cache": (*PERMUTED, "cache=false"),
     "similarity, under remedies": (*SMALL, "measure=[cka,mutual_knn]", "analyses.robustness={}", "cache=false"),
     "similarity of groups": (
-        *SMALL, "model=[tiny_a,tiny_b,tiny_a_step100]", "+groups={late: [tiny_a,tiny_b], early: [tiny_a_step100]}"
+        *SMALL, "model=[tiny_a,tiny_b,tiny_a_step100,tiny_a_step400]",
+        "+groups={late: [tiny_a,tiny_b], early: [tiny_a_step100,tiny_a_step400]}",
     ),
     "similarity, one by one": (*SMALL, "measure=[gromov_wasserstein,procrustes]", "extract.estimate=full", "extract.rows=40"),
     "convergence of two series": (
