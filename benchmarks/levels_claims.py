@@ -368,7 +368,7 @@ def of_units() -> list[Promise]:
     found += level("groups_alike_early", "5 + 5 models, a quarter of the late gap", groups(5, 1.0, 0.0, 0.25))
     found += level("early_layers_cost_little", "4 + 4 models at 0.02", groups(4, 0.0, 0.0, 0.0, 0.02))
     found += level("within_groups_cost_little", "4 + 4 models at 0.02", groups(4, 0.0, 0.0, 0.0, 0.02))
-    for count in (5, 10, 20):
+    for count in (8, 10, 20):
         found += level("seeds_differ_beyond_their_training", f"{count} seeds at 0.02", seeds(count, 0.03))
     found += level("freezing_the_bottom_costs_less", "4 tasks of two models each", tasks(4, 0.0))
     found += level("frozen_bottom_layers_cost_little", "4 tasks of two models each, at 0.01", tasks(4, 0.01))
@@ -382,7 +382,7 @@ def of_units() -> list[Promise]:
         power("layer_wise_distances_are_larger", "3 + 3 seeds, log sd 0.3, 3 times", modular(0.3, 3, 1.1)),
         power("groups_differ_late", "4 + 4 models, 0.2", groups(4, 0.2)),
         power("groups_alike_early", "5 + 5 models, none early", groups(5, 1.0)),
-        power("one_code_serves_other_models", "4 models, 0.3", pairs_of(4, 0.3)),
+        power("one_code_serves_other_models", "4 models, 0.5", pairs_of(4, 0.5)),
         power("seeds_differ_beyond_their_training", "10 seeds, 0.1", seeds(10, 0.1)),
         power("frozen_bottom_layers_cost_little", "4 tasks, 5 points", tasks(4, -0.05), HOLDS),
         power("frozen_bottom_layers_cost_little", "4 tasks, 8 points lost", tasks(4, 0.08), FAILS),
