@@ -107,7 +107,6 @@ def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
     whole, result = reader.read_results(run), repsim_cli.load(run)
     about = Finished(folder=run, manifest=reader.read_manifest(run), results=whole)
     for measured, of_page in zip(whole.measures, record(run)["measures"], strict=True):
-        share = f"{100 * measured.null['share']:.0f} % of the rows"
         for matrix, level in zip(measured.matrices, of_page["matrices"], strict=True):
             models = matrix.rows.model, matrix.columns.model
             cells = reader.read_array(run, matrix.details[CHANCE])
@@ -116,7 +115,7 @@ def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
             values = reader.read_array(run, matrix.values)
             sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
             drawn, said = chance_in(about, measured, values, *sides)
-            assert (drawn, said) == (chance, f"chance, closer than 95 % of random pairings of {share}")
+            assert (drawn, said) == (chance, f"chance, random pairings of {measured.chance['units']}")
             assert level["level"] == {said: [chance.low, chance.middle, chance.high]}
         assert of_page["level"] not in [level["level"] for level in of_page["matrices"]]
 
@@ -132,9 +131,10 @@ def test_the_answer_of_a_comparison_has_the_numbers_of_the_table(repsim, newest)
     (told,) = re.findall(r"closest by mutual_knn: (\S+) of tiny_a and (\S+) of tiny_b, (\S+)\n", out)
     assert told == (row["layer a"], row["layer b"], f"{row['value']:.3f}")
     share = reader.read_results(newest()).measures[0].null["share"]
-    named = {"chance": CHANCE, "calibrated": "calibrated", "p": "p", "family-wise p": "p_family"}
+    named = {"calibrated": "calibrated", "p": "p", "family-wise p": "p_family"}
     judged = ", ".join(f"{name} {row[key]:.3g}" for name, key in named.items())
-    assert f"      {row['tested']:.3f} on the {100 * share:.0f} % of rows that were tested: {judged}\n" in out
+    tested = f"{row['tested']:.3f} on the {100 * share:.0f} % of rows that were tested: {judged}"
+    assert f"      chance {row[CHANCE]:.3f}; {tested}" in out
 
 
 def test_summaries_of_many_measures_are_over_all_cells(repsim, newest, tmp_path):

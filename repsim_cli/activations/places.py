@@ -5,7 +5,7 @@ from jaxtyping import Bool, Int
 
 from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE
 from repsim_cli.base.settings import WORDS, Extract
-from repsim_cli.data.base import Sequences
+from repsim_cli.data.base import Data, Sequences
 
 
 def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
@@ -113,6 +113,27 @@ def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n
     if extract.unit not in ("token", *WORDS):
         return None
     return _row_places(sequences, extract).nonzero()[1]
+
+
+def row_tokens(sequences: Sequences, extract: Extract, before: bool = False) -> Int[np.ndarray, " n"]:
+    """The token id of every row of the run that is a token or word (of its last or first piece), in row order. before:
+    that of the place before it, -1 where it is the first of its sequence."""
+    ids = sequences.ids
+    if before:
+        ids = np.concatenate([np.full_like(ids[:, :1], -1), ids[:, :-1]], axis=1)
+    return ids[_row_places(sequences, extract)].astype(np.int64)
+
+
+def row_properties(data: Data, sequences: Sequences, extract: Extract) -> dict[str, list[str]]:
+    """By name, what the columns of the data say of every row of the run, in row order: of its example or its word."""
+    if sequences.example is None:
+        return {}
+    examples = row_examples(sequences, extract)
+    found = {name: [labels[i] for i in examples] for name, labels in data.labels_of_examples().items()}
+    if extract.unit == "word" and sequences.word is not None:
+        at = list(zip(examples, row_words(sequences, extract), strict=True))
+        found |= {name: [labels[i][j] for i, j in at] for name, labels in data.labels_of_words().items()}
+    return found
 
 
 def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:

@@ -44,24 +44,31 @@ class Segments(NamedTuple):
         groups = self.batches[batch]
         return np.concatenate([group.ravel() for group in groups]) if groups else np.empty(0, np.int64)
 
-    def orders(self, batch: int, count: int, seed: Sequence[int]) -> Int[np.ndarray, "count n"]:
-        """Random orders of `rows`: within each group, whole segments trade places."""
+    def orders(self, batch: int, count: int, seed: Sequence[int], shifted: bool = False) -> Int[np.ndarray, "count n"]:
+        """Random orders of `rows`: within each group, whole segments trade places, or all move on by as many."""
         generator = np.random.default_rng(seed)
         moved, start = [], 0
         for k, length in (group.shape for group in self.batches[batch]):
-            places = generator.permuted(np.tile(np.arange(k), (count, 1)), axis=1)
+            if shifted:
+                places = (np.arange(k) + generator.integers(k, size=(count, 1))) % k
+            else:
+                places = generator.permuted(np.tile(np.arange(k), (count, 1)), axis=1)
             moved.append((start + places[:, :, None] * length + np.arange(length)).reshape(count, -1))
             start += k * length
         return np.concatenate(moved, axis=1)
 
 
 def segments(
-    documents: Sequence[Int[np.ndarray, " _"]], beginnings: Sequence[Int[np.ndarray, " _"]], least: int = 2
+    documents: Sequence[Int[np.ndarray, " _"]],
+    beginnings: Sequence[Int[np.ndarray, " _"]],
+    alike: Sequence[Int[np.ndarray, " _"]] | None = None,
+    least: int = 2,
 ) -> Segments:
     """The segments of the rows of all batches. Raises BadInput where fewer than FEWEST documents have a segment.
 
     documents: the document of every row.
     beginnings: what it is the first row of (DOCUMENT + SEQUENCE, or 0).
+    alike: what the first rows of segments must share to trade places.
     least: the number of rows in segments that a batch must have; batches with fewer have no segments.
 
     A stretch is a run of rows of the same document in the same sequence. A document gives its longest stretch, in the
@@ -75,13 +82,17 @@ def segments(
     # the longest of each document comes first in this order
     order = np.lexsort((start, batch, -length, document))
     chosen = order[np.unique(document[order], return_index=True)[1]]
-    alike = [
-        [chosen[(batch[chosen] == number) & (kind[chosen] == beginning)] for beginning in (BOTH, DOCUMENT, SEQUENCE)]
-        for number in range(len(documents))
-    ]
+    codes = (
+        np.zeros(len(start), int)
+        if alike is None
+        else np.array([alike[b][s] for b, s in zip(batch, start, strict=True)])
+    )
+    groups_of = [_groups(chosen[batch[chosen] == number], kind, codes) for number in range(len(documents))]
     count = 0
     for share in SHARES:
-        batches = [[_equal(start[some], length[some], share) for some in groups if len(some) > 1] for groups in alike]
+        batches = [
+            [_equal(start[some], length[some], share) for some in groups if len(some) > 1] for groups in groups_of
+        ]
         batches = [groups if sum(group.size for group in groups) >= least else [] for groups in batches]
         count = sum(len(group) for groups in batches for group in groups)
         if count >= FEWEST:
@@ -90,9 +101,17 @@ def segments(
     wide = f" in batches of {least} rows at least" if least > 2 else ""
     raise BadInput(
         f"significance.clusters: {FEWEST} documents are needed that can trade places{wide}, got {count} of "
-        f"{len(np.unique(np.concatenate(documents)))}; give more text, cut a .txt file at blank lines "
-        "(data.sample_by=paragraph), or set significance.clusters=row where rows do not depend on each other"
+        f"{len(np.unique(np.concatenate(documents)))}; give more documents, or set significance.clusters=row where "
+        "rows do not depend on each other"
     )
+
+
+def _groups(chosen: Int[np.ndarray, " c"], kind: np.ndarray, codes: np.ndarray) -> list[Int[np.ndarray, " _"]]:
+    """Stretches that begin in the same way, `BOTH` first, and have the same code."""
+    order = np.lexsort((chosen, codes[chosen], -kind[chosen]))
+    chosen = chosen[order]
+    new = np.flatnonzero((np.diff(kind[chosen]) != 0) | (np.diff(codes[chosen]) != 0)) + 1
+    return [np.sort(group) for group in np.split(chosen, new)]
 
 
 def _stretches(documents: Int[np.ndarray, " n"], beginnings: Int[np.ndarray, " n"]) -> Int[np.ndarray, "s 4"]:

@@ -67,13 +67,14 @@ class Result:
         return LabelledMatrix(values.T, columns.layers, rows.layers)
 
     def chance(self, first: str, second: str | None = None, measure: str | None = None) -> Chance | None:
-        """What two models give by chance, as the lowest, median and highest cell: the value that random pairings of
-        rows are closer than in `alpha` of the cases (0.05). None for runs that tested no significance.
+        """What two models give by chance, as the lowest, median and highest cell: the mean over random pairings of
+        documents, or of rows that do not depend on each other. None where it is not known.
 
         Raises BadInput as `matrix` does.
         """
-        null, details = self._measured(measure).null, self._matrix(first, second, measure).details
-        return level_of(null, [self._array(details[CHANCE])] if CHANCE in details else [], np.empty(0))[0]
+        measured, details = self._measured(measure), self._matrix(first, second, measure).details
+        drawn = [self._array(details[CHANCE])] if CHANCE in details else []
+        return level_of(measured.chance, measured.null, drawn, np.empty(0))[0]
 
     def _matrix(self, first: str, second: str | None, measure: str | None) -> Matrix:
         """That of two models; of a symmetric measure in either order."""

@@ -321,13 +321,23 @@ def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Significance:
-    """How far a similarity is from chance. Nothing is tested by default.
+    """How far a similarity is from chance: what random pairings of the rows give on average is known by default, and
+    nothing is tested.
 
+    chance: the level of chance of every value, the mean over random pairings of documents (of sequences where there are
+        too few) that leave no row in place which has a partner: exact for inner products and shared neighbours, of
+        others one level of at most 16 pairs of layers.
     method: `permutation`: p values from random pairings of the rows, for every measure that depends on the pairing.
         `closed_form`: from its exact mean and variance, for inner products of matrices on independent rows.
     permutations: how many pairings are drawn; the same ones for all layers.
     clusters: which rows depend on each other. `document`: those of one document, so that segments of equal length trade
-        places, one per document; with the estimate `full` the sample then consists of whole sequences. `row`: none.
+        places, one per document; with the estimate `full` the sample then consists of whole sequences. `row`: none. A
+        column of the data (an author, a topic): documents that share it, of which one segment is exchanged.
+    within: what rows must share to take each other's place: `token`, `previous_token`, `position`, a column of the
+        data, or several; [] for none. Chance is then what these alone give, and p tests what is shared beyond them.
+        What differs inside a document can be tested with clusters=row alone.
+    order: `any` order of documents under the null; `shifts`: they move on together, which keeps that those depend on
+        each other which follow each other.
     family: how p values are corrected for many cells. `max_t`: step-down, from the joint permutation null. `holm`:
         without it. `auto`: `max_t` with permutations, `holm` in closed form.
     family_of: the cells that p values are corrected for. `map`: those of two models. `run`: those of all models of the
@@ -340,15 +350,23 @@ class Significance:
     Example: repsim run significance=permutation significance.permutations=999
     """
 
+    chance: bool = True
     method: Literal["none", "closed_form", "permutation"] = "none"
     permutations: Annotated[int, Field(ge=19, le=10**6)] = 199
-    clusters: Literal["document", "row"] = "document"
+    clusters: str = "document"
+    within: str | list[str] = field(default_factory=list)
+    order: Literal["any", "shifts"] = "any"
     family: Literal["auto", "max_t", "holm"] = "auto"
     family_of: Literal["map", "run"] = "map"
     alpha: Fraction = 0.05
     jackknife: bool = False
     bands: bool = False
     level: Fraction = 0.95
+
+    @property
+    def held(self) -> list[str]:
+        """The names of `within`."""
+        return [self.within] if isinstance(self.within, str) else list(self.within)
 
 
 @dataclass(frozen=True, kw_only=True)

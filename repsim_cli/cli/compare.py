@@ -20,6 +20,7 @@ from repsim_cli.runs.content import CHANCE
 
 if TYPE_CHECKING:
     from repsim_cli.api.result import Result
+    from repsim_cli.figures.chance import Chance
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
@@ -112,29 +113,34 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
                 yield f"      {_judged(measured.null, numbers)}"
                 if needed := measured.null.get("permutations_for_q"):
                     yield f"      q is left out, as it cannot be small: significance.permutations={needed} would do"
-            chance = result.chance(first, second, measured.label)
-            if chance is not None and measured.null is not None:
-                level, share = f"{chance.low:.3f} to {chance.high:.3f}", f"{100 * measured.null['alpha']:g} %"
-                yield f"    chance: {level} by cell; {share} of random pairings are closer"
-    if all(measured.null is None for measured in result.results.measures):
-        yield "  chance is not known here: --significance permutation tests it"
+            yield f"    {_chance(result.chance(first, second, measured.label), measured.chance or {})}"
     if result.warnings:
         yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
     yield f"  folder: {result.folder}"
     yield f"  report: {result.folder / 'report.html'}"
 
 
+def _chance(chance: "Chance | None", record: Mapping[str, Any]) -> str:
+    """The level of chance and what it is of, or why it is not known."""
+    if chance is None:
+        return f"chance is not known here: {record.get('unknown', 'no layers have a value')}"
+    cells = f"{chance.low:.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:.3f} to {chance.high:.3f} by cell"
+    spread = f", a single pairing within {record['spread']:.2g} (sd)" if record.get("spread") else ""
+    return f"chance: {cells}, the mean of random pairings of {record.get('units', 'rows')}{spread}"
+
+
 def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:
     """What the test says of the closest layers, as the table `closest layers` has it."""
+    by_chance = f"chance {numbers[CHANCE]:.3f}; " if numbers.get(CHANCE) is not None else ""
     tested = (
         f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
         if numbers.get("tested") is not None
         else ""
     )
-    named = {CHANCE: "chance", "calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
-    return tested + ", ".join(
-        f"{name} {numbers[what]:.3g}" for what, name in named.items() if numbers.get(what) is not None
-    )
+    named = {"calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
+    said = ", ".join(f"{name} {numbers[what]:.3g}" for what, name in named.items() if numbers.get(what) is not None)
+    faults = "; ".join(null.get("not_valid", ()))
+    return by_chance + tested + said + (f" (not valid: {faults})" if faults else "")
 
 
 def _run(name: str) -> Path:

@@ -24,10 +24,10 @@ from repsim_cli.activations.stored import activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.closure import code_behind, code_of
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine import significance as judging
 from repsim_cli.engine.extraction import Extraction, places_of
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.permuted import in_notes
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
@@ -328,7 +328,7 @@ def known_nulls(
         def fill(batch: int, label: str, values: np.ndarray) -> None:
             for (of, block), unit in keys.items():
                 if of == label and unit in entries and (file := entries[unit].files.get(f"{batch:05d}")):
-                    values[block.start : block.stop] = judging.finished(safetensors.torch.load_file(file)["null"])
+                    values[block.start : block.stop] = in_notes(safetensors.torch.load_file(file)["null"])
 
         yield fill
 

@@ -1,6 +1,5 @@
 """What is compared with what: every layer with every layer, by which measures, on which rows, against which chance."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -8,13 +7,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from repsim_cli.activations.inputs import documents_of
-from repsim_cli.activations.places import row_beginnings, row_documents, rows_left, rows_of
-from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.rows import row_numbers
-from repsim_cli.activations.segments import BOTH, Segments, segments
+from repsim_cli.activations.exchange import Exchange
+from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.settings import WORDS, Extract, Significance
+from repsim_cli.base.settings import WORDS, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import most_rows
@@ -24,9 +20,9 @@ from repsim_cli.engine.checks import (
     check_rows,
     check_targets,
     suitable,
-    tests,
     warn_of_few_rows,
 )
+from repsim_cli.engine.clusters import Clusters, clusters_of
 from repsim_cli.engine.corrections import check_family
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.study import OfMeasures
@@ -35,64 +31,8 @@ from repsim_cli.measures import Measure
 from repsim_cli.models.source import Precomputed, PrecomputedWords
 from repsim_cli.runs.results import Run
 
-STAYING = 0.05  # of the rows in place under random orders: more gives a warning
-NONE = Significance()  # nothing is tested
+NONE = Significance(chance=False)  # values alone
 FULL = 0.9  # of the rows: a test on fewer gives a warning
-
-
-@dataclass(frozen=True, kw_only=True)
-class Clusters:
-    """Which rows of the run depend on each other.
-
-    documents: the document of every row, or the row itself. beginnings: what the row is the first of (see
-    `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so that documents
-    keep their segments.
-    """
-
-    documents: np.ndarray
-    beginnings: np.ndarray
-    whole: np.ndarray | None
-
-    def segments(self, extract: Extract, seed: int, least: int) -> Segments:
-        """Which rows of each batch are exchanged, at least `least`. Raises BadInput where too few documents can be."""
-        total = len(self.documents)
-        count = 1 if extract.estimate == "full" else total // extract.batch_rows
-        batches = [row_numbers(extract, total, seed, batch, self.whole) for batch in range(count)]
-        return segments([self.documents[x] for x in batches], [self.beginnings[x] for x in batches], least)
-
-
-def clusters_of(
-    significance: Significance,
-    readings: Sequence[Reading],
-    sequences: Mapping[str, Sequences],
-    extract: Extract,
-    total: int,
-) -> Clusters:
-    """By `significance.clusters`. Sentences are the documents of stored words; of other stored rows a file names them,
-    or nothing is tested."""
-    stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
-    told = documents_of(readings)
-    if significance.clusters == "row" or not (sequences or stored or told):
-        return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None)
-    if sequences:
-        given = next(iter(sequences.values()))
-        documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
-        whole = rows_of(given, extract)
-        left = rows_left(given, extract)
-        if told and tests(significance):
-            told = told if left is None else np.array(told)[left].tolist()
-            if len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
-                raise BadInput(
-                    "significance.clusters: rows that the texts count as independent share one of the stored "
-                    "`documents`, got document; drop these, or set significance.clusters=row"
-                )
-    else:
-        lengths = Counter(told).values() if told else [sentence.words for sentence in stored[0]]
-        whole = np.array(list(lengths))
-        documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
-        beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
-    sampled = significance.method == "permutation" and (whole > 1).any()
-    return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +45,7 @@ class Comparison(Extraction):
 
     Known once the rows are counted:
     clusters: which rows depend on each other. exchanged: those that permutations move; None: no permutation is drawn.
+    units: which rows chance is of random pairings of; None: it is not known, `unknown` says why.
     room: bytes for the cross products of second moments in one pass over the rows. groups: layers whose rows are in
     memory together; None: all.
     """
@@ -118,6 +59,8 @@ class Comparison(Extraction):
     side_by_side: bool = False
     clusters: Clusters | None = None
     exchanged: Segments | None = None
+    units: Exchange | None = None
+    unknown: str = ""
     room: float = 0.0
     groups: Sequence[Sequence[int]] | None = None
 
@@ -173,26 +116,37 @@ class Comparison(Extraction):
     ) -> "Comparison":
         """Adds the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
         where these are too few for a measure. significance: what the clusters are for, if not for this comparison."""
-        clusters = clusters_of(significance or self.significance, self.readings, sequences, self.extract, self.total)
-        return replace(self, clusters=clusters, whole=clusters.whole, exchanged=self._exchanged(run, clusters))
+        clusters = clusters_of(
+            significance or self.significance, self.readings, self.data, sequences, self.extract, self.total
+        )
+        clustered = replace(self, clusters=clusters, whole=clusters.whole)
+        units, unknown = clustered._units()
+        return replace(clustered, exchanged=clustered._exchanged(run), units=units, unknown=unknown)
 
-    def _exchanged(self, run: Run, clusters: Clusters) -> Segments | None:
+    def _units(self) -> tuple[Exchange | None, str]:
+        """What chance is of random pairings of, or why it is not known."""
+        assert self.clusters is not None
+        if not self.significance.chance:
+            return None, "significance.chance=false"
+        if self.extract.estimate in ("moments", "ratio_of_sums"):
+            return None, f"extract.estimate={self.extract.estimate} holds no pairs of rows; use full or per_batch"
+        units = self.clusters.exchange(self._numbers_of_batches())
+        return units, "" if units else "no two documents or sequences of a batch have rows in the same places"
+
+    def _numbers_of_batches(self) -> list[np.ndarray]:
+        return [self.numbers(batch) for batch in range(self.batches)]
+
+    def _exchanged(self, run: Run) -> Segments | None:
         if self.significance.method != "permutation":
             return None
+        assert self.clusters is not None
         widest = max(layer.width for layer in self.layers)
         least = max(widest + 1 if bound.card.refuses_wide else bound.rows_needed for bound in self.measures.values())
-        exchanged = clusters.segments(self.extract, self.seed, least)
+        exchanged = self.clusters.segments(self._numbers_of_batches(), least)
         if exchanged.share < FULL:
             run.warn(
                 f"significance: p values and calibrated scores are of {100 * exchanged.share:.0f} % of the rows, in "
                 f"{exchanged.count} segments of equal length, one per document, that can trade places"
-            )
-        if exchanged.in_place > STAYING:
-            together = "" if self.extract.estimate == "full" else ", or use extract.estimate=full"
-            run.warn(
-                f"significance: random pairings leave {100 * exchanged.in_place:.0f} % of the rows in place, as few "
-                "segments of a batch can trade places; chance holds as much of the similarity; give more documents"
-                + together
             )
         return exchanged
 
@@ -231,7 +185,7 @@ def comparison_of(
     several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))
     stored |= any(isinstance(source, Precomputed) and source.documents is not None for source in models.values())
     check_documents(significance, models)
-    judging.check(significance, extract.estimate, (several or stored) and significance.clusters == "document")
+    judging.check(significance, extract.estimate, (several or stored) and significance.clusters != "row")
     check_family(significance, [len(reading.layers) for reading in extraction.readings])
     comparison = extraction.extended(
         Comparison,

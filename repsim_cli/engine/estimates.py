@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.engine.expected import Places
 from repsim_cli.engine.one_by_one import array
 from repsim_cli.engine.pairs import Batch, Prepared, SimilarityMatrix, Statistics, all_pairs, hsic_products, of_hsic
 from repsim_cli.engine.processes import Work
-from repsim_cli.engine.undefined import Lack, Matrix, Reasons, Undefined, Wanted, value_of
+from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, value_of
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, within
 
@@ -110,6 +111,7 @@ def estimate_all_pairs(
     save: Callable[[State], None] = lambda state: None,
     wanted: Wanted | None = None,
     work: Work | None = None,
+    places: Callable[[int], Places | None] = lambda batch: None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
 
@@ -124,6 +126,7 @@ def estimate_all_pairs(
     save(state): called after every batch; from a saved `state` the estimate resumes with the same bits.
     wanted: as in `all_pairs`. A cell that has no value in a batch has none: the matrices say why.
     work: where the pairs of slow measures are solved; their details are among the statistics.
+    places(batch): of its rows, where the means of inner products over random pairings are wanted.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
@@ -149,7 +152,8 @@ def estimate_all_pairs(
                 values = {(label,): hsic for label, hsic in sums.items()}
             else:
                 given = partial(statistics, seen)
-                values = _observed(measures, batch, names, tile, labels(seen), given, wanted, work, seen, undefined.add)
+                more = {"wanted": wanted, "work": work, "batch": seen, "lack": undefined.add, "places": places(seen)}
+                values = _observed(measures, batch, names, given, tile=tile, labels=labels(seen), **more)
                 values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in values.items():
@@ -179,25 +183,19 @@ def estimate_all_pairs(
 
 def _observed(
     measures: Mapping[str, Measure],
-    batch: Batch,
+    representations: Batch,
     names: Sequence[str],
-    tile: int,
-    labels: Tensor | None,
     statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
-    wanted: Wanted | None,
-    work: Work | None,
-    number: int,
-    lack: Lack,
+    **given: Any,
 ) -> dict[Key, Tensor]:
-    """The values of one batch, and the statistics observed beside them."""
+    """The values of one batch, and the statistics observed beside them. given: the rest of what `all_pairs` takes."""
     observed: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
         more = {**prepared.details, **statistics(measure, prepared, values)}
         observed.update({(label, key): value for key, value in more.items()})
 
-    given = {"tile": tile, "labels": labels, "wanted": wanted, "work": work, "batch": number}
-    values = all_pairs(measures, batch, names, observe=observe, lack=lack, **given)
+    values = all_pairs(measures, representations, names, observe=observe, **given)
     return {**{(label,): value for label, value in values.items()}, **observed}
 
 

@@ -19,20 +19,24 @@ from torch import Tensor
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.data.base import Sequences
+from repsim_cli.engine import chance
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joined, of_sums
+from repsim_cli.engine.expected import Places, places_of
 from repsim_cli.engine.grams import Keep, Shape, packed
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.moments import moment_pairs, passes_of
 from repsim_cli.engine.one_by_one import note_name
-from repsim_cli.engine.pairs import Batch, SimilarityMatrix
+from repsim_cli.engine.pairs import Batch, SimilarityMatrix, Statistics
+from repsim_cli.engine.permuted import Progress as Steps
+from repsim_cli.engine.permuted import silent
 from repsim_cli.engine.processes import Work, filed
 from repsim_cli.engine.record import measure_record, so_far
 from repsim_cli.engine.rows import Rows, identified, opened
 from repsim_cli.engine.without_value import kept
-from repsim_cli.measures import Measure
+from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.runs.cache import Entry, key
 from repsim_cli.runs.content import CHANCE, Measured, Table
 from repsim_cli.runs.reader import STATE, closest, read_array
@@ -75,10 +79,11 @@ def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], ident
         by=__name__,
         significance={
             "method": significance.method,
-            "permutations": None if exchanged is None else significance.permutations,
+            "permutations": None if exchanged is None else [significance.permutations, significance.order],
             "segments": None if exchanged is None else digest(group for batch in exchanged.batches for group in batch),
             "documents": digest([comparison.documents]) if null else None,
             "jackknife": [significance.jackknife, _jackknifed(comparison)],
+            "chance": None if (units := comparison.units) is None else digest([units.units, units.places]),
         },
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
         passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
@@ -189,13 +194,16 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
             estimate=extract.estimate,
             tile=hardware.tile,
             labels=labels,
-            statistics=judging.statistics(comparison.significance, lambda batch: documents[comparison.numbers(batch)]),
+            statistics=judging.statistics(
+                comparison.significance, lambda batch: documents[comparison.numbers(batch)], chance_of(comparison)
+            ),
             beside=null or (lambda *_: {}),
             each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,
             save=save,
             wanted=comparison.wanted,
             work=work,
+            places=places_for(comparison),
         )
     if jackknifed:
         for label, matrix in matrices.items():
@@ -209,11 +217,37 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
     return matrices
 
 
+def chance_of(comparison: Comparison) -> Statistics:
+    """What batches say of chance."""
+    if comparison.units is None or comparison.groups is not None:
+        return lambda *_: {}
+    return chance.observing(comparison.units, comparison.numbers, comparison.batches, comparison.seed)
+
+
+def places_for(comparison: Comparison) -> Callable[[int], Places | None]:
+    """The places of a batch's rows, where the exact means of inner products are wanted."""
+    units, layers = comparison.units, len(comparison.layers)
+    inner = any(isinstance(measure, InnerProduct) for measure in comparison.measures.values())
+    if units is None or comparison.groups is not None or not inner:
+        return lambda batch: None
+    device = comparison.hardware.device
+    return lambda batch: places_of(units.of(comparison.numbers(batch)), layers, device)
+
+
+def why_unknown(comparison: Comparison, measure: Measure) -> str:
+    """Why the level of chance is not known, if it is not."""
+    if not measure.card.paired:
+        return "the measure does not depend on how rows are paired"
+    if comparison.groups is not None:
+        return "layers are read in groups, for lack of memory; raise hardware.memory_gb"
+    return comparison.unknown or "no cell has a value under random pairings"
+
+
 def drawn(
     comparison: Comparison,
     sequences: Mapping[str, Sequences],
     notes: judging.Notes,
-    progress: judging.Progress = judging.silent,
+    progress: Steps = silent,
 ) -> Beside:
     """The permutations."""
     assert comparison.exchanged is not None
@@ -225,9 +259,18 @@ def drawn(
         seed=comparison.seed,
         tile=comparison.hardware.tile,
         labels=comparison.labels(sequences),
+        sizes=sizes_of(comparison),
         notes=notes,
         progress=progress,
     )
+
+
+def sizes_of(comparison: Comparison) -> Callable[[int], np.ndarray | None]:
+    """How many rows the document of each row of a batch has; None: all have as many."""
+    _, document, count = np.unique(comparison.documents, return_inverse=True, return_counts=True)
+    if len(np.unique(count)) == 1:
+        return lambda batch: None
+    return lambda batch: count[document[comparison.numbers(batch)]]
 
 
 def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Shape, progress: Progress) -> Keep:
@@ -274,6 +317,9 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
     for label, matrix in matrices.items():
         measure = comparison.measures[label]
         judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
+        for fault in (judged.null or {}).get("not_valid", ()):
+            run.warn(f"significance: {label}: not valid: {fault}")
+        by_chance = chance.level(matrix, comparison.units, why_unknown(comparison, measure))
         if judged.null is not None and judged.null.get("heavy"):
             run.warn(
                 f"significance: {label}: few rows hold most of the variance, so that the closed form does not know the "
@@ -287,7 +333,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
             "q": judged.q,
             "calibrated": judged.calibrated,
             "tested": judged.tested,
-            CHANCE: judged.chance,
+            CHANCE: by_chance.cells,
         }
         if measure.slow is not None:
             extra |= {key: matrix.statistics[key] for key in measure.slow.details}
@@ -295,7 +341,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
-        record = measure_record(run, comparison, label, matrix, extra, judged.null)
+        record = measure_record(run, comparison, label, matrix, extra, judged.null, chance=by_chance.about)
         measured.append(record)
         for each in record.matrices if judged.null is not None else ():
             models = each.rows.model, each.columns.model

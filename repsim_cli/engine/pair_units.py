@@ -9,7 +9,8 @@ import torch
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.engine import matrices
 from repsim_cli.engine.cached import Content, known_pairs, solved_singly
-from repsim_cli.engine.comparison import Comparison, clusters_of
+from repsim_cli.engine.clusters import clusters_of
+from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.permutations import blocks_of, permuted_ahead
@@ -62,7 +63,7 @@ class PairWorker(RowWorker[Comparison]):
         part, identities = self.of(run, models)
         sequences, bound = self.sequences, part.measures[measure]
         every, total = self.extraction, Extraction.counted(self.extraction, run, sequences).total
-        clusters = clusters_of(every.significance, every.readings, sequences, every.extract, total)
+        clusters = clusters_of(every.significance, every.readings, every.data, sequences, every.extract, total)
         part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole)
         content = Content.of(part, sequences, identities, by=matrices.__name__)
         wanted = _block(part, models, bound.card.symmetric)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.engine.expected import Collector, Places
 from repsim_cli.engine.one_by_one import array, pairs, slow_pairs
 from repsim_cli.engine.processes import Turn, Work, hidden, opened
 from repsim_cli.engine.undefined import (
@@ -38,6 +39,7 @@ from repsim_cli.measures.inner import (
     Packed,
     State,
     Tiles,
+    packed_tiles,
     products,
     products_of_tiles,
     states_of,
@@ -105,13 +107,15 @@ class _Prepared:
 @dataclass(frozen=True, kw_only=True)
 class PreparedProducts(_Prepared):
     """For an inner product. states: of every representation, by kernel. cross: all inner products; norms: squared.
-    undefined: the cells of representations that could not be prepared, for which others stand in."""
+    undefined: the cells of representations that could not be prepared, for which others stand in. expected: the mean
+    inner products over random pairings, where they were asked for."""
 
     measure: InnerProduct
     states: Mapping[AnyKernel, Sequence[State]]
     cross: Matrix
     norms: Tensor
     undefined: Undefined
+    expected: Matrix | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,7 @@ def all_pairs(
     work: Work | None = None,
     batch: int = 0,
     lack: Lack = refused,
+    places: Places | None = None,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
 
@@ -151,7 +156,8 @@ def all_pairs(
     prepared states and values. wanted: symmetric; measures that are computed pair by pair skip all other pairs, which
     are NaN. Errors and warnings name the representations. work: where the pairs of slow measures are solved and noted,
     under the number of the batch; by default in this process. lack: is told of cells without a value, which are NaN;
-    by default it raises Degenerate. A measure without any value is not observed.
+    by default it raises Degenerate. A measure without any value is not observed. places: of the rows, where the means
+    of inner products over random pairings are wanted.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
     show = work.show if work is not None and batch == 0 else hidden
@@ -167,7 +173,7 @@ def all_pairs(
         if prepared is not None:
             observe(label, prepared.measure, prepared, matrices[label])
 
-    for label, prepared in _inner_products(measures, representations, names, tile, without):
+    for label, prepared in _inner_products(measures, representations, names, tile, without, places):
         measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
         given = prepared.norms, states[measure.row], states[measure.column], names, undefined
         with issued_by([label]):
@@ -270,6 +276,7 @@ def _inner_products(
     names: Sequence[str],
     tile: int,
     without: dict[str, Undefined],
+    places: Places | None = None,
 ) -> Iterator[tuple[str, PreparedProducts]]:
     """The measures that are inner products, prepared; all of them in a single pass over tiles. without: is given the
     cells of measures that cannot prepare any representation, which are left out."""
@@ -297,20 +304,39 @@ def _inner_products(
             without[label] = cells_of(failed[measure.row], failed[measure.column], count)
             del inner[label]
     stands = {kernel: next(iter(of)) for kernel, of in made.items() if of}
-    places = {kernel: [a if a in made[kernel] else stand for a in range(count)] for kernel, stand in stands.items()}
-    states = {kernel: [made[kernel][a] for a in at_place] for kernel, at_place in places.items()}
+    at_place = {kernel: [a if a in made[kernel] else stand for a in range(count)] for kernel, stand in stands.items()}
+    states = {kernel: [made[kernel][a] for a in at] for kernel, at in at_place.items()}
     grams = [x for x in representations if isinstance(x, Grams)]
-    wanted = [(measure.row, measure.column) for measure in inner.values()]
+    wanted, means = [(measure.row, measure.column) for measure in inner.values()], {}
     if grams:
         kernels = [kernel for kernel, _ in wanted if isinstance(kernel, Kernel)]  # all: others cannot be in files
-        crosses = [products_of_tiles([grams[a].tiles[kernel] for a in places[kernel]], n, tile) for kernel in kernels]
+        crosses = [products_of_tiles([grams[a].tiles[kernel] for a in at_place[kernel]], n, tile) for kernel in kernels]
     else:
-        crosses = products(wanted, states, n, tile) if wanted else []
+        crosses, means = _products(wanted, states, n, tile, places)
     for (label, measure), cross in zip(inner.items(), crosses, strict=True):
         norms = self_products(measure, cross, n, dtype)
         undefined = cells_of(failed[measure.row], failed[measure.column], count)
         given = {"names": names, "rows": n, "tile": tile, "undefined": undefined}
+        given["expected"] = means.get((measure.row, measure.column))
         yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)
+
+
+def _products(
+    wanted: Sequence[tuple[AnyKernel, AnyKernel]],
+    states: Mapping[AnyKernel, Sequence[State]],
+    n: int,
+    tile: int,
+    places: Places | None,
+) -> tuple[list[Matrix], dict[tuple[AnyKernel, AnyKernel], Matrix]]:
+    """The inner products of every wanted pair of kernels, and their means over random pairings of these places."""
+    if not wanted or places is None:
+        return (products(wanted, states, n, tile) if wanted else []), {}
+    collector = Collector(places, wanted)
+    crosses = products(wanted, states, n, tile, watch=collector)
+    packed = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, Packed)}
+    for part in packed_tiles(packed, n, tile) if packed else ():
+        collector(*part)
+    return crosses, collector.means()
 
 
 def _state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> State:

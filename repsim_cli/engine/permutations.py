@@ -11,11 +11,11 @@ import safetensors.torch
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine import significance as judging
 from repsim_cli.engine.cached import NULLS
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.footprint import compared, in_memory
 from repsim_cli.engine.matrices import content_of, drawn
+from repsim_cli.engine.permuted import TOGETHER
 from repsim_cli.engine.rows import opened
 from repsim_cli.runs.cache import Entry, using
 from repsim_cli.runs.results import Run, quiet
@@ -34,7 +34,7 @@ def blocks_of(comparison: Comparison) -> dict[str, list[range]]:
         operations = all_of_them - none
         if operations > BLOCK:
             # whole passes, so that what is computed together does not depend on blocks
-            size = judging.TOGETHER * max(1, round(BLOCK / operations * count / judging.TOGETHER))
+            size = TOGETHER * max(1, round(BLOCK / operations * count / TOGETHER))
             blocks[label] = [range(first, min(first + size, count)) for first in range(0, count, size)]
     return blocks
 

@@ -7,14 +7,13 @@ closed form. The tested similarity is then that of the rows in these segments.
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.segments import Segments
@@ -23,25 +22,13 @@ from repsim_cli.base.settings import Significance
 from repsim_cli.engine.closed_null import standardised, tail
 from repsim_cli.engine.corrections import corrected, families, permutations_needed, without
 from repsim_cli.engine.estimates import Beside, Key
-from repsim_cli.engine.one_by_one import pairs
-from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics, all_pairs
-from repsim_cli.engine.undefined import value_of
+from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, all_pairs
+from repsim_cli.engine.permuted import Progress, permuted, silent
+from repsim_cli.engine.validity import dependence, reasons
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
-from repsim_cli.measures.inner import (
-    AnyKernel,
-    Features,
-    Matrix,
-    Packed,
-    State,
-    gram_tile,
-    packed,
-    products,
-    tile_of,
-    unpacked,
-)
+from repsim_cli.measures.inner import Matrix, block_of
 
-TOGETHER = 8  # permutations in a tiled pass
 SKEWED, HEAVY = 3.0, 5.0  # skewness and heaviness of a null above which the closed form does not know its tail
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
 
@@ -89,18 +76,12 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
         raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
 
 
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]
-
-
-def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
-    return steps
-
-
-def statistics(settings: Significance, clusters: Callable[[int], np.ndarray]) -> Statistics:
-    """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole."""
+def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], chance: Statistics) -> Statistics:
+    """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole.
+    chance: what batches say of it."""
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
-        observed = {}
+        observed = chance(batch, measure, prepared, values)
         if isinstance(prepared, PreparedProducts):
             if settings.method == "closed_form":
                 observed |= standardised(prepared)
@@ -124,12 +105,13 @@ def drawn(
     tile: int,
     labels: Callable[[int], Tensor | None],
     notes: Notes,
+    sizes: Callable[[int], np.ndarray | None] = lambda batch: None,
     progress: Progress = silent,
 ) -> Beside:
     """For every batch, the values on the rows in segments (`tested`), and those under random pairings (`null`); NaN
     where there are none.
 
-    labels(batch): a class code per row.
+    labels(batch): a class code per row. sizes(batch): of the document of each row; None: all are of one size.
     notes(batch, label, shape): a file of numbers for each measure, initially NaN, from which a stopped run resumes.
     progress(steps, measure): iterates over the permutations of a measure in a batch, and shows the progress.
     """
@@ -139,8 +121,13 @@ def drawn(
         rows = torch.from_numpy(segments.rows(batch))
         if not len(rows):
             return values_by_key
-        orders = torch.from_numpy(segments.orders(batch, settings.permutations, [seed, batch]))
+        shifted = settings.order == "shifts"
+        orders = torch.from_numpy(segments.orders(batch, settings.permutations, [seed, batch], shifted))
         codes = labels(batch)
+        groups = segments.batches[batch]
+        of_rows = {"label": None if codes is None else codes.numpy(), "length": sizes(batch)}
+        held = {name: [x[group[:, 0]] for group in groups] for name, x in of_rows.items() if x is not None}
+        depends = torch.stack([dependence(x, groups, held, seed) for x in representations])
 
         def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
             noted = notes(batch, label, (len(orders), *values.shape))
@@ -150,7 +137,7 @@ def drawn(
             if measure.card.symmetric:  # permuting either side is equivalent: both entries share the null
                 null = torch.where(torch.ones_like(null[0], dtype=torch.bool).triu(), null, null.mT)
             null[:, values.cpu().isnan()] = torch.nan
-            values_by_key.update({(label, "tested"): values, (label, "null"): null})
+            values_by_key.update({(label, "tested"): values, (label, "null"): null, (label, "depends"): depends})
 
         chosen = [x[rows.to(x.device)] for x in representations]
         given = {"tile": tile, "labels": None if codes is None else codes[rows]}
@@ -165,9 +152,8 @@ class Judged(NamedTuple):
 
     p: under the null that rows are paired at random. p_family, q: p corrected for the cells of the map of two models,
         or of all maps; NaN in maps where they cannot be small or not be known.
-    calibrated: the score above chance, in [0, 1].
+    calibrated: the score above the value that a share alpha of random pairings are at least as close as, in [0, 1].
     tested: the values that p and calibrated refer to, if not those of all rows.
-    chance: the value that a share alpha of random pairings are at least as close as.
     null: a record of the method.
     """
 
@@ -176,7 +162,6 @@ class Judged(NamedTuple):
     q: Matrix | None = None
     calibrated: Matrix | None = None
     tested: Matrix | None = None
-    chance: Matrix | None = None
     null: dict[str, Any] | None = None
 
 
@@ -220,82 +205,27 @@ def judge(
         drawn_values = observed["null"]
         tested = observed["tested"].masked_fill(drawn_values.isnan().any(0), torch.nan)
         p = p_values(tested, drawn_values, card)
-        calibration = calibrated(tested, drawn_values, card, settings.alpha)
-        chance = chance_level(tested, drawn_values, card, settings.alpha)
         among = families(tested, card, places, settings.family_of)
         family, rate = corrected(p, tested, None if holm else drawn_values, card, among)
         needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
+        faults = reasons(observed["depends"], matrix.batches, places, settings.order)
+        null |= {"not_valid": faults} if faults else {}
+        null |= {"within": settings.held} if settings.held else {}
         null |= {"family_of": settings.family_of, "families": len(among)}
         null |= {"permutations_for_q": max(needed)} if few else {}
+        threshold = chance_level(tested, drawn_values, card, settings.alpha)
+        threshold -= kept_in_place(tested, drawn_values, segments.in_place)
+        calibration = calibrated(tested, threshold, card)
         return Judged(
             p,
             family,
             without(rate, few, places, card),
             calibrated=calibration.masked_fill(tested.isnan(), torch.nan),
             tested=tested if segments.share < 1 else None,
-            chance=chance.masked_fill(tested.isnan(), torch.nan),
             null=null,
         )
     return Judged()
-
-
-def permuted(
-    prepared: Prepared,
-    orders: Int[Tensor, "k n"],
-    progress: Progress = silent,
-    noted: Float[np.ndarray, "k r r"] | None = None,
-) -> Float[Tensor, "k r r"]:
-    """The measure for all pairs with the column's rows in each of the orders, without refitting.
-
-    noted: stores values as they are computed, initially NaN, and infinity where there is none; finished values are not
-    computed again.
-    """
-    count = len(prepared.names)
-    values = np.full((len(orders), count, count), np.nan) if noted is None else noted
-    left = [k for k in range(len(orders)) if np.isnan(values[k]).any()]
-    if isinstance(prepared, PreparedStates):
-        measure = prepared.measure
-        for k in progress(left, measure.name):
-            columns = [measure.permute(state, orders[k]) for state in prepared.states]
-            values[k] = finished(pairs(measure, prepared.states, columns, prepared.names, prepared.left))
-        return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
-    measure, n = prepared.measure, prepared.rows
-    rows, columns = prepared.states[measure.row], prepared.states[measure.column]
-    steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
-    for some in progress(steps, measure.name):
-        # as separate kernels, the permuted matrices share the pass with the unpermuted ones
-        moved = {
-            _alias(measure.column): [_moved(measure.column, state, orders[k], n) for state in columns] for k in some
-        }
-        crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
-        for k, cross, states in zip(some, crosses, moved.values(), strict=True):
-            values[k] = finished(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
-    return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
-
-
-def finished(values: Tensor) -> np.ndarray:
-    """Values as `noted` has them: those that do not exist are infinite, so that they are not computed again."""
-    return values.masked_fill(values.isnan(), math.inf).cpu().numpy()
-
-
-def _alias(kernel: AnyKernel) -> AnyKernel:
-    if isinstance(kernel, Packed):
-        return Packed(cells=lambda x: kernel.cells(x))
-    return replace(kernel, features=lambda x: kernel.features(x))
-
-
-def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
-    """The state of the reordered rows; the tensors of a fit have an entry per row."""
-    values, scale, gram = state.features.values, state.features.scale, state.features.gram
-    if isinstance(kernel, Packed):
-        return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
-    fit = state.fit
-    if isinstance(fit, Tensor):
-        fit = fit[order]
-    elif fit is not None:
-        fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
-    return State(Features(values[order], scale, None if gram is None else gram[order][:, order]), fit)
 
 
 def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card: Card) -> Float[Tensor, "r c"]:
@@ -306,16 +236,15 @@ def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card:
     return ((1 + as_close.sum(0)).double() / (1 + len(null))).masked_fill(observed.isnan(), torch.nan)
 
 
-def calibrated(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:
-    """The score above the 1 - alpha quantile of its null, as a share of the possible range (Groeger et al. 2026).
+def calibrated(observed: Float[Tensor, "r r"], threshold: Float[Tensor, "r r"], card: Card) -> Matrix:
+    """The score above the threshold, as a share of the possible range (Groeger et al. 2026).
 
-    In [0, 1], or the excess itself for measures without a best value; 0 if indistinguishable from chance.
+    In [0, 1], or the excess itself for measures without a best value; 0 if no closer than the threshold.
     """
     sign = 1 if card.larger_is_closer else -1
-    threshold = sign * chance_level(observed, null, card, alpha)
-    excess = (sign * observed - threshold).clamp_min(0)
+    excess = (sign * (observed - threshold)).clamp_min(0)
     best = card.bounds[1] if card.larger_is_closer else card.bounds[0]
-    return excess if best is None else (excess / (sign * best - threshold).clamp_min(1e-12)).clamp_max(1)
+    return excess if best is None else (excess / (sign * (best - threshold)).clamp_min(1e-12)).clamp_max(1)
 
 
 def chance_level(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], card: Card, alpha: float) -> Matrix:
@@ -323,6 +252,13 @@ def chance_level(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], c
     sign = 1 if card.larger_is_closer else -1
     pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
     return sign * pool[math.ceil((1 - alpha) * len(pool)) - 1]
+
+
+def kept_in_place(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], share: float) -> Matrix:
+    """How much of the similarity random pairings keep through the share of rows that they leave in place: these are as
+    similar as observed, the others as by chance. For a mean over rows this is exact."""
+    by_chance = (null.mean(0) - share * observed) / (1 - share) if share < 1 else null.mean(0)
+    return null.mean(0) - by_chance
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:
@@ -346,7 +282,7 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
         share = torch.zeros(rows.stop - i, len(states), len(states), dtype=torch.float64)
         for j in range(0, n, side):
             columns = slice(j, min(j + side, n))
-            block = torch.stack([_block(kernel, state, rows, columns, n) for state in states], 1)
+            block = torch.stack([block_of(kernel, state, rows, columns, n) for state in states], 1)
             share += torch.bmm(block, block.mT).double().cpu()
         shares.index_add_(0, groups[rows], share)
     squares = prepared.norms.cpu()
@@ -355,13 +291,6 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
     influence = 2 * shares / norms - values.cpu() * (relative[:, :, None] + relative[:, None, :])
     few = count / (count - 1) if count > 1 else math.nan
     return (few * influence.square().sum(0)).sqrt()
-
-
-def _block(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Tensor:
-    features = state.features
-    if isinstance(kernel, Packed):
-        return tile_of(features.values, n, rows, columns)
-    return kernel.cells(state.fit, gram_tile(features, rows, columns), rows, columns)
 
 
 def bands(

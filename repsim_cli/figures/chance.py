@@ -17,17 +17,23 @@ class Chance:
 
 
 def level_of(
-    null: Mapping[str, Any] | None, drawn: Sequence[np.ndarray], across: np.ndarray
+    record: Mapping[str, Any] | None, null: Mapping[str, Any] | None, drawn: Sequence[np.ndarray], across: np.ndarray
 ) -> tuple[Chance | None, str]:
-    """The level of chance, and what it is: from the null, or else from models with fresh weights. null: how chance was
-    judged. drawn: its levels for the cells of each matrix. across: the values between a trained and an untrained model.
+    """The level of chance, and what it is; where it is not known, that of untrained models.
+
+    record: what chance is of, as `Measured.chance`; None in runs that were made before it was known. null: how
+    significance was tested. drawn: its levels for the cells of each matrix. across: the values between a trained and an
+    untrained model.
     """
     cells = np.concatenate([np.empty(0), *(part.ravel() for part in drawn)])
-    if null and (cells := cells[np.isfinite(cells)]).size:
-        some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
-        return _marked_at(cells), f"chance, closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
+    if (cells := cells[np.isfinite(cells)]).size:
+        if record is not None:
+            return _marked_at(cells), f"chance, random pairings of {record['units']}"
+        if null:
+            some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
+            return _marked_at(cells), f"closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
     if not null and (across := across[np.isfinite(across)]).size:
-        return _marked_at(across), "between a trained and an untrained model"
+        return _marked_at(across), "untrained, between a trained and an untrained model"
     return None, ""
 
 

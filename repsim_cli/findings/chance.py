@@ -1,4 +1,4 @@
-"""What the values of a measure would be by chance: from the null of a run, or else from models with fresh weights."""
+"""What the values of a measure would be by chance, or else those of models with fresh weights."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ from repsim_cli.runs.content import CHANCE, Measured
 def chance_in(
     run: Finished, measured: Measured, values: np.ndarray, rows: Sequence[str], columns: Sequence[str]
 ) -> tuple[Chance | None, str]:
-    """What these values of a measure would be by chance, and what that is: from the null of these layers, or else from
-    models with fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
+    """What these values of a measure would be by chance, and what that is; where it is not known, those of models with
+    fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
     drawn = [
         run.array(matrix.details[CHANCE])
         for matrix in measured.matrices
@@ -22,7 +22,7 @@ def chance_in(
     untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
     across = fresh[0][:, None] != fresh[1]
-    return level_of(measured.null, drawn, np.empty(0) if across.all() else values[across])
+    return level_of(measured.chance, measured.null, drawn, np.empty(0) if across.all() else values[across])
 
 
 def level_in(
@@ -32,7 +32,8 @@ def level_in(
     chance, said = chance_in(run, measured, values, rows, columns)
     if chance is not None:
         return chance, f"▸ beside the colours: {said}"
-    return None, "" if measured.null else "chance is not known here (significance=permutation tests it)"
+    why = (measured.chance or {}).get("unknown", "")
+    return None, f"chance is not known here: {why}" if why else ""
 
 
 def chance_levels(run: Finished, layers: LayerMap) -> dict[str, list[float]]:

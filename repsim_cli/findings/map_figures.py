@@ -220,7 +220,8 @@ def tested(null: Mapping[str, Any]) -> tuple[str, str]:
     """Which p values cross out cells, and for which cells they are corrected, where the run did so."""
     if "family" not in null:
         return "p", "uncorrected"
-    return "p_family", f"{FAMILY[null['family']]}, {OF[null.get('family_of', 'map')]}"
+    invalid = "; not valid, see the warnings" if null.get("not_valid") else ""
+    return "p_family", f"{FAMILY[null['family']]}, {OF[null.get('family_of', 'map')]}{invalid}"
 
 
 SAMPLED = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.maps import Maps
@@ -205,12 +205,15 @@ class Pairwise(Measure):
     compare(a, b): the entry (row a, column b) from two prepared states.
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
+    overlap(state): lists of rows, one column per row, where the value is the share of them that two states have in
+        common.
     """
 
     prepare: Callable[..., Any]
     compare: Callable[[Any, Any], float]
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
+    overlap: Callable[[Any], Int[Tensor, "k n"]] | None = None
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, codes = self.sides(x, y, labels)

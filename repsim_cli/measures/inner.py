@@ -140,16 +140,25 @@ def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> 
 
 
 Wanted = Sequence[tuple[AnyKernel, AnyKernel]]
+Watch = Callable[[int, slice, slice | None, Mapping[AnyKernel, Tensor]], None]
 
 
-def products(wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int) -> list[Matrix]:
-    """cross[a, b] = <M_a, N_b> over all (n, n) cells, float64, for every wanted pair of kernels (M, N)."""
+def products(
+    wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int, watch: Watch = lambda *_: None
+) -> list[Matrix]:
+    """cross[a, b] = <M_a, N_b> over all (n, n) cells, float64, for every wanted pair of kernels (M, N).
+
+    watch(weight, rows, columns, blocks): is given every tile of each `Kernel`, (representations, cells), and every part
+    of the diagonal, which has no columns and is 0 in the tiles.
+    """
     sums: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
     for kind, blocks in ((Kernel, _tiles), (Packed, _slices)):
         mine = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, kind)}
         if not mine:
             continue
-        for weight, block in blocks(mine, n, tile):
+        for weight, rows, columns, block in blocks(mine, n, tile):
+            if kind is Kernel:
+                watch(weight, rows, columns, block)
             for row, column in dict.fromkeys(wanted):
                 if row in block:
                     part = weight * _outer(block[row], block[column])
@@ -157,11 +166,11 @@ def products(wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int
     return [sums[pair] for pair in wanted]
 
 
-Blocks = Iterator[tuple[int, dict[AnyKernel, Tensor]]]
+Blocks = Iterator[tuple[int, slice, slice | None, dict[AnyKernel, Tensor]]]
 
 
 def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
-    """For every tile on or above the diagonal: its weight, and (representations, cells) of every kernel."""
+    """For every tile on or above the diagonal: its weight, its place, and (representations, cells) of every kernel."""
     by_features: dict[Any, list[Kernel]] = {}
     for kernel in states:
         by_features.setdefault(kernel.features, []).append(kernel)
@@ -198,9 +207,9 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
                     for kernel in (first, *others):
                         _make(kernel, states[kernel][r].fit, blocks[kernel][r].view(shape), rows, columns)
             if rows == columns:
-                yield 1, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
+                yield 1, rows, None, {kernel: _cut_diagonal(block, shape[0]) for kernel, block in blocks.items()}
             # a tile above the diagonal also stands for its mirror image
-            yield (1 if rows == columns else 2), blocks
+            yield (1 if rows == columns else 2), rows, columns, blocks
         del held  # before the next band, or two would be held
 
 
@@ -213,7 +222,7 @@ class Tiles(NamedTuple):
 
 def tiles_of(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
     """The matrix of one representation: 2.4 MB in float32 for 1024 rows, whatever the number of features."""
-    blocks = (block[kernel][0].clone() for _, block in _tiles({kernel: [state]}, n, tile))
+    blocks = (block[kernel][0].clone() for *_, block in _tiles({kernel: [state]}, n, tile))
     cells, diagonal = [], []
     for rows, columns in _places(n, tile):
         if rows == columns:
@@ -302,7 +311,8 @@ def _slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     size = min(tile, n) ** 2
     for start in range(0, n * (n - 1) // 2, size):
         part = slice(start, start + size)
-        yield 2, {kernel: torch.stack([s.features.values[part] for s in some]) for kernel, some in states.items()}
+        cells = {kernel: torch.stack([s.features.values[part] for s in some]) for kernel, some in states.items()}
+        yield 2, part, None, cells
 
 
 def _outer(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
@@ -331,6 +341,21 @@ def unpacked(cells: Float[Tensor, " cells"], n: int) -> Float[Tensor, "n n"]:
     return square + square.T
 
 
+def packed_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+    """As `_tiles`, of packed matrices, whose diagonal is 0."""
+    side = min(tile, n)
+    bands = [slice(start, min(start + side, n)) for start in range(0, n, side)]
+    for a, rows in enumerate(bands):
+        for columns in bands[a:]:
+            yield (
+                1 if rows == columns else 2, rows, columns,
+                {
+                    kernel: torch.stack([tile_of(s.features.values, n, rows, columns).flatten() for s in some])
+                    for kernel, some in states.items()
+                },
+            )  # fmt: skip
+
+
 def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
     """A tile of the symmetric matrix of packed cells i < j, with zero diagonal."""
     i = torch.arange(rows.start, rows.stop, device=cells.device)[:, None]
@@ -339,6 +364,13 @@ def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice)
     # i (n - 1) - i (i - 1) / 2 cells precede row i; on the diagonal any cell, which is masked below
     place = above * (n - 1) - above * (above - 1) // 2 + below - above - 1
     return cells[place.clamp_(0, len(cells) - 1)].masked_fill_(i == j, 0)
+
+
+def block_of(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Float[Tensor, "a b"]:
+    """A tile of the matrix of a representation."""
+    if isinstance(kernel, Packed):
+        return tile_of(state.features.values, n, rows, columns)
+    return kernel.cells(state.fit, gram_tile(state.features, rows, columns), rows, columns)
 
 
 def packed(square: Float[Tensor, "n n"]) -> Float[Tensor, " cells"]:

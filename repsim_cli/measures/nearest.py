@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
+from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centred
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rank import precision
@@ -221,7 +221,7 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
     return lambda a, b: float(compare_all([a], [b])), compare_all
 
 
-def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Measure:
+def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Pairwise:
     """The measure with these (compare, compare_all), on the table of k neighbours."""
     compare, compare_all = functions
     return Pairwise(

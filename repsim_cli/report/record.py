@@ -165,7 +165,7 @@ def _measure(
         across = [
             c["values"].ravel() for m, c in pairs if (m.rows.model in untrained) != (m.columns.model in untrained)
         ]
-        chance, said = level_of(measure.null, drawn, np.concatenate([np.empty(0), *across]))
+        chance, said = level_of(measure.chance, measure.null, drawn, np.concatenate([np.empty(0), *across]))
         return None if chance is None else {said: [chance.low, chance.middle, chance.high]}
 
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices

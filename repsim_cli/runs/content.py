@@ -34,8 +34,8 @@ COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model 
 COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
-CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell
-# the arrays of a matrix with a number per cell; p, p_family, q, calibrated and chance are of `tested`, if it is there
+CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
+# the arrays of a matrix with a number per cell; p, p_family, q and calibrated are of `tested`, if it is there
 QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
 # the table of cells of matrices, and of points of curves, for which a measure is undefined
 WITHOUT_VALUE = "cells without a value"
@@ -102,7 +102,8 @@ class Matrix:
 class Measured:
     """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
 
-    estimate: kind, rows, rows_available, batches, and unit where it is not rows. null: how chance was judged, or None.
+    estimate: kind, rows, rows_available, batches, and unit where it is not rows. null: how significance was tested, or
+    None. chance: what its level is of (units, rows, mean, spread, orders), or why it is not known (unknown).
     """
 
     name: str
@@ -112,6 +113,7 @@ class Measured:
     card: dict[str, Any]
     matrices: list[Matrix]
     null: dict[str, Any] | None = None
+    chance: dict[str, Any] | None = None
 
     @property
     def larger_is_closer(self) -> bool:

@@ -8,7 +8,7 @@ const MANY = RUNS.length > 1;
 const QUANTITIES = {
   values: "value", se: "standard error", low: "band of the mean batch value, from", high: "band of the mean batch value, to", p: "p value", p_family: "p value, family-wise",
   q: "false discovery rate", calibrated: "calibrated score",
-  tested: "value on the permuted rows", chance: "level of chance",
+  tested: "value on the permuted rows", chance: "mean by chance",
 };
 const VERDICTS = { holds: "\u2713 ", fails: "\u2717 ", unclear: "? ", "not testable here": "\u2013 " };
 const ALL = ""; // every model, or no remedy, in the selectors
@@ -1013,6 +1013,7 @@ function reading(record) {
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
     `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows.toLocaleString("en")} of ${estimate.rows_available.toLocaleString("en")} ${estimate.unit ?? "rows"}${settings ? `; ${settings}` : ""}.`,
     chance ? `p values: ${drawn}; not corrected for the number of cells.` : "",
+    ...(chance?.not_valid ?? []).map((fault) => `p values are not valid: ${fault}.`),
     card.note,
     (card.invariant_to ?? []).length ? `Unchanged by: ${card.invariant_to.join(", ").replaceAll("_", " ")}.` : "",
     card.source ? `Source: ${card.source}.` : "",
@@ -1067,7 +1068,7 @@ function answer() {
   const levels = RUNS.flatMap((run) => run.measures.filter((m) => m.level && !m.null).flatMap((m) => levelWords(m.level).map((text) => `${MANY ? `${run.letter}: ` : ""}${m.label} ${text}`)));
   if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", QUANTITIES.tested, "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   if (levels.length) parts.push(el("p", { class: "quiet" }, `For reference: ${levels.join("; ")}.`));
-  if (rows.length && !known) parts.push(el("p", { class: "quiet" }, `${levels.length ? "Nothing" : "Chance is not known: nothing"} was tested. significance=permutation adds the level of chance, calibrated scores and p values.`));
+  if (rows.length && !known) parts.push(el("p", { class: "quiet" }, `${levels.length ? "Nothing" : "Chance is not known: nothing"} was tested. significance=permutation adds p values and calibrated scores.`));
   return section("results", "Results", ...parts);
 }
 

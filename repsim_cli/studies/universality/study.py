@@ -108,7 +108,9 @@ class Universality(Study):
         def part(models: Models, tested: bool = False) -> Comparison:
             key = (*models, *(["tested"] if tested else []))
             if key not in known:
-                significant = significance if tested else Significance(clusters="row")
+                significant = (
+                    replace(significance, chance=False) if tested else Significance(clusters="row", chance=False)
+                )
                 known[key] = comparison_of({**given, "model": models}, significant)
                 footprint.check_fits(known[key])
             return known[key]

@@ -1,0 +1,145 @@
+"""What a measure gives by chance: the mean over random pairings of units that can be exchanged, none in place.
+
+Exact for inner products and shared neighbours (`expected.py`), from a few pairings of a few layers for other measures,
+whose spread is known likewise.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.exchange import Exchange, away
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.engine.expected import mean_overlap, places_of
+from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
+from repsim_cli.engine.permuted import permuted
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import MeasureWarning, within
+from repsim_cli.measures.inner import Matrix, Products
+
+ORDERS = 8  # random pairings of a run, from which the spread is taken
+SAMPLED = 4  # layers, spread over the map, whose pairs are drawn
+EXACT, DRAWN, SQUARE, APART, PAIRINGS = "chance", "drawn", "square", "apart", "pairings"  # statistics of a batch
+
+
+def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, seed: int) -> Statistics:
+    """What a batch says of chance, beside its values: the exact mean (EXACT) where there is one, and of a few layers
+    the mean over random pairings (DRAWN), that of the squares (SQUARE), or that of the squared distances to the exact
+    mean (APART).
+
+    rows: the numbers of a batch's rows.
+    """
+
+    def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
+        if not measure.card.paired:
+            return {}
+        here = units.of(rows(batch))
+        exact = _exact(prepared, here)
+        found = {} if exact is None else {EXACT: exact.masked_fill(values.cpu().isnan(), math.nan)}
+        count, some = _sampled(prepared, batches)
+        if batch >= ORDERS or not count:
+            return found
+        orders = torch.from_numpy(np.stack([away(here, [seed, batch, k]) for k in range(count)]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
+            drawn = permuted(_only(prepared, some), orders)
+        cells = torch.tensor(some)[:, None], torch.tensor(some)
+        found[PAIRINGS] = torch.tensor(float(count))
+        if exact is not None:
+            return {**found, APART: _spread(values, cells, (drawn - exact[cells]).square().mean(0))}
+        return {
+            **found,
+            DRAWN: _spread(values, cells, drawn.mean(0)),
+            SQUARE: _spread(values, cells, drawn.square().mean(0)),
+        }
+
+    return observe
+
+
+def _exact(prepared: Prepared, here: Exchange) -> Matrix | None:
+    """The mean over pairings, where the measure is a sum over cells."""
+    if isinstance(prepared, PreparedProducts):
+        if prepared.expected is None:
+            return None
+        measure, cross = prepared.measure, prepared.expected.to(prepared.cross)
+        given = Products(
+            cross, prepared.norms, prepared.norms, prepared.states[measure.row], prepared.states[measure.column]
+        )
+        try:
+            return within(measure.card, measure.value(given)).cpu()
+        except Degenerate:
+            return None
+    if prepared.measure.overlap is None:
+        return None
+    lists = [prepared.measure.overlap(state) for state in prepared.states]
+    places = places_of(here, len(lists), lists[0].device)
+    return None if places is None else mean_overlap(lists, places, prepared.tile) / lists[0].numel()
+
+
+def _sampled(prepared: Prepared, batches: int) -> tuple[int, list[int]]:
+    """How many pairings of a batch are drawn, and of which layers: at most half of the pairs are solved again."""
+    layers = len(prepared.names)
+    wanted = prepared.left if isinstance(prepared, PreparedStates) else None
+    pairs = layers * (layers + 1) // 2 if wanted is None else int(wanted.sum() + layers) // 2
+    if isinstance(prepared, PreparedProducts):
+        side = min(SAMPLED, max(2, layers // 12))
+    else:
+        side = min(SAMPLED, max(1, math.isqrt(pairs // 4)))
+    some = np.linspace(0, layers - 1, min(side, layers)).round().astype(int).tolist()
+    orders = -(-ORDERS // batches)
+    if isinstance(prepared, PreparedStates):
+        orders = min(orders, max(1, pairs // (2 * len(some) ** 2)))
+    return orders, some
+
+
+def _only(prepared: Prepared, some: list[int]) -> Prepared:
+    """What is prepared of these representations alone."""
+    names = [prepared.names[a] for a in some]
+    if isinstance(prepared, PreparedStates):
+        left = None if prepared.left is None else prepared.left[some][:, some]
+        return replace(prepared, names=names, states=[prepared.states[a] for a in some], left=left, details={})
+    states = {kernel: [of[a] for a in some] for kernel, of in prepared.states.items()}
+    norms = prepared.norms[some] if len(prepared.norms) else prepared.norms
+    return replace(prepared, names=names, states=states, norms=norms, cross=prepared.cross[some][:, some], undefined={})
+
+
+def _spread(values: Matrix, cells: tuple[Tensor, Tensor], found: Matrix) -> Matrix:
+    """These cells of a map; NaN elsewhere."""
+    spread = torch.full_like(values, math.nan, device="cpu")
+    spread[cells] = found.to(spread)
+    return spread.masked_fill(values.cpu().isnan(), math.nan)
+
+
+class Level(NamedTuple):
+    """cells: chance of every cell, or of all the same level. about: what is recorded of it."""
+
+    cells: Matrix | None
+    about: dict[str, Any]
+
+
+def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> Level:
+    """Chance from what was observed. why: it is not known, if it is not."""
+    seen, batches = matrix.statistics, matrix.batches
+    found = next((key for key in (EXACT, DRAWN) if key in seen and not seen[key].isnan().all()), "")
+    if units is None or not found:
+        return Level(None, {"unknown": why})
+    about = {"units": units.what, "rows": matrix.rows}
+    orders = min(ORDERS, batches) * int(seen.get(PAIRINGS, torch.zeros(())))
+    if found == EXACT:
+        spread = float((seen[APART].nanmean() / batches).sqrt()) if APART in seen else None
+        return Level(seen[EXACT], {**about, "mean": "exact", "spread": spread, "orders": orders})
+    drawn = seen[DRAWN]
+    once = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0) / batches * orders / max(orders - 1, 1)
+    cells = torch.full_like(drawn, float(drawn.nanmean())).masked_fill(matrix.values.cpu().isnan(), math.nan)
+    about |= {
+        "mean": f"one level, of {int(drawn.isfinite().sum())} cells",
+        "spread": float(once.sqrt()),
+        "orders": orders,
+    }
+    return Level(cells, about)

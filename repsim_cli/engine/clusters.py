@@ -1,0 +1,138 @@
+"""Which rows depend on each other, and which may take each other's place."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from repsim_cli.activations.exchange import Exchange, exchange
+from repsim_cli.activations.inputs import documents_of
+from repsim_cli.activations.places import (
+    row_beginnings,
+    row_documents,
+    row_positions,
+    row_properties,
+    row_tokens,
+    rows_left,
+    rows_of,
+)
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.segments import BOTH, Segments, segments
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.settings import Extract, Significance
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.engine.checks import tests
+from repsim_cli.models.source import PrecomputedWords
+
+OF_ROWS = ("token", "previous_token", "position")  # beside the columns of the data
+Rows = Int[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clusters:
+    """Which rows of the run depend on each other.
+
+    documents: the document of every row, what clusters documents, or the row itself. beginnings: what the row is the
+    first of (see `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so
+    that documents keep their segments. held: by name, what rows must share to take each other's place.
+    """
+
+    documents: Rows
+    beginnings: Rows
+    whole: np.ndarray | None
+    held: Mapping[str, Rows]
+
+    def segments(self, batches: Sequence[Rows], least: int) -> Segments:
+        """Which rows of each batch are exchanged, at least `least`. Raises BadInput where too few documents can be, or
+        where rows of one document are held apart by what differs between them."""
+        alone = len(np.unique(self.documents)) == len(self.documents)
+        inside = [] if alone else [name for name in self._inside() if name != "position"]
+        if inside:
+            raise BadInput(
+                "significance.within: rows of a document depend on each other, so that no exchange of single rows "
+                f"keeps its level, got {inside[0]} with clusters of several rows; set significance.clusters=row where "
+                "rows do not depend on each other, or significance=none for the level of chance within it"
+            )
+        codes = _joined([rows for name, rows in self.held.items() if alone or name != "position"], len(self.documents))
+        documents, beginnings, alike = ([part[x] for x in batches] for part in (self.documents, self.beginnings, codes))
+        return segments(documents, beginnings, alike, least)
+
+    def _inside(self) -> list[str]:
+        """What differs between rows of one document."""
+        return [
+            name
+            for name, rows in self.held.items()
+            if len(np.unique(np.stack([self.documents, rows]), axis=1).T) > len(np.unique(self.documents))
+        ]
+
+    def exchange(self, batches: Sequence[Rows]) -> Exchange | None:
+        """The units whose random pairings chance is of; None where too few rows have a partner."""
+        inside = self._inside()
+        of_rows, of_documents = (
+            [self.held[name] for name in self.held if (name in inside) == of] for of in (True, False)
+        )
+        codes = _joined(of_rows, len(self.documents)) if inside and inside != ["position"] else None
+        found = exchange(self.documents, self.beginnings, batches, _joined(of_documents, len(self.documents)), codes)
+        names = ", ".join(self.held)
+        return found if found is None or not names else found._replace(what=f"{found.what} within {names}")
+
+
+def _joined(parts: Sequence[Rows], n: int) -> Rows:
+    """One code for each combination."""
+    codes = np.zeros(n, np.int64)
+    for part in parts:
+        codes = np.unique(codes * (int(part.max()) + 2) + part + 1, return_inverse=True)[1]
+    return codes
+
+
+def clusters_of(
+    significance: Significance,
+    readings: Sequence[Reading],
+    data: Data,
+    sequences: Mapping[str, Sequences],
+    extract: Extract,
+    total: int,
+) -> Clusters:
+    """By `significance.clusters`. Sentences are the documents of stored words; of other stored rows a file names them,
+    or nothing is tested. Raises BadInput for a column that the data lacks."""
+    stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
+    told, clusters = documents_of(readings), significance.clusters
+    given = next(iter(sequences.values()), None)
+    held = {name: _property("within", name, data, given, extract) for name in significance.held}
+    if clusters == "row" or not (sequences or stored or told):
+        return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None, held=held)
+    if given is not None:
+        documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
+        whole = rows_of(given, extract)
+        left = rows_left(given, extract)
+        if told and tests(significance):
+            told = told if left is None else np.array(told)[left].tolist()
+            if len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
+                raise BadInput(
+                    "significance.clusters: rows that the texts count as independent share one of the stored "
+                    "`documents`, got document; drop these, or set significance.clusters=row"
+                )
+    else:
+        lengths = Counter(told).values() if told else [sentence.words for sentence in stored[0]]
+        whole = np.array(list(lengths))
+        documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
+        beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
+    if clusters != "document":
+        documents = _property("clusters", clusters, data, given, extract)
+    sampled = significance.method == "permutation" and (whole > 1).any()
+    return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None, held=held)
+
+
+def _property(key: str, name: str, data: Data, given: Sequences | None, extract: Extract) -> Rows:
+    """A code for what `name` says of every row. Raises BadInput where nothing of this name is known."""
+    known = {} if given is None else row_properties(data, given, extract)
+    positions = None if given is None else row_positions(given, extract)
+    if name in known:
+        return np.unique(known[name], return_inverse=True)[1]
+    if key == "within" and positions is not None and given is not None and name in OF_ROWS:
+        return positions if name == "position" else row_tokens(given, extract, before=name == "previous_token")
+    names = [*known, *(OF_ROWS if key == "within" and positions is not None else ("document", "row"))]
+    raise BadInput(f"significance.{key}: no such property of these rows, got '{name}'; {did_you_mean(name, names)}")

@@ -1,0 +1,212 @@
+"""The mean of <A, B> over random pairings of the units of B with those of A, none in place, for all pairs at once.
+
+Rows of one place in different units (`activations/exchange.py`) take each other's place, and rows of one unit go on
+together. Two rows i, j of different units meet, on average, the mean cell of the same two places in two other units;
+two rows of one unit that of the same places in another one. So sums by place, collected while the tiles of the matrices
+pass, give the mean over all pairings without drawing any.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repsim_cli.activations.exchange import Exchange
+from repsim_cli.measures.inner import AnyKernel, Matrix
+
+ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
+LEAST = 0.2  # share of the squares of a matrix that must be known
+
+
+class Places(NamedTuple):
+    """The rows of a batch by unit and place, and how a cell of two places is weighted.
+
+    unit: of every row. place: of every row, the last where no other unit has it. count: of places. across: by the
+    places of two rows of different units, pairs of rows over the pairs of pairs that may meet. together: of rows of one
+    unit, one over the number of other units that have both. whole: whether every cell has others to meet.
+    """
+
+    unit: Int[Tensor, " n"]
+    place: Int[Tensor, " n"]
+    count: int
+    across: Float[Tensor, "p p"]
+    together: Float[Tensor, "p p"]
+    whole: bool
+
+
+def places_of(units: Exchange, representations: int, device: torch.device | str = "cpu") -> Places | None:
+    """None where no row has a partner. Rarer places than fit into ROOM have none."""
+    _, unit = np.unique(units.units, return_inverse=True)
+    _, place, shared = np.unique(units.places, return_inverse=True, return_counts=True)
+    most = max(1, int(ROOM / (4 * len(unit) * representations)))
+    kept = np.argsort(-shared, kind="stable")[:most]
+    kept = kept[shared[kept] > 1]
+    if not len(kept):
+        return None
+    number = np.full(len(shared), len(kept))
+    number[kept] = np.arange(len(kept))
+    place, count = number[place], len(kept) + 1
+    has = np.zeros((unit.max() + 1, count))
+    has[unit, place] = 1
+    has[:, -1] = 0  # rows without a partner
+    of_place, both = has.sum(0), has.T @ has
+    pairs = of_place[:, None] * of_place - both  # of rows of different units
+    squares = has.T @ (of_place - has) ** 2
+    meeting = pairs**2 - squares - squares.T + pairs
+    across = np.divide(pairs, meeting, out=np.zeros_like(pairs), where=meeting > 0)
+    together = np.divide(1.0, both - 1, out=np.zeros_like(both), where=both > 1)
+    inner = slice(0, -1)
+    whole = bool((across[inner, inner] > 0).all() and (together[inner, inner] > 0)[both[inner, inner] > 0].all())
+    units_of, place_of, across, together = (torch.from_numpy(x).to(device) for x in (unit, place, across, together))
+    return Places(units_of, place_of, count, across, together, whole and len(kept) == len(shared))
+
+
+class Sums(NamedTuple):
+    """Sums of the cells of all representations: by a row and the place of the other one, the same of columns, and by
+    two places of one unit; the squares of all cells, and of those that have others to meet."""
+
+    rows: Float[Tensor, "r n p"]
+    columns: Float[Tensor, "r n p"]
+    within: Float[Tensor, "r pp"]
+    squares: Float[Tensor, " r"]
+    known: Float[Tensor, " r"]
+
+
+def empty(representations: int, places: Places, like: Tensor, symmetric: bool = True) -> Sums:
+    rows = like.new_zeros(representations, len(places.unit), places.count, dtype=torch.float32)
+    columns = rows if symmetric else torch.zeros_like(rows)
+    within = like.new_zeros(representations, places.count**2, dtype=torch.float64)
+    return Sums(rows, columns, within, *within.new_zeros(2, representations))
+
+
+def add(sums: Sums, block: Float[Tensor, "r a b"], rows: slice, columns: slice, places: Places, times: int) -> None:
+    """Adds a tile of symmetric matrices. times: 2 for one that also stands for its mirror image."""
+    same, partnered = _met(places, rows, columns)
+    at_rows, at_columns = places.place[rows], places.place[columns]
+    i, j = same.nonzero().T
+    own = block[:, i, j]
+    for mirrored in range(times):
+        into, tile, at = (columns, block.mT, at_rows) if mirrored else (rows, block, at_columns)
+        first, second = (j, i) if mirrored else (i, j)
+        # a copy, since a slice of rows is not contiguous with its places
+        part = tile.new_zeros(len(tile), tile.shape[1], places.count).index_add_(2, at, tile)
+        part.flatten(1).index_add_(1, first * places.count + at[second], own, alpha=-1)
+        sums.rows[:, into] += part
+        of_two = (at_columns[j], at_rows[i]) if mirrored else (at_rows[i], at_columns[j])
+        sums.within.index_add_(1, of_two[0] * places.count + of_two[1], own.double())
+    squares = torch.linalg.vector_norm(block, dim=(1, 2), dtype=torch.float64).square()
+    known = squares if places.whole else (block * partnered).flatten(1).double().square().sum(1)
+    sums.squares.add_(squares, alpha=times)
+    sums.known.add_(known, alpha=times)
+
+
+def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places: Places) -> None:
+    at = places.place[rows]
+    sums.within.index_add_(1, at * places.count + at, diagonal.double())
+    squares = diagonal.double().square()
+    sums.squares.add_(squares.sum(1))
+    sums.known.add_(squares[:, places.together[at, at] > 0].sum(1))
+
+
+def _met(places: Places, rows: slice, columns: slice) -> tuple[Bool[Tensor, "a b"], Bool[Tensor, "a b"]]:
+    """Which cells are of one unit, and which have others to meet."""
+    same = places.unit[rows, None] == places.unit[columns]
+    return same, weights(places, rows, columns) != 0
+
+
+def weights(places: Places, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+    """Of the products of cells with themselves."""
+    same = places.unit[rows, None] == places.unit[columns]
+    at = places.place[rows, None], places.place[columns]
+    return torch.where(same, -places.together[at], places.across[at])
+
+
+def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
+    """The mean inner products, scaled to all cells where some meet no others; NaN where these hold most.
+
+    direct: the weighted sums of products of cells with themselves.
+    """
+
+    def by_place(sums: Sums) -> Tensor:
+        total = sums.within.new_zeros(len(sums.rows), places.count, places.count)
+        return total.index_add_(1, places.place, sums.rows.double()).flatten(1)
+
+    cross = direct + (by_place(a) * places.across.flatten()) @ by_place(b).T
+    cross += (a.within * places.together.flatten()) @ b.within.T
+    for left, right, across in ((a.rows, b.rows, places.across), (a.columns, b.columns, places.across.T)):
+        root = across[places.place].sqrt().to(left)
+        cross -= ((left * root).flatten(1) @ (right * root).flatten(1).T).double()
+    shares = [(sums.known / sums.squares.clamp_min(1e-300)).sqrt() for sums in (a, b)]
+    scale = shares[0][:, None] * shares[1]
+    return torch.where(scale >= LEAST, cross / scale, math.nan).cpu()
+
+
+class Collector:
+    """Collects, while the tiles of kernels pass, what the means over pairings need."""
+
+    def __init__(self, places: Places, wanted: Sequence[tuple[AnyKernel, AnyKernel]]):
+        self.places, self.wanted = places, list(dict.fromkeys(wanted))
+        self.sums: dict[AnyKernel, Sums] = {}
+        self.direct: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
+
+    def __call__(
+        self, times: int, rows: slice, columns: slice | None, blocks: Mapping[AnyKernel, Float[Tensor, "r cells"]]
+    ) -> None:
+        """A tile of all kernels of all representations. columns: None for a diagonal, which is 0 in the tiles."""
+        places = self.places
+        for kernel, block in blocks.items():
+            sums = self.sums.setdefault(kernel, empty(len(block), places, block))
+            if columns is None:
+                add_diagonal(sums, block, rows, places)
+            else:
+                shape = (rows.stop - rows.start, columns.stop - columns.start)
+                add(sums, block.unflatten(1, shape), rows, columns, places, times)
+        if columns is None:
+            at = places.place[rows]
+            weight = -places.together[at, at]
+        else:
+            weight = weights(places, rows, columns).flatten()
+        for row, column in self.wanted:
+            if row in blocks:
+                part = times * ((blocks[row] * weight.to(blocks[row])) @ blocks[column].T).double()
+                pair = row, column
+                self.direct[pair] = self.direct[pair] + part if pair in self.direct else part
+
+    def means(self) -> dict[tuple[AnyKernel, AnyKernel], Matrix]:
+        """By pair of kernels, the mean inner products of all representations."""
+        return {
+            (row, column): mean_products(self.sums[row], self.sums[column], direct, self.places)
+            for (row, column), direct in self.direct.items()
+        }
+
+
+def mean_overlap(lists: Sequence[Int[Tensor, "k n"]], places: Places, side: int) -> Matrix:
+    """The mean number of rows that the lists of two representations have in common."""
+    n, k = lists[0].shape[1], lists[0].shape[0]
+    device = lists[0].device
+    sums = empty(len(lists), places, torch.zeros(0, device=device), symmetric=False)
+    i = torch.arange(n, device=device).repeat(k)
+    for a, each in enumerate(lists):
+        j = each.flatten().long()
+        same, at = places.unit[i] == places.unit[j], (places.place[i], places.place[j])
+        one = torch.ones(len(i), device=device)
+        met = torch.where(same, places.together[at], places.across[at]) > 0
+        across, own = ~same & met, same & met
+        sums.rows[a].flatten().index_add_(0, (i * places.count + at[1])[across], one[across])
+        sums.columns[a].flatten().index_add_(0, (j * places.count + at[0])[across], one[across])
+        sums.within[a].index_add_(0, (at[0] * places.count + at[1])[own], one[own].double())
+        sums.squares[a], sums.known[a] = len(i), met.sum()
+    direct = torch.zeros(len(lists), len(lists), dtype=torch.float64, device=device)
+    for start in range(0, n, side):
+        rows = slice(start, min(start + side, n))
+        some = torch.stack([each[:, rows].T for each in lists]).long()
+        members = torch.zeros(*some.shape[:2], n, device=device)
+        weight = weights(places, rows, slice(0, n)).to(members).expand_as(members).gather(2, some)
+        weighted = torch.zeros_like(members).scatter_(2, some, weight)
+        members.scatter_(2, some, 1.0)
+        direct += (weighted.flatten(1) @ members.flatten(1).T).double()
+    return mean_products(sums, sums, direct, places)

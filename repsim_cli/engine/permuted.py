@@ -1,0 +1,82 @@
+"""The values of a measure when the rows of one side are taken in other orders, without preparing anything anew."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repsim_cli.engine.one_by_one import pairs
+from repsim_cli.engine.pairs import Prepared, PreparedStates
+from repsim_cli.engine.undefined import value_of
+from repsim_cli.measures.inner import AnyKernel, Features, Packed, State, packed, products, unpacked
+
+TOGETHER = 8  # orders in a tiled pass
+
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]
+
+
+def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
+    return steps
+
+
+def permuted(
+    prepared: Prepared,
+    orders: Int[Tensor, "k n"],
+    progress: Progress = silent,
+    noted: Float[np.ndarray, "k r r"] | None = None,
+) -> Float[Tensor, "k r r"]:
+    """The measure for all pairs with the column's rows in each of the orders, without refitting.
+
+    noted: stores values as they are computed, initially NaN, and infinity where there is none; finished values are not
+    computed again.
+    """
+    count = len(prepared.names)
+    values = np.full((len(orders), count, count), np.nan) if noted is None else noted
+    left = [k for k in range(len(orders)) if np.isnan(values[k]).any()]
+    if isinstance(prepared, PreparedStates):
+        measure = prepared.measure
+        for k in progress(left, measure.name):
+            columns = [measure.permute(state, orders[k]) for state in prepared.states]
+            values[k] = in_notes(pairs(measure, prepared.states, columns, prepared.names, prepared.left))
+        return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
+    measure, n = prepared.measure, prepared.rows
+    rows, columns = prepared.states[measure.row], prepared.states[measure.column]
+    steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
+    for some in progress(steps, measure.name):
+        # as separate kernels, the permuted matrices share the pass with the unpermuted ones
+        moved = {
+            _alias(measure.column): [_moved(measure.column, state, orders[k], n) for state in columns] for k in some
+        }
+        crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
+        for k, cross, states in zip(some, crosses, moved.values(), strict=True):
+            values[k] = in_notes(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
+    return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
+
+
+def in_notes(values: Tensor) -> np.ndarray:
+    """Values as `noted` has them: those that do not exist are infinite, so that they are not computed again."""
+    return values.masked_fill(values.isnan(), math.inf).cpu().numpy()
+
+
+def _alias(kernel: AnyKernel) -> AnyKernel:
+    if isinstance(kernel, Packed):
+        return Packed(cells=lambda x: kernel.cells(x))
+    return replace(kernel, features=lambda x: kernel.features(x))
+
+
+def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
+    """The state of the reordered rows; the tensors of a fit have an entry per row."""
+    values, scale, gram = state.features.values, state.features.scale, state.features.gram
+    if isinstance(kernel, Packed):
+        return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
+    fit = state.fit
+    if isinstance(fit, Tensor):
+        fit = fit[order]
+    elif fit is not None:
+        fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
+    return State(Features(values[order], scale, None if gram is None else gram[order][:, order]), fit)

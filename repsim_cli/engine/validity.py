@@ -1,0 +1,94 @@
+"""Whether documents can be exchanged at all: a cheap look at the means of those that trade places.
+
+A permutation test of documents takes them as independent draws. Where those that follow each other are alike, where
+some stand twice, or where their length or label shows in them, on both sides of a comparison, unrelated models look
+related.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+ORDERS = 40  # of the documents, with which what was found is compared
+CERTAIN = 4.0  # standard deviations from the mean of these
+SHARES = {"serial": 0.1, "label": 0.05, "length": 0.05}  # of the variance between documents, from which it matters
+EQUAL = 1e-9  # squared distance of the means of two documents, relative to their variance
+MOST = 2048  # documents that are looked through for copies
+REASONS = {
+    "serial": "documents that follow each other are alike; set significance.order=shifts, or give a column that they "
+    "share as significance.clusters",
+    "twice": "some documents stand twice; drop the copies",
+    "label": "documents of one label are alike; set significance.within=label",
+    "length": "documents of one length are alike; take documents of one length, or pool them (extract=pooled)",
+}
+FOUND = tuple(REASONS)
+
+Group = Int[np.ndarray, "k l"]
+
+
+def dependence(
+    x: Float[Tensor, "n d"], groups: Sequence[Group], properties: Mapping[str, Sequence[np.ndarray]], seed: int
+) -> Float[Tensor, "found 3"]:
+    """By FOUND: how much of the variance between documents it explains beyond chance, the variance of that by chance,
+    and the variance between documents; of copies, how many pairs there are.
+
+    groups: the rows of each segment, as numbers in x. properties: by name, for each group, a number per segment.
+    """
+    rng = np.random.default_rng(seed)
+    found = torch.zeros(len(FOUND), 3, dtype=torch.float64)
+    for number, group in enumerate(groups):
+        k, length = group.shape
+        if k < 3:
+            continue
+        means = x[torch.from_numpy(group.ravel()).to(x.device)].double().view(k, length, -1).mean(1)
+        means -= means.mean(0)
+        variance = means.square().sum()
+        orders = [torch.arange(k), *(torch.from_numpy(rng.permutation(k)) for _ in range(ORDERS))]
+        sums = {"serial": torch.stack([(means[o[:-1]] * means[o[1:]]).sum() for o in orders])}
+        for name, of_groups in properties.items():
+            coded = _coded(of_groups[number], name).to(means)
+            sums[name] = torch.stack([(coded[order].T @ means).square().sum() for order in orders])
+        for name, (observed, *others) in sums.items():
+            by_chance = torch.stack(others)
+            beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
+            found[FOUND.index(name)] += beyond.cpu()
+        found[FOUND.index("twice"), 0] += _copies(means[:MOST], variance / k)
+    return found
+
+
+def _copies(means: Float[Tensor, "k d"], variance: Tensor) -> float:
+    """How many pairs of documents have the same mean."""
+    squares = means.square().sum(1)
+    apart = squares[:, None] + squares - 2 * means @ means.T
+    return float((apart.triu(1) + torch.ones_like(apart).tril() * variance <= EQUAL * variance).sum())
+
+
+def _coded(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
+    """Orthogonal columns that span what the property can explain."""
+    if name == "label":
+        columns = (values[:, None] == np.unique(values)).astype(float)
+        columns /= np.sqrt(columns.sum(0))
+    else:
+        columns = np.argsort(np.argsort(values, kind="stable"), kind="stable")[:, None].astype(float)
+        columns -= columns.mean(0)
+        columns /= max(float(np.linalg.norm(columns)), 1e-12)
+    return torch.from_numpy(columns)
+
+
+def reasons(found: Float[Tensor, "r found 3"], batches: int, places: Sequence[slice], order: str) -> list[str]:
+    """Why the null does not hold: what two models have, or the only one. found: means over batches, by representation.
+
+    A null holds where one side alone depends on it.
+    """
+    beyond, variance, whole = found.unbind(2)
+    certain = beyond * batches**0.5 > CERTAIN * variance.sqrt()
+    shares = beyond / whole.clamp_min(1e-300)
+    least = torch.tensor([SHARES.get(name, 0.0) for name in FOUND])
+    fault = torch.where(torch.tensor([name in SHARES for name in FOUND]), certain & (shares > least), beyond > 0)
+    models = torch.stack([fault[place].any(0) for place in places]).sum(0)
+    needed = min(2, len(places))
+    names = [name for name, count in zip(FOUND, models.tolist(), strict=True) if count >= needed]
+    return [REASONS[name] for name in names if not (name == "serial" and order == "shifts")]

@@ -1,0 +1,178 @@
+"""The level of chance against brute force, and against models that share nothing."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from helpers.recorded import recorded
+
+from repsim_cli import measures
+from repsim_cli.activations.exchange import Exchange, away, exchange
+from repsim_cli.activations.segments import BOTH, SEQUENCE
+from repsim_cli.engine import chance
+from repsim_cli.engine.expected import mean_overlap, places_of
+from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.measures.inner import block_of
+from repsim_cli.runs import reader
+
+EXACT = ("cka", "cka_unbiased", "rsa", "linear_regression", "rsm_norm_difference")
+
+
+def units(lengths):
+    return Exchange(
+        np.repeat(np.arange(len(lengths)), lengths), np.concatenate([np.arange(k) for k in lengths]), "documents"
+    )
+
+
+def drawn(lengths, seed, count=3, documents=1.0, width=4):
+    rng, of = np.random.default_rng(seed), units(lengths).units
+    effect = rng.normal(size=(count, len(lengths), width)) * documents
+    return [torch.from_numpy(rng.normal(size=(len(of), width)) + part[of]) for part in effect]
+
+
+def mean_of_pairings(a, b, given):
+    """Each cell of a times the mean of all cells of b that it may meet."""
+    unit, place = given.units, given.places
+    rows = [np.flatnonzero(place == p) for p in place]
+    total = 0.0
+    for i, j in itertools.product(range(len(unit)), repeat=2):
+        together = unit[i] == unit[j]
+        met = [
+            b[k, m]
+            for k, m in itertools.product(rows[i], rows[j])
+            if unit[k] != unit[i] and unit[m] != unit[j] and (unit[k] == unit[m]) == together
+        ]
+        total += a[i, j] * np.mean(met)
+    return total
+
+
+def prepared(names, sides, given, tile=4, **settings):
+    seen = {}
+    all_pairs(
+        {name: measures.get(name, **settings) for name in names},
+        sides,
+        tile=tile,
+        places=places_of(given, len(sides)),
+        observe=lambda label, measure, found, values: seen.update({label: (measure, found, values)}),
+    )
+    return seen
+
+
+@pytest.mark.parametrize("lengths", [[3] * 5, [1] * 7, [4] * 2])
+@pytest.mark.parametrize("tile", [4, 512])
+def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
+    given, sides = units(lengths), drawn(lengths, 0)
+    everything = slice(0, len(given.units))
+    for measure, found, _ in prepared(EXACT, sides, given, tile).values():
+        rows, columns = found.states[measure.row], found.states[measure.column]
+        for a, b in itertools.product(range(3), repeat=2):
+            x, y = (
+                block_of(kernel, state, everything, everything, len(given.units)).double().numpy()
+                for kernel, state in ((measure.row, rows[a]), (measure.column, columns[b]))
+            )
+            expected = mean_of_pairings(x, y, given)
+            assert float(found.expected[a, b]) == pytest.approx(expected, rel=1e-5, abs=1e-5), measure.name
+
+
+def test_means_of_shared_neighbours_are_those_of_all_pairings():
+    given, sides = units([3] * 5), drawn([3] * 5, 1)
+    states = [measures.get("mutual_knn", k=2).prepare(x) for x in sides]
+    found = mean_overlap([state.lists for state in states], places_of(given, 3), 4)
+    members = np.zeros((3, 15, 15))
+    for a, state in enumerate(states):
+        members[a, np.arange(15), state.lists.numpy()] = 1
+    for a, b in itertools.product(range(3), repeat=2):
+        assert float(found[a, b]) == pytest.approx(mean_of_pairings(members[a], members[b], given), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["cka_unbiased", "cka", "mutual_knn", "rsa", "procrustes", "svcca"])
+@pytest.mark.parametrize("lengths", ["equal", "unequal"])
+def test_models_that_share_nothing_have_the_level_of_chance(name, lengths):
+    """Values minus chance are 0 on average, though half of the variance lies between documents."""
+    rng, gaps = np.random.default_rng(0), []
+    for seed in range(24):
+        sizes = [8] * 12 if lengths == "equal" else rng.integers(5, 12, 12).tolist()
+        given, sides = units(sizes), drawn(sizes, seed, count=2, width=8)
+        observe = chance.observing(given, lambda batch: np.arange(len(given.units)), 1, seed)  # noqa: B023
+        (measure, found, values) = prepared([name], sides, given, tile=64)[name]
+        statistics = observe(0, measure, found, values)
+        level = statistics.get("chance", statistics.get("drawn"))
+        gaps.append(
+            float(values[0, 1] - level[0, 1]) if level[0, 1].isfinite() else float(values[0, 1] - level.nanmean())
+        )
+    error = np.std(gaps, ddof=1) / len(gaps) ** 0.5
+    assert abs(np.mean(gaps)) < 4 * error
+    assert error < 0.05
+
+
+def test_a_similarity_is_no_part_of_its_level_of_chance():
+    """A layer and itself: random pairings that leave documents in place would keep a share of 1."""
+    given, (x, _) = units([8] * 4), drawn([8] * 4, 0, count=2, documents=0.0, width=16)
+    (_, found, values) = prepared(["cka_unbiased"], [x, x], given)["cka_unbiased"]
+    by_chance = found.expected[0, 1] / found.norms[0]
+    assert float(values[0, 1]) == pytest.approx(1)
+    assert abs(float(by_chance)) < 0.2
+
+
+@pytest.mark.parametrize("lengths", [[3] * 5, [2, 5, 3, 7, 4], [1] * 9])
+def test_an_order_that_leaves_nothing_in_place(lengths):
+    given = units(lengths)
+    for seed in range(20):
+        order = away(given, [seed])
+        assert sorted(order) == list(range(len(order)))
+        assert (given.places[order] == given.places).all()
+        partners = np.bincount(given.places)[given.places] > 1
+        assert ((given.units[order] != given.units) == partners).all()
+
+
+def test_units_are_documents_then_sequences_then_rows():
+    batches = [np.arange(24)]
+    documents, ends = np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
+    assert exchange(documents, ends, batches).what == "documents"
+    alone = np.tile([SEQUENCE, 0, 0, 0], 6)
+    alone[0] = BOTH
+    found = exchange(np.zeros(24, int), alone, batches)
+    assert (found.what, len(np.unique(found.units))) == ("sequences", 6)
+    assert exchange(np.arange(24), np.full(24, BOTH), batches).what == "rows"
+    assert exchange(np.zeros(24, int), np.array([BOTH, *[0] * 23]), batches) is None
+
+
+def test_units_exchange_with_those_that_share_what_is_held():
+    """Documents with those of one topic; rows with those of one token, the first of a document with the first."""
+    batches, documents, ends = [np.arange(24)], np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
+    topic = documents % 2
+    found = exchange(documents, ends, batches, alike=topic)
+    order = away(found, [0])
+    assert (topic[order] == topic).all()
+    assert (order != np.arange(24)).all()
+    token = np.tile([5, 5, 6, 7], 6)
+    found = exchange(documents, ends, batches, held=token)
+    order = away(found, [0])
+    assert (token[order] == token).all()
+    assert len(np.unique(found.places)) == 4
+
+
+def test_runs_know_chance_without_being_asked(repsim, newest):
+    words = (
+        "model=[tiny_a,tiny_b]",
+        "extract.sequences=16",
+        "extract.batch_rows=400",
+        "measure=[cka_unbiased,mutual_knn,procrustes]",
+    )
+    assert repsim("run", *words)[0] == 0
+    for measure in recorded(newest())["measures"]:
+        assert measure["null"] is None
+        assert measure["chance"]["units"] in ("documents", "sequences")
+        assert measure["chance"]["spread"] > 0
+        for matrix in measure["matrices"]:
+            level, values = (
+                reader.read_array(newest(), path) for path in (matrix["details"]["chance"], matrix["values"])
+            )
+            assert level.shape == values.shape
+            larger = measure["card"]["larger_is_closer"]
+            assert (level < values).mean() > 0.9 if larger else (level > values).mean() > 0.9
+    assert repsim("run", *words, "significance.chance=false")[0] == 0
+    assert all(
+        measure["chance"] == {"unknown": "significance.chance=false"} for measure in recorded(newest())["measures"]
+    )
