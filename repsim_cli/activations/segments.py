@@ -37,7 +37,7 @@ class Segments(NamedTuple):
     def in_place(self) -> float:
         """The share of these rows that a random order leaves where they are, on average: one segment of each group."""
         groups = [group for some in self.batches for group in some]
-        return sum(group.shape[1] for group in groups) / sum(group.size for group in groups)
+        return sum(group.shape[1] for group in groups) / max(1, sum(group.size for group in groups))
 
     def rows(self, batch: int) -> Int[np.ndarray, " n"]:
         """The rows of all segments of a batch, group by group."""

@@ -40,8 +40,10 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
         if not measure.card.paired:
             return {}
         here = units.of(rows(batch))
-        exact = _exact(prepared, here)
-        found = {} if exact is None else {EXACT: exact.masked_fill(values.cpu().isnan(), math.nan)}
+        exact, lacking = _exact(prepared, here), values.cpu().isnan()
+        if exact is not None and (exact.isnan() & ~lacking).any():  # of this batch too few rows have a partner
+            return {}
+        found = {} if exact is None else {EXACT: exact.masked_fill(lacking, math.nan)}
         count, some = _sampled(prepared, batches)
         if batch >= ORDERS or not count:
             return found
@@ -132,7 +134,8 @@ def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> Level:
     about = {"units": units.what, "rows": matrix.rows}
     orders = min(ORDERS, batches) * int(seen.get(PAIRINGS, torch.zeros(())))
     if found == EXACT:
-        spread = float((seen[APART].nanmean() / batches).sqrt()) if APART in seen else None
+        known = APART in seen and bool(seen[APART].isfinite().any())
+        spread = float((seen[APART].nanmean() / batches).sqrt()) if known else None
         return Level(seen[EXACT], {**about, "mean": "exact", "spread": spread, "orders": orders})
     drawn = seen[DRAWN]
     once = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0) / batches * orders / max(orders - 1, 1)

@@ -341,7 +341,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
-        record = measure_record(run, comparison, label, matrix, extra, judged.null, chance=by_chance.about)
+        record = replace(measure_record(run, comparison, label, matrix, extra, judged.null), chance=by_chance.about)
         measured.append(record)
         for each in record.matrices if judged.null is not None else ():
             models = each.rows.model, each.columns.model

@@ -1,7 +1,6 @@
 """Matrices of all layers as results.json has them: a file per pair of models."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -46,7 +45,6 @@ def measure_record(
     extra: Mapping[str, Any] = MappingProxyType({}),
     null: dict[str, Any] | None = None,
     available: int | None = None,
-    chance: dict[str, Any] | None = None,
 ) -> Measured:
     """A measure in results.json; its matrices are saved, one per pair of models (both ways if asymmetric), where any
     of their cells was wanted.
@@ -95,7 +93,7 @@ def measure_record(
                 )
             )
     sampled = Sampled(matrix.estimate, matrix.rows, matrix.batches, available)
-    return replace(_measured(run, label, measure, sampled, matrices, null), chance=chance)
+    return _measured(run, label, measure, sampled, matrices, null)
 
 
 def listed(

@@ -209,7 +209,8 @@ def judge(
         family, rate = corrected(p, tested, None if holm else drawn_values, card, among)
         needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
-        faults = reasons(observed["depends"], matrix.batches, places, settings.order)
+        depends = observed.get("depends")
+        faults = [] if depends is None else reasons(depends, matrix.batches, places, settings.order)
         null |= {"not_valid": faults} if faults else {}
         null |= {"within": settings.held} if settings.held else {}
         null |= {"family_of": settings.family_of, "families": len(among)}

@@ -75,7 +75,7 @@ def compared(files, tmp_path):
             extract=Extract(
                 hook_points=["resid_post"], **{"estimate": "full", "rows": 48, "batch_rows": 12, **extract}
             ),
-            significance=Significance(**(significance or {})),
+            significance=Significance(**{"chance": False, **(significance or {})}),
             hardware=Hardware(tile=tile, processes=1),
             seed=seed,
             cache=cache,

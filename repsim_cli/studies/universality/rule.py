@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import scipy.special
-import scipy.stats
 from jaxtyping import Float
 
 from repsim_cli.findings.jackknife import Error, interval, over_models
@@ -170,10 +170,9 @@ def _means(cell: Compared) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
 def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list[str]:
     """The verdict of every cell from its corrected p: above `chance`, and those of `Judged`. NaN: not known.
 
-    >>> chance, above, under = [.01, .01, .01, .9, .01], [.01, .01, .9, .9, .3], [.9, .9, .01, .1, .7]
-    >>> below, alike, apart = [.4, .01, .01, .01, .01], [.01, .4, .9, .9, .9], [.9, .9, .9, .01, .9]
-    >>> names = ("chance", "above", "under", "below", "alike", "apart")
-    >>> verdicts({name: np.array(locals()[name]) for name in names}, 0.05)
+    >>> p = {"chance": [.01, .01, .01, .9, .01], "above": [.01, .01, .9, .9, .3], "under": [.9, .9, .01, .1, .7]}
+    >>> p |= {"below": [.4, .01, .01, .01, .01], "alike": [.01, .4, .9, .9, .9], "apart": [.9, .9, .9, .01, .9]}
+    >>> verdicts({name: np.array(values) for name, values in p.items()}, 0.05)
     ['same', 'related', 'below untrained', 'unrelated', 'not told apart']
     """
     shown = {name: values <= alpha for name, values in p.items()}
