@@ -317,7 +317,7 @@ def test_the_summary_gives_values_by_hook_point_and_of_many_measures(repsim, new
         "extract.hook_points=[resid_post,mlp_out]",
         "measure=[cka,gromov_wasserstein]",
         "extract.estimate=full",
-        "extract.rows=40",
+        "extract.rows=16",
         "hardware.processes=1",
     )
     assert code == 0, err
@@ -719,7 +719,7 @@ def test_an_internal_error_is_recorded(repsim, newest, monkeypatch):
 def test_ctrl_c(tmp_path, sent):
     """The process that a terminal or a scheduler would stop: status interrupted, exit code 130, no traceback."""
     environment = {**os.environ, "REPSIM_OUTPUTS": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    words = ["run", "data=embedded_train", "extract.sequences=4000", "extract.pool=4000"]
+    words = ["run", "data=embedded_train", "extract.sequences=1000", "extract.pool=1000"]
     process = subprocess.Popen(
         [sys.executable, "-m", "repsim_cli.cli", *words],
         env=environment,

@@ -784,7 +784,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
     cells = [value(folder, "cka", ("small", f"resid_post@{i}"), ("large", f"resid_post@{j}")) for i in range(3) for j in range(5)]  # fmt: skip
     low, middle, high = [0.25] * 3 if null else [min(cells), np.median(cells), max(cells)]
     said = page.evaluate("document.querySelector('.bar .level').textContent")
-    what = "chance, closer than 95 % of random pairings" if null else "between a trained and an untrained model"
+    what = "closer than 95 % of random pairings" if null else "untrained, between a trained and an untrained model"
     spread = "" if null else f" ({low:.4g} to {high:.4g})"
     assert said == f"\u25b4 {what}: {middle:.4g}{spread}"
     left = page.evaluate("parseFloat(document.querySelector('.median').style.left)")

@@ -11,16 +11,18 @@ import pytest
 import torch
 
 from repsim_cli import measures
+from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.maps import Maps
 from repsim_cli.activations.segments import BOTH, segments
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.settings import Extract, Hardware, Significance
-from repsim_cli.engine import significance
+from repsim_cli.engine import chance, significance
 from repsim_cli.engine.attention import estimate_attention
 from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import curve
 from repsim_cli.engine.estimates import estimate_all_pairs, of_sums
+from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.grams import Shape, packed
 from repsim_cli.engine.moments import moment_pairs
 from repsim_cli.engine.pairs import all_pairs
@@ -41,6 +43,7 @@ from repsim_cli.studies.universality.study import between
 
 INNER, SINGLY, BOTH_WAYS, SLOW = "cka", "procrustes", "linear_regression", "gromov_wasserstein"
 NAMES = ["a x", "a y", "b x"]
+ALONE = Exchange(np.arange(24), np.zeros(24, int), "rows")  # each row is a unit
 CONSTANT = "a y: all rows are equal, got a constant representation; drop this layer or change the data"
 
 
@@ -155,25 +158,29 @@ def test_layers_of_attention_that_cannot_be_compared():
 @pytest.mark.parametrize("method", ["permutation", "closed_form"])
 def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
     settings = Significance(method=method, permutations=19, clusters="row")
-    judged = []
+    judged, levels = [], []
     for constant in (1, None):
         x = rows(constant=constant)
         places = [slice(0, 2), slice(2, 3)]
         trading = None
         beside = {}
         if method == "permutation":
-            trading = segments([np.arange(24)], [np.full(24, BOTH)], 4)
+            trading = segments([np.arange(24)], [np.full(24, BOTH)], least=4)
             more = {"seed": 0, "tile": 512, "labels": lambda batch: None}
             notes = lambda batch, label, shape: np.full(shape, np.nan)  # noqa: E731
             beside = {"beside": significance.drawn(settings, bound(INNER), trading, names=NAMES, notes=notes, **more)}
-        observed = significance.statistics(settings, lambda batch: np.arange(24))
+        by_chance = chance.observing(ALONE, lambda batch: np.arange(24), 1, 0)
+        observed = significance.statistics(settings, lambda batch: np.arange(24), by_chance)
         made, _ = estimate_all_pairs(
-            bound(INNER), lambda seen, x=x: [x], names=NAMES, estimate="full", statistics=observed, **beside
-        )
+            bound(INNER), lambda seen, x=x: [x], names=NAMES, estimate="full", statistics=observed,
+            places=lambda batch: places_of(ALONE, 3), **beside,
+        )  # fmt: skip
         judged.append(significance.judge(settings, measures.get(INNER), made[INNER], trading, places))
+        levels.append(chance.level(made[INNER], ALONE, "").cells)
     some, whole = judged
+    assert [lacking(level) for level in levels] == [ROW_AND_COLUMN, []]
     known = np.ix_([0, 2], [0, 2])
-    for kind in ("p", "p_family", "q", "calibrated", "chance"):
+    for kind in ("p", "p_family", "q", "calibrated"):
         if getattr(whole, kind) is not None:
             assert lacking(getattr(some, kind)) == ROW_AND_COLUMN, kind
     np.testing.assert_array_equal(some.p.numpy()[known], whole.p.numpy()[known])
@@ -348,7 +355,7 @@ def test_hatches_and_means_over_blocks():
 def test_permutations_without_a_value_are_not_computed_again():
     noted, of = {}, bound(INNER, SINGLY)
     settings = Significance(method="permutation", permutations=9, clusters="row")
-    trading = segments([np.arange(24)], [np.full(24, BOTH)], 4)
+    trading = segments([np.arange(24)], [np.full(24, BOTH)], least=4)
     steps = []
 
     def drawn():

@@ -359,7 +359,7 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
     matrix = next(m for m in js["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("bert", "gpt"))
     assert same == reader.read_array(folder, matrix["values"]).diagonal().tolist()
     verdict = next(one for one in found["claims"] if one["name"] == claims[1] and one["measure"] == "attention_js")
-    assert verdict["value"] == pytest.approx(same[0] - same[2])
+    assert (verdict["verdict"], verdict["value"]) == ("not testable here", None)  # of three layers
     counts = [(m["estimate"]["rows"], m["estimate"]["rows_available"], m["estimate"]["unit"]) for m in (js, cka)]
     total, masked = sum(len(s) ** 2 for s in SENTENCES), sum(len(s) * (len(s) - 1) // 2 for s in SENTENCES)
     assert counts == [(17, 17, "words"), (total - masked, total, "cells")]

@@ -444,7 +444,7 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
         (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
         (["extract.estimate=per_batch"], "extract.estimate: views are of one sample of rows, got per_batch; use full"),
         (["extract.layers=[2]"], "extract.hook_points, model.tiny_a: layers are compared with each other, got 1; read two or more"),
-        (["claims=[fine_tuning_shifts_distance]"], "claims: unknown claim, got 'fine_tuning_shifts_distance'; did you mean 'fine_tuning_shifts_distances'?"),
+        (["claims=[fine_tuning_shifts_distance]"], "claims: unknown claim, got 'fine_tuning_shifts_distance'; did you mean 'fine_tuning_shifts_distances' or"),
         (["+options.couplings.pairs=[[embed,resid_post@1]]"], "options.couplings.pairs, model.tiny_a: no such layer, got 'embed'; known: resid_post@0"),
         (["+options.couplings.pairs=[[resid_post@1,resid_pots@2]]"], "options.couplings.pairs, model.tiny_a: no such layer, got 'resid_pots@2'; did you mean 'resid_post@2'"),
         (["+options.couplings.pairs=[[resid_post@1]]"], "options.couplings.pairs: two layers make a pair, got ['resid_post@1']; give [[LAYER, LAYER], ...]"),
