@@ -12,12 +12,11 @@ ELSEWHERE := not network and not gpu
 HERE := not nightly and not ray and not slurm and $(ELSEWHERE)
 # tests in which CI checks shapes and types of every call; `make nightly` does so in the others
 TYPED := $(addprefix tests/,activations measures studies/stitching)
-# the tiny studies that train for minutes; the others are run by CI
-LONG := cifar10_resnet9 modsum_gw yelp_cross_model finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
-	grounding% layer_identification% measure_agreement universality \
-	yelp_freeze yelp_seeds yelp_training
+# the tiny studies that train for minutes, and those of the same models; the others are run by CI
+LONG := cifar10_resnet9 modsum_gw finetune_nli glue_finetuned% glue_freezing hans_% mnli_% pythia_convergence pythia_effective_rank solu_gelu_stitching training_view \
+	grounding% layer_identification% measure_agreement universality sst2_gw yelp_%
 # the longest first, so that both processes end together
-FIRST := modsum_training modsum_probes yelp_gw
+FIRST := modsum_training modsum_probes
 TINY := $(FIRST) $(filter-out $(FIRST),$(notdir $(basename $(wildcard conf/experiment/tiny/*.yaml))))
 comma := ,
 empty :=

@@ -247,8 +247,9 @@ def perturb(model: torch.nn.Module) -> None:
 def repsim(monkeypatch, tmp_path, capsys, request):
     """repsim(words...) runs the real command line in this process -> (exit code, stdout, stderr).
 
-    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache". A run or comparison draws figures and report
-    only in tests marked `drawn`: they take half the time of a run on tiny models.
+    Runs go to tmp_path / "outputs", stored activations to tmp_path / "cache". What runs, compares or
+    analyses draws figures and report only in tests marked `drawn`: they take half the time of a run on tiny models.
+    Runs without `figures` draw PNG alone.
     """
     from repsim_cli import cli
 
@@ -260,9 +261,12 @@ def repsim(monkeypatch, tmp_path, capsys, request):
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
         monkeypatch.delenv("REPSIM_QUIET", raising=False)
-        drawn = words[0] not in ("run", "compare") or request.node.get_closest_marker("drawn")
-        with nullcontext() if drawn else undrawn(), pytest.raises(SystemExit) as stopped:
-            cli.main([str(word) for word in words])
+        given, drawn = [str(word) for word in words], request.node.get_closest_marker("drawn")
+        if drawn and given[0] == "run" and not any(word.startswith("figures") for word in given):
+            given.append("figures.format=[png]")
+        drawing = nullcontext() if drawn or given[0] not in ("run", "compare", "analyse") else undrawn()
+        with drawing, pytest.raises(SystemExit) as stopped:
+            cli.main(given)
         out, err = capsys.readouterr()
         return stopped.value.code or 0, out, err
 

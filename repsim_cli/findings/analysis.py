@@ -97,6 +97,16 @@ class Finished:
     def array(self, path: str) -> np.ndarray:
         return reader.read_array(self.folder, path)[self.left.get(path, ...)]
 
+    def kept(self, path: str) -> np.ndarray:
+        """An array that several analyses look at: read once."""
+        if path not in self._kept:
+            self._kept[path] = self.array(path)
+        return self._kept[path]
+
+    @cached_property
+    def _kept(self) -> dict[str, np.ndarray]:
+        return {}
+
     def measured(self, kind: str) -> list[Matrix]:
         """The matrices of a study that are no similarity of layers, by their `about.kind`."""
         return [matrix for matrix in self.results.matrices.values() if matrix.about.get("kind") == kind]

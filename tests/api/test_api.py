@@ -29,7 +29,6 @@ def of_texts():
     return repsim_cli.compare({"a": "tiny_a", "b": str(shipped_folder("tiny_b"))}, TEXTS, settings=SMALL)
 
 
-@pytest.mark.drawn
 def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
@@ -55,8 +54,6 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
         r"\n  data: all \d+ sequences of .*texts.jsonl\n  rows: without the first 4 places; features at unit", out
     ), out
     assert out.count("\n") <= 10
-    assert out.splitlines()[-1].endswith("/report.html")
-    assert (newest() / "report.html").is_file()
     assert re.search(
         r"closest by cka_unbiased: resid_post@\d of tiny_a and resid_post@\d of tiny_b, 0\.\d{3}$", out, re.M
     )
@@ -64,6 +61,15 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     by_command = repsim_cli.load(newest()).matrix("tiny_a", "tiny_b")
     np.testing.assert_array_equal(by_command.values, whole.matrix("tiny_a", "tiny_b").values)
     assert repsim("run", "--from", newest(), "measure=[cka]")[0] == 0  # its configuration is one like any other
+
+
+@pytest.mark.drawn
+def test_a_comparison_ends_with_its_page(repsim, newest):
+    code, out, err = repsim("compare", "tiny_a", "tiny_a_step100", "--measure", "cka", "--set", "extract.sequences=10")
+    assert code == 0, err
+    assert out.splitlines()[-1].endswith("/report.html")
+    assert (newest() / "report.html").is_file()
+    assert any((newest() / "figures").iterdir())
 
 
 @pytest.mark.parametrize(

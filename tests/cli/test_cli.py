@@ -16,6 +16,7 @@ import reference
 import safetensors.torch
 import torch
 import yaml
+from helpers.nights import nightly
 from helpers.recorded import recorded
 
 from repsim_cli import cli
@@ -777,7 +778,10 @@ def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):
         assert f"{array.name}: not as the run left it, got another or no file; run it again" in err
 
 
-@pytest.mark.parametrize("words", [("run", "model=[tiny_a]"), ("measure", "cka", "x.npy", "y.npy"), ("doctor",)])
+TORCHLESS = [("run", "model=[tiny_a]"), ("measure", "cka", "x.npy", "y.npy"), ("doctor",)]
+
+
+@pytest.mark.parametrize("words", nightly(TORCHLESS, *TORCHLESS[1:]))
 def test_an_environment_with_which_torch_does_not_start(tmp_path, words):
     environment = {**os.environ, "TORCH_LOGS": "nonsense", "REPSIM_OUTPUTS": str(tmp_path / "outputs")}
     command = [sys.executable, "-m", "repsim_cli", *words]

@@ -12,6 +12,7 @@ EARLIER = Path(__file__).parents[1] / "earlier"
 SHOWN = {"similarity": "0.833", "convergence": "6.8 s", "probes": "0.1625"}
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("study", SHOWN)
 def test_all_that_reads_a_run_folder_reads_it(study, repsim, tmp_path):
     run, other = (shutil.copytree(EARLIER / study, tmp_path / name) for name in ("run", "other"))

@@ -288,6 +288,7 @@ def test_a_sweep_in_a_folder_that_holds_something(repsim, canary, tmp_path):
         assert repsim("run", "-q", *words, "hydra.sweep.dir=new")[0] == 0
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("name", ["repsim.log", "figures", "report.html", ".lock"])
 def test_links_that_leave_a_run(repsim, finished, tmp_path, name):
     folder = tmp_path / "outputs" / "2026-01-01" / "theirs"

@@ -147,7 +147,7 @@ def test_numbers_are_those_of_a_fresh_run(compared, kind, monkeypatch):
     assert run.manifest["models_run"] == []
 
 
-@pytest.mark.parametrize("estimate", ["full", "per_batch"])
+@pytest.mark.parametrize("estimate", nightly(["full", "per_batch"], "full"))
 def test_one_more_model_solves_the_new_pairs_only(compared, solved, estimate):
     compared("abc", ["gromov_wasserstein"], estimate=estimate)
     batches = 1 if estimate == "full" else 4

@@ -68,6 +68,7 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "run")
 
 
+@pytest.mark.drawn
 def test_an_analysis_is_added_and_replaced(repsim, folder):
     before = recorded(folder)
     code, out, err = repsim("analyse", folder, "analyses.blocks={least: 5}")
@@ -225,7 +226,8 @@ def test_claims_of_an_experiment_are_not_tested_on_other_models(repsim, newest):
 
 @pytest.mark.drawn
 def test_the_overview_of_the_demo_is_few_figures(repsim, newest, monkeypatch):
-    assert repsim("run", "-q", "extract.sequences=16", "extract.batch_rows=256", "hardware.threads=1")[0] == 0
+    words = ("extract.sequences=16", "extract.batch_rows=256", "hardware.threads=1", "figures.which=overview")
+    assert repsim("run", "-q", *words)[0] == 0
     files = {file.name for file in (newest() / "figures").iterdir()}
     names = ("cka_unbiased-all", "mutual_knn-all", "diagnostics")
     assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}

@@ -9,10 +9,10 @@ from helpers.small_run import SMALL
 
 from repsim_cli.figures.heatmap import pair
 from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
+from repsim_cli.findings import map_figures
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.findings.localization import Localization, localization
-from repsim_cli.findings.map_figures import figures, tested
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CHANCE, Axis, Curve, Matrix, Measured, Results, Side
 
@@ -24,7 +24,7 @@ def test_layers_are_drawn_in_the_order_of_the_analysis(repsim, finished, tmp_pat
     assert repsim("analyse", folder, f"+analyses.maps={{order: {order}}}")[0] == 0
     run = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     assert run.results.analyses["maps"]["options"] == {"order": order}
-    figure = dict(figures(run, False))["cka-all"]()
+    figure = dict(map_figures.figures(run, False))["cka-all"]()
     (axes,) = pair(figure)
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert axes.get_xlabel() == f"layers by {order}, resid_post by block"
@@ -72,8 +72,8 @@ def run_of(tmp_path, null=None, trained=True):
 @pytest.mark.parametrize(
     ("null", "trained", "levels"),
     [
-        ({"alpha": 0.05}, True, {"chance, closer than 95 % of random pairings": [3.0, 5.0, 8.0]}),
-        (None, False, {"between a trained and an untrained model": [4.0, 4.0, 4.0]}),
+        ({"alpha": 0.05}, True, {"closer than 95 % of random pairings": [3.0, 5.0, 8.0]}),
+        (None, False, {"untrained, between a trained and an untrained model": [4.0, 4.0, 4.0]}),
         (None, True, {}),
     ],
 )
@@ -91,7 +91,7 @@ def test_curves_over_layers_have_the_level_of_chance(tmp_path, null, trained, le
 
 
 def test_pairs_of_models_have_one_scale_of_colours(tmp_path):
-    jobs = dict(figures(run_of(tmp_path), True))
+    jobs = dict(map_figures.figures(run_of(tmp_path), True))
     pairs = [name for name in jobs if name != "procrustes-all"]
     assert len(pairs) == 3
     for name in pairs:
@@ -103,13 +103,13 @@ def test_one_pair_under_all_measures(tmp_path):
     """Of several measures each pair of models has one figure, in parts where there are many; one bar of colours where
     all have the same scale and no level of chance."""
     one = run_of(tmp_path, {"alpha": 0.05})
-    assert not [name for name in dict(figures(one, True)) if name.startswith("measures-")]
+    assert not [name for name in dict(map_figures.figures(one, True)) if name.startswith("measures-")]
     for null in (True, False):
         run = run_of(tmp_path, {"alpha": 0.05} if null else None)
         (measured,) = run.results.measures
         several = [dataclasses.replace(measured, label=f"{measured.label}_{i}") for i in range(13)]
         run = dataclasses.replace(run, results=dataclasses.replace(run.results, measures=several))
-        jobs = {name: make for name, make in figures(run, False) if name.startswith("measures-")}
+        jobs = {name: make for name, make in map_figures.figures(run, False) if name.startswith("measures-")}
         pair_names = {name.rsplit("-", 1)[0] for name in jobs}
         assert len(pair_names) == 1
         assert [name[-3:] for name in jobs] == ["-01", "-02"]
@@ -124,15 +124,15 @@ def test_one_pair_under_all_measures(tmp_path):
         cards = [{**measured.card, "label": f"another {i}"} for i in range(13)]
         parts = [dataclasses.replace(x, card=card) for x, card in zip(several, cards, strict=True)]
         mixed = dataclasses.replace(run, results=dataclasses.replace(run.results, measures=parts))
-        figure = dict(figures(mixed, False))[next(iter(jobs))]()
+        figure = dict(map_figures.figures(mixed, False))[next(iter(jobs))]()
         labels = {axes.get_ylabel() for axes in figure.axes} & {"smaller is closer", "larger is closer"}
         assert len(labels) == 1  # the bar is of all measures and has the name of none
 
 
 def test_titles_say_which_family_is_meant():
-    assert tested({"alpha": 0.05, "family": "max_t"})[1] == "family-wise by max-T, per map of two models"
+    assert map_figures.tested({"alpha": 0.05, "family": "max_t"})[1] == "family-wise by max-T, per map of two models"
     assert (
-        tested({"alpha": 0.05, "family": "holm", "family_of": "run"})[1]
+        map_figures.tested({"alpha": 0.05, "family": "holm", "family_of": "run"})[1]
         == "family-wise by Holm, over all maps of the run"
     )
 

@@ -49,8 +49,9 @@ def test_tables_say_what_the_run_says(repsim, run, tmp_path):
     assert not (tmp_path / "paper" / "pairs.tex").exists()  # a page holds no row per pair
 
 
-def test_figures_for_a_column(repsim, run):
+def test_figures_for_a_column(repsim, finished, tmp_path):
     """Vector files of the width asked for, fonts inside, no title."""
+    run = shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "run")
     code, out, err = repsim("export", run, "--pdf", "--width", "column", "--colours", "magma")
     assert code == 0, err
     files = [run / "export" / line.rsplit("/", 1)[-1] for line in out.splitlines()]

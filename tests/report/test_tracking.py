@@ -19,7 +19,7 @@ def recorded(tmp_path_factory):
     import repsim_cli
 
     folder = tmp_path_factory.mktemp("tracked") / "run"
-    settings = {"extract.sequences": 8, "extract.batch_rows": 400}
+    settings = {"extract.sequences": 8, "extract.batch_rows": 400, "figures.format": ["png"]}
     repsim_cli.compare(["tiny_a", "tiny_b"], measures=["cka"], settings=settings, folder=folder)
     return Record(folder, reader.read_config(folder))
 

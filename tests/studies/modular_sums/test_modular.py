@@ -380,7 +380,7 @@ def test_chain():
 
 TINY = (
     "-q", "experiment=tiny/modsum_training", "claims=[all_models_reach_full_accuracy]", "model=[modsum_tiny_0,modsum_tiny_l]", "model.modsum_tiny_0.recipe.epochs=2",
-    "model.modsum_tiny_l.recipe.epochs=2", "hardware.threads=1",
+    "model.modsum_tiny_l.recipe.epochs=2", "hardware.threads=1", "figures.format=[svg]",
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from repsim_cli.training.resnet_model import ResNetShape, resnet9
 TINY = (
     "-q", "experiment=tiny/cifar10_resnet9", "model.resnet9_tiny.recipe.epochs=1", "model.resnet9_tiny.shape.widths=[4,6,8,6]",
     "model.resnet9_tiny_random.shape.widths=[4,6,8,6]", "extract.rows=24", "extract.sequences=60",
-    "measure=[gromov_wasserstein]", "~analyses.sub_networks", "hardware.threads=1",
+    "measure=[gromov_wasserstein]", "~analyses.sub_networks", "hardware.threads=1", "figures.format=[svg]",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers.nights import nightly
 from planted import Parts, batches, built, weight
 
 from repsim_cli.models.rounding import rounded, to_steps
@@ -12,7 +13,7 @@ from repsim_cli.studies.verify.quantised import steps
 from repsim_cli.studies.verify.study import verified
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "bert"])
+@pytest.fixture(scope="module", params=nightly(["llama", "gpt2", "bert"], "bert"))
 def reference(request):
     return built(request.param)
 
