@@ -319,11 +319,11 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
     details = {"chance": "chance.npy"} if known else {}
     matrices = [Matrix(rows=side, columns=side, values="values.npy", details=details) for side in sides]
     card = {"label": "CKA", "larger_is_closer": True, "bounds": (0.0, 1.0)}
-    measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None)  # fmt: skip
+    measure = Measured(name="cka", label="cka", settings={}, estimate={"rows": 9}, card=card, matrices=matrices, null={"alpha": 0.05} if known else None, chance=None if known else {"unknown": "why"})  # fmt: skip
     figure = map_figures._panels(Finished(folder=tmp_path, manifest={}, results=Results(study="similarity")), measure)
     marks = [line.get_ydata()[0] for line in figure.axes[-1].lines if line.get_marker() == ">"]
     assert marks == ([0.25] if known else [])
-    assert ("chance is not known here" in figure.get_suptitle()) is not known
+    assert ("chance is not known here: why" in figure.get_suptitle()) is not known
 
 
 def test_what_is_shaded_is_not_cut_where_very_many_models_are_named(tmp_path):
