@@ -1,5 +1,248 @@
-"""Promises of nulls."""
+"""Promises of chance, of nulls for dependent rows, and of what says that such a null does not hold."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
 from levels import Promise
 
-PROMISES: list[Promise] = []
+from repsim_cli import measures
+from repsim_cli.activations.exchange import Exchange, exchange
+from repsim_cli.activations.segments import BOTH, segments
+from repsim_cli.base.settings import Significance
+from repsim_cli.engine import chance
+from repsim_cli.engine import significance as judging
+from repsim_cli.engine.expected import places_of
+from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
+
+PERMUTATIONS, WIDTH = 99, 8
+Sides = list[torch.Tensor]
+Rng = np.random.Generator
+
+
+def laid(lengths: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The document of every row, what the row begins, and its place."""
+    sizes = np.array(lengths)
+    beginnings = np.zeros(sizes.sum(), int)
+    beginnings[sizes.cumsum() - sizes] = BOTH
+    return np.repeat(np.arange(len(sizes)), sizes), beginnings, np.concatenate([np.arange(size) for size in sizes])
+
+
+def unrelated(rng: Rng, documents: np.ndarray, effects: Callable[[Rng, int], np.ndarray], shared: float = 0.0) -> Sides:
+    """Two models with effects of documents, that share a signal of this strength in every row."""
+    count, n = documents.max() + 1, len(documents)
+    signal = shared * rng.normal(size=(n, WIDTH))
+    return [
+        torch.from_numpy(effects(rng, count)[documents] + rng.normal(size=(n, WIDTH)) + signal @ mix).float()
+        for mix in rng.normal(size=(2, WIDTH, WIDTH)) / np.sqrt(WIDTH)
+    ]
+
+
+def independent(rng: Rng, count: int) -> np.ndarray:
+    return rng.normal(size=(count, WIDTH))
+
+
+def autoregressive(r: float, rng: Rng, count: int) -> np.ndarray:
+    effects = rng.normal(size=(count, WIDTH))
+    for i in range(1, count):
+        effects[i] = r * effects[i - 1] + np.sqrt(1 - r**2) * effects[i]
+    return effects
+
+
+def by_group(groups: int, spread: float, rng: Rng, count: int) -> np.ndarray:
+    """Documents of `groups` in turn, whose effects have something in common."""
+    return rng.normal(size=(count, WIDTH)) + spread * rng.normal(size=(groups, WIDTH))[np.arange(count) % groups]
+
+
+def twice(rng: Rng, count: int) -> np.ndarray:
+    return np.repeat(rng.normal(size=(count // 2, WIDTH)), 2, axis=0)
+
+
+def judged(
+    rng: Rng,
+    sides: Sides,
+    name: str,
+    documents: np.ndarray,
+    beginnings: np.ndarray,
+    *,
+    alike: np.ndarray | None = None,
+    order: str = "any",
+    properties: Mapping[str, np.ndarray] | None = None,
+) -> judging.Judged:
+    """What a run with permutations says of two models of one layer."""
+    settings = Significance(method="permutation", permutations=PERMUTATIONS, order=order)  # type: ignore[arg-type]
+    exchanged = segments([documents], [beginnings], None if alike is None else [alike])
+    known = properties or {}
+    measure = measures.get(name)
+    found = judging.drawn(
+        settings,
+        {name: measure},
+        exchanged,
+        names=["a", "b"],
+        seed=int(rng.integers(1 << 30)),
+        tile=512,
+        labels=lambda batch: torch.from_numpy(known["label"]) if "label" in known else None,
+        sizes=lambda batch: known.get("length"),
+        notes=lambda batch, label, shape: np.full(shape, np.nan),
+    )(0, sides)
+    statistics = {key[1]: value for key, value in found.items() if len(key) == 2}
+    values = statistics["tested"]
+    matrix = SimilarityMatrix(
+        values=values, se=None, estimate="full", rows=len(documents), batches=1, statistics=statistics
+    )
+    return judging.judge(settings, measure, matrix, exchanged, [slice(0, 1), slice(1, 2)])
+
+
+def rejects(draw: Callable[[Rng], judging.Judged], rng: Rng) -> bool:
+    p = draw(rng).p
+    assert p is not None
+    return bool(p[0, 1] <= 0.05)
+
+
+def says_invalid(draw: Callable[[Rng], judging.Judged], rng: Rng) -> bool:
+    return bool((draw(rng).null or {}).get("not_valid"))
+
+
+def of_documents(
+    lengths: Callable[[Rng], list[int]],
+    effects: Callable[[Rng, int], np.ndarray],
+    name: str,
+    rng: Rng,
+    *,
+    shared: float = 0.0,
+    order: str = "any",
+    within: int = 0,
+    labelled: int = 0,
+    clusters: int = 0,
+) -> judging.Judged:
+    """within, labelled, clusters: of so many groups of documents, in turn, those of one group trade places, are known
+    as a label, or are exchanged as one."""
+    documents, beginnings, _ = laid(lengths(rng))
+    sides = unrelated(rng, documents, effects, shared)
+    alike = documents % within if within else None
+    if clusters:
+        documents = documents % clusters
+    known = {"label": documents % labelled} if labelled else {}
+    return judged(rng, sides, name, documents, beginnings, alike=alike, order=order, properties=known)
+
+
+def first_row_the_same(rng: Rng) -> judging.Judged:
+    documents, beginnings, places = laid([6] * 24)
+    sides = unrelated(rng, documents, independent)
+    for side in sides:
+        side[torch.from_numpy(places == 0)] = 1.0
+    return judged(rng, sides, "mutual_knn", documents, beginnings)
+
+
+def of_tokens(context: float, name: str, rng: Rng) -> judging.Judged:
+    """Independent rows: a table of each model for 30 tokens, noise, and context that both may see."""
+    n = 240
+    tokens, rows = rng.integers(30, size=n), np.arange(n)
+    seen = rng.normal(size=(n, WIDTH))
+    sides = [
+        torch.from_numpy(
+            rng.normal(size=(30, WIDTH))[tokens] + 0.7 * rng.normal(size=(n, WIDTH)) + context * seen @ mix
+        ).float()
+        for mix in rng.normal(size=(2, WIDTH, WIDTH)) / np.sqrt(WIDTH)
+    ]
+    return judged(rng, sides, name, rows, np.full(n, BOTH), alike=tokens)
+
+
+def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, rng: Rng) -> float:
+    """The value of unrelated models minus the level of chance. tokens: of how many they share, if chance is within."""
+    documents, beginnings, places = laid(lengths(rng))
+    n = len(documents)
+    sides = unrelated(rng, documents, independent)
+    units: Exchange | None = Exchange(documents, places, "documents")
+    if tokens:
+        token = rng.integers(tokens, size=n)
+        sides = [side + torch.from_numpy(rng.normal(size=(tokens, WIDTH))[token]).float() for side in sides]
+        units = exchange(documents, beginnings, [np.arange(n)], held=token)
+    assert units is not None
+    found: dict[str, torch.Tensor] = {}
+
+    def observe(label, measure, prepared, values):
+        seen = chance.observing(units, lambda batch: np.arange(n), 1, int(rng.integers(1 << 30)))(
+            0, measure, prepared, values
+        )
+        level = (seen["chance"] if "chance" in seen else seen["drawn"])[0, 1]
+        found["gap"] = values[0, 1] - level
+
+    all_pairs({name: measures.get(name)}, sides, observe=observe, places=places_of(units, 2))
+    return float(found["gap"])
+
+
+def even(count: int, size: int) -> Callable[[Rng], list[int]]:
+    return lambda rng: [size] * count
+
+
+def uneven(rng: Rng) -> list[int]:
+    return np.clip(np.exp(rng.normal(1.8, 0.7, 24)).round(), 1, 30).astype(int).tolist()
+
+
+P, CHANCE, CHECK = "p of significance=permutation", "level of chance", "not valid: REASON"
+TESTED = {
+    "24 documents of 6 rows": (even(24, 6), independent, {}),
+    "24 documents of uneven length": (uneven, independent, {}),
+    "within a topic, 3 topics of 12 documents": (even(36, 4), partial(by_group, 3, 1.0), {"within": 3}),
+    "clusters, 16 authors of 4 documents": (even(64, 3), partial(by_group, 16, 1.0), {"clusters": 16}),
+    "shifts, 60 paragraphs, AR .7": (even(60, 3), partial(autoregressive, 0.7), {"order": "shifts"}),
+}
+FAULTS = {
+    "60 paragraphs, AR .7": (even(60, 3), partial(autoregressive, 0.7), {}),
+    "60 paragraphs, AR .9, shifts": (even(60, 3), partial(autoregressive, 0.9), {"order": "shifts"}),
+    "24 documents, each twice": (even(48, 3), twice, {}),
+    "3 labels of 12 documents": (even(36, 4), partial(by_group, 3, 1.5), {"labelled": 3}),
+}
+NAMES = ("cka_unbiased", "mutual_knn")
+
+
+def tests_of(kind: str, nominal: float, draws: int, added: str, **given: float) -> list[Promise]:
+    """How often unrelated documents, or those that share a signal, are found related."""
+    return [
+        Promise(
+            P, f"{setting}{added}; {name}", kind, nominal, draws,
+            partial(rejects, partial(of_documents, lengths, effects, name, **more, **given)),
+        )
+        for setting, (lengths, effects, more) in TESTED.items()
+        for name in NAMES
+    ]  # fmt: skip
+
+
+def tests_of_tokens(kind: str, nominal: float, draws: int, setting: str, context: float) -> list[Promise]:
+    return [
+        Promise(P, f"within a token, {setting}; {name}", kind, nominal, draws, partial(rejects, partial(of_tokens, context, name)))
+        for name in NAMES
+    ]  # fmt: skip
+
+
+UNITS = {
+    "documents of 6 rows": (even(24, 6), 0),
+    "uneven documents": (uneven, 0),
+    "within 10 tokens": (even(24, 6), 10),
+}
+ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
+PROMISES: list[Promise] = [
+    *tests_of("level", 0.05, 500, ""),
+    *tests_of("power", 0.8, 100, ", a shared signal", shared=1.0),
+    Promise(P, "24 documents that begin alike; mutual_knn", "level", 0.05, 500, partial(rejects, first_row_the_same)),
+    *tests_of_tokens("level", 0.05, 500, "independent rows", 0.0),
+    *tests_of_tokens("power", 0.8, 100, "context is shared", 0.7),
+    Promise(CHECK, "24 independent documents of uneven length", "level", 0.05, 500, partial(says_invalid, ALONE)),
+    *(
+        Promise(
+            CHECK, setting, "power", 0.8, 100,
+            partial(says_invalid, partial(of_documents, lengths, effects, "cka_unbiased", **more)),
+        )
+        for setting, (lengths, effects, more) in FAULTS.items()
+    ),
+    *(
+        Promise(
+            CHANCE, f"value of unrelated models minus it, {setting}; {name}", "value", 0.0, 200,
+            partial(beyond_chance, lengths, name, tokens),
+        )
+        for setting, (lengths, tokens) in UNITS.items()
+        for name in (*NAMES, "procrustes")
+    ),
+]  # fmt: skip

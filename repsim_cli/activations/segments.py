@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from repsim_cli.activations.exchange import Exchange
 from repsim_cli.base.errors import BadInput
 
 DOCUMENT, SEQUENCE = 2, 1  # a row is the first of its document, of its sequence; BOTH is the sum
@@ -33,11 +34,14 @@ class Segments(NamedTuple):
     count: int
     share: float
 
-    @property
-    def in_place(self) -> float:
-        """The share of these rows that a random order leaves where they are, on average: one segment of each group."""
-        groups = [group for some in self.batches for group in some]
-        return sum(group.shape[1] for group in groups) / max(1, sum(group.size for group in groups))
+    def units(self, batch: int) -> Exchange:
+        """The segment of each of `rows`, and its place there."""
+        shapes = [group.shape for group in self.batches[batch]]
+        before = np.cumsum([0, *(k for k, _ in shapes)])
+        units = [np.repeat(first + np.arange(k), length) for first, (k, length) in zip(before, shapes, strict=False)]
+        starts = np.cumsum([0, *(length for _, length in shapes)])
+        places = [np.tile(first + np.arange(length), k) for first, (k, length) in zip(starts, shapes, strict=False)]
+        return Exchange(np.concatenate(units), np.concatenate(places), "segments")
 
     def rows(self, batch: int) -> Int[np.ndarray, " n"]:
         """The rows of all segments of a batch, group by group."""

@@ -6,7 +6,7 @@ whose spread is known likewise.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
         if not measure.card.paired:
             return {}
         here = units.of(rows(batch))
-        exact, lacking = _exact(prepared, here), values.cpu().isnan()
+        exact, lacking = exact_mean(prepared, here), values.cpu().isnan()
         if exact is not None and (exact.isnan() & ~lacking).any():  # of this batch too few rows have a partner
             return {}
         found = {} if exact is None else {EXACT: exact.masked_fill(lacking, math.nan)}
@@ -52,6 +52,8 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
             warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
             drawn = permuted(_only(prepared, some), orders)
         cells = torch.tensor(some)[:, None], torch.tensor(some)
+        if len(some) > 1:  # of a layer with itself only where there is no other
+            drawn[:, range(len(some)), range(len(some))] = math.nan
         found[PAIRINGS] = torch.tensor(float(count))
         if exact is not None:
             return {**found, APART: _spread(values, cells, (drawn - exact[cells]).square().mean(0))}
@@ -64,7 +66,14 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
     return observe
 
 
-def _exact(prepared: Prepared, here: Exchange) -> Matrix | None:
+def mean_of(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:
+    """The mean over random pairings of these units, none in place, of all pairs: exact, or of a few pairings."""
+    if (exact := exact_mean(prepared, here)) is not None:
+        return exact
+    return permuted(prepared, torch.from_numpy(np.stack([away(here, [*seed, k]) for k in range(ORDERS)]))).mean(0)
+
+
+def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
     """The mean over pairings, where the measure is a sum over cells."""
     if isinstance(prepared, PreparedProducts):
         if prepared.expected is None:
@@ -92,7 +101,7 @@ def _sampled(prepared: Prepared, batches: int) -> tuple[int, list[int]]:
     if isinstance(prepared, PreparedProducts):
         side = min(SAMPLED, max(2, layers // 12))
     else:
-        side = min(SAMPLED, max(1, math.isqrt(pairs // 4)))
+        side = min(SAMPLED, max(2, math.isqrt(pairs // 4)))
     some = np.linspace(0, layers - 1, min(side, layers)).round().astype(int).tolist()
     orders = -(-ORDERS // batches)
     if isinstance(prepared, PreparedStates):

@@ -19,9 +19,11 @@ from torch import Tensor
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
+from repsim_cli.engine.chance import mean_of
 from repsim_cli.engine.closed_null import standardised, tail
 from repsim_cli.engine.corrections import corrected, families, permutations_needed, without
 from repsim_cli.engine.estimates import Beside, Key
+from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, all_pairs
 from repsim_cli.engine.permuted import Progress, permuted, silent
 from repsim_cli.engine.validity import dependence, reasons
@@ -134,13 +136,19 @@ def drawn(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
                 null = permuted(prepared, orders, progress, noted)
+                away = mean_of(prepared, units, [seed, batch])
             if measure.card.symmetric:  # permuting either side is equivalent: both entries share the null
                 null = torch.where(torch.ones_like(null[0], dtype=torch.bool).triu(), null, null.mT)
             null[:, values.cpu().isnan()] = torch.nan
-            values_by_key.update({(label, "tested"): values, (label, "null"): null, (label, "depends"): depends})
+            found = {"tested": values, "null": null, "away": away, "depends": depends}
+            values_by_key.update({(label, name): part for name, part in found.items()})
 
-        chosen = [x[rows.to(x.device)] for x in representations]
-        given = {"tile": tile, "labels": None if codes is None else codes[rows]}
+        chosen, units = [x[rows.to(x.device)] for x in representations], segments.units(batch)
+        given = {
+            "places": places_of(units, len(chosen), chosen[0].device),
+            "tile": tile,
+            "labels": None if codes is None else codes[rows],
+        }
         all_pairs(measures, chosen, names, observe=observe, lack=lambda *_: None, **given)
         return values_by_key
 
@@ -210,13 +218,14 @@ def judge(
         needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
         depends = observed.get("depends")
-        faults = [] if depends is None else reasons(depends, matrix.batches, places, settings.order)
+        each = segments.count / matrix.batches
+        faults = [] if depends is None else reasons(depends, matrix.batches, places, settings.order, each)
         null |= {"not_valid": faults} if faults else {}
         null |= {"within": settings.held} if settings.held else {}
         null |= {"family_of": settings.family_of, "families": len(among)}
         null |= {"permutations_for_q": max(needed)} if few else {}
-        threshold = chance_level(tested, drawn_values, card, settings.alpha)
-        threshold -= kept_in_place(tested, drawn_values, segments.in_place)
+        # without the similarity that random pairings keep by leaving rows in place
+        threshold = chance_level(tested, drawn_values, card, settings.alpha) - drawn_values.mean(0) + observed["away"]
         calibration = calibrated(tested, threshold, card)
         return Judged(
             p,
@@ -253,13 +262,6 @@ def chance_level(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], c
     sign = 1 if card.larger_is_closer else -1
     pool = torch.cat([sign * observed[None], sign * null]).sort(0).values
     return sign * pool[math.ceil((1 - alpha) * len(pool)) - 1]
-
-
-def kept_in_place(observed: Float[Tensor, "r r"], null: Float[Tensor, "k r r"], share: float) -> Matrix:
-    """How much of the similarity random pairings keep through the share of rows that they leave in place: these are as
-    similar as observed, the others as by chance. For a mean over rows this is exact."""
-    by_chance = (null.mean(0) - share * observed) / (1 - share) if share < 1 else null.mean(0)
-    return null.mean(0) - by_chance
 
 
 def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) -> Matrix:

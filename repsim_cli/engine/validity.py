@@ -24,7 +24,9 @@ REASONS = {
     "label": "documents of one label are alike; set significance.within=label",
     "length": "documents of one length are alike; take documents of one length, or pool them (extract=pooled)",
 }
-FOUND = tuple(REASONS)
+TOO_ALIKE = "documents that follow each other are too alike for shifts of so few; give more documents"
+FOUND = (*REASONS, "lags")
+LEAST = 20  # documents that shifts need, if those that are alike count as one
 
 Group = Int[np.ndarray, "k l"]
 
@@ -33,7 +35,8 @@ def dependence(
     x: Float[Tensor, "n d"], groups: Sequence[Group], properties: Mapping[str, Sequence[np.ndarray]], seed: int
 ) -> Float[Tensor, "found 3"]:
     """By FOUND: how much of the variance between documents it explains beyond chance, the variance of that by chance,
-    and the variance between documents; of copies, how many pairs there are.
+    and the variance between documents; of copies, how many pairs there are; of lags, the sum of the squared
+    correlations of documents so far from each other.
 
     groups: the rows of each segment, as numbers in x. properties: by name, for each group, a number per segment.
     """
@@ -56,6 +59,8 @@ def dependence(
             beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
             found[FOUND.index(name)] += beyond.cpu()
         found[FOUND.index("twice"), 0] += _copies(means[:MOST], variance / k)
+        lags = [float((means[:-lag] * means[lag:]).sum() / variance.clamp_min(1e-300)) for lag in range(1, k // 4 + 1)]
+        found[FOUND.index("lags"), 0] = max(float(found[FOUND.index("lags"), 0]), float(np.square(lags).sum()))
     return found
 
 
@@ -78,17 +83,24 @@ def _coded(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
     return torch.from_numpy(columns)
 
 
-def reasons(found: Float[Tensor, "r found 3"], batches: int, places: Sequence[slice], order: str) -> list[str]:
+def reasons(
+    found: Float[Tensor, "r found 3"], batches: int, places: Sequence[slice], order: str, documents: float
+) -> list[str]:
     """Why the null does not hold: what two models have, or the only one. found: means over batches, by representation.
+    documents: of a batch.
 
-    A null holds where one side alone depends on it.
+    A null holds where one side alone depends on it. Shifts keep that neighbours are alike, if enough documents are left
+    that are not.
     """
     beyond, variance, whole = found.unbind(2)
     certain = beyond * batches**0.5 > CERTAIN * variance.sqrt()
     shares = beyond / whole.clamp_min(1e-300)
     least = torch.tensor([SHARES.get(name, 0.0) for name in FOUND])
     fault = torch.where(torch.tensor([name in SHARES for name in FOUND]), certain & (shares > least), beyond > 0)
+    fault[:, FOUND.index("lags")] = False
+    if order == "shifts":
+        fault[:, FOUND.index("serial")] = documents / (1 + 2 * beyond[:, FOUND.index("lags")]) < LEAST
     models = torch.stack([fault[place].any(0) for place in places]).sum(0)
     needed = min(2, len(places))
     names = [name for name, count in zip(FOUND, models.tolist(), strict=True) if count >= needed]
-    return [REASONS[name] for name in names if not (name == "serial" and order == "shifts")]
+    return [TOO_ALIKE if name == "serial" and order == "shifts" else REASONS[name] for name in names]

@@ -35,12 +35,14 @@ class Neighbours(NamedTuple):
     """The k nearest rows of every row, nearest first.
 
     similarities: of these rows. mutual: whether they have this row among their k nearest. units: all rows, of norm 1.
+    tied: whether some of them, or the next one, are equally near, so that the index decides.
     """
 
     lists: Int[Tensor, "k n"]
     similarities: Float[Tensor, "k n"]
     mutual: Bool[Tensor, "k n"]
     units: Float[Tensor, "n d"]
+    tied: bool = False
 
 
 def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -57,22 +59,32 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
     Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
     several candidates for the k-th place, or where the rounding of the rows decides among them.
     """
-    exact = unit_rows(x)
-    units = exact.to(torch.promote_types(x.dtype, torch.float32))
+    found, lost, tied = nearest(unit_rows(x), torch.promote_types(x.dtype, torch.float32), x, k=k)
+    warn_of_ties(tied, len(x), k)
+    warn_of_rounding(lost - tied, len(x), k)
+    return found
+
+
+def nearest(
+    exact: Float[Tensor, "n d"], dtype: torch.dtype, x: Float[Tensor, "n d"], *, k: int
+) -> tuple[Neighbours, int, int]:
+    """The same of rows of norm 1, and of how many of them rounding or ties decide the k-th place. x: the rows as they
+    were given. dtype: in which products are taken first."""
+    units = exact.to(dtype)
     every = torch.arange(len(x), device=x.device)
     blocks = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
-    near, tied = values.double() - 1, 0
+    near, tied, any_tie = values.double() - 1, 0, False
     if len(unsure):
         for rows, (best, where) in in_order(with_directions(exact), unsure, k):
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
+            any_tie |= bool((best[:, :-1] == best[:, 1:]).any())
             values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
-    warn_of_ties(tied, len(x), k)
-    warn_of_rounding(rounded(near, k, x) - tied, len(x), k)
     places = lists[:, :k].T.contiguous()
     mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
-    return Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units)
+    found = Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie)
+    return found, rounded(near, k, x), tied
 
 
 def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
@@ -187,7 +199,10 @@ def warn_of_rounding(count: int, n: int, k: int) -> None:
 
 
 def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-    """The table of x[order]; tied rows keep their places from x."""
+    """The table of x[order]. Equally near rows go by their new index, as those of the other side do."""
+    if state.tied:
+        units = state.units[order]
+        return nearest(units.double(), units.dtype, units, k=len(state.lists))[0]
     lists = order.argsort().int()[state.lists[:, order].long()]
     return Neighbours(lists, state.similarities[:, order], state.mutual[:, order], state.units[order])
 

@@ -502,7 +502,7 @@ def test_a_run_with_the_closed_form_marks_chance(repsim, newest, tmp_path):
 
 def judged_of(observed, null, settings, places):
     """The significance of a map from its statistics and their null."""
-    statistics = {"tested": observed, "null": null}
+    statistics = {"tested": observed, "null": null, "away": null.mean(0)}
     matrix = SimilarityMatrix(values=observed, se=None, estimate="full", rows=40, batches=1, statistics=statistics)
     return judging.judge(settings, measures.get("cka"), matrix, Segments([], 40, 1.0), places)
 

@@ -1,0 +1,138 @@
+"""What says that documents cannot be exchanged, and what rows must share to be exchanged, in runs."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.recorded import recorded
+
+from repsim_cli.engine.validity import REASONS, TOO_ALIKE, dependence, reasons
+
+GROUP = np.arange(60 * 3).reshape(60, 3)
+PLACES = [slice(0, 1), slice(1, 2)]
+
+
+def sides(effects, count=2):
+    """Representations of 60 documents of 3 rows, whose documents have these effects in each."""
+    rng = np.random.default_rng(0)
+    return [
+        torch.from_numpy(np.repeat(effects(rng), 3, axis=0) + 0.5 * rng.normal(size=(180, 5))) for _ in range(count)
+    ]
+
+
+def plain(rng):
+    return rng.normal(size=(60, 5))
+
+
+def serial(rng):
+    effects = rng.normal(size=(60, 5))
+    for i in range(1, 60):
+        effects[i] = 0.7 * effects[i - 1] + 0.7 * effects[i]
+    return effects
+
+
+def twice(rng):
+    return np.repeat(rng.normal(size=(30, 5)), 2, axis=0)
+
+
+def said(both, order="any", **properties):
+    held = {name: [values] for name, values in properties.items()}
+    found = torch.stack([dependence(x, [GROUP], held, 0) for x in both])
+    return reasons(found, 1, PLACES, order, 60)
+
+
+LABEL, LENGTH = np.arange(60) % 3, np.arange(60) * 7 % 60
+
+
+@pytest.mark.parametrize("given", [{}, {"label": LABEL}, {"length": LENGTH}])
+def test_independent_documents_are_not_accused(given):
+    assert said(sides(plain), **given) == []
+
+
+def test_each_fault_is_named_with_its_remedy():
+    assert said(sides(serial)) == [REASONS["serial"]]
+    assert "significance.order=shifts" in REASONS["serial"]
+    assert said(sides(lambda rng: plain(rng) + 2 * rng.normal(size=(3, 5))[LABEL]), label=LABEL) == [REASONS["label"]]
+    longer = LENGTH[:, None] / 20
+    assert said(sides(lambda rng: plain(rng) + longer * rng.normal(size=5)), length=LENGTH) == [REASONS["length"]]
+
+
+def test_copies_are_found_where_all_their_rows_are_the_same():
+    rows = [x.view(60, 3, 5) for x in sides(plain)]
+    for x in rows:
+        x[7] = x[20]
+    assert said([x.reshape(180, 5) for x in rows]) == [REASONS["twice"]]
+
+
+def test_a_null_holds_where_one_side_alone_depends_on_the_order():
+    assert said([*sides(serial, 1), *sides(plain, 1)]) == []
+
+
+def test_shifts_need_enough_documents_that_are_not_alike():
+    assert said(sides(serial), "shifts") == []
+    walk = sides(lambda rng: np.cumsum(rng.normal(size=(60, 5)), axis=0))
+    assert said(walk, "shifts") == [TOO_ALIKE]
+
+
+TABLE = "text,label,topic\n" + "".join(
+    f"the {noun} {verb} {adverb},{'ab'[i % 2]},{'xyz'[i % 3]}\n"
+    for i, (noun, verb, adverb) in enumerate(
+        (noun, verb, adverb)
+        for noun in ("cat", "dog", "king", "ship")
+        for verb in ("sees", "takes", "loses")
+        for adverb in ("now", "often", "here", "today")
+    )
+)
+
+
+@pytest.fixture
+def table(tmp_path):
+    file = tmp_path / "table.csv"
+    file.write_text(TABLE)
+    return [
+        "model=[tiny_a,tiny_b]", "measure=[cka_unbiased,mutual_knn]", "data=table", f"data.path={file}", "data.group=topic",
+        "data.label=label", "extract.estimate=full", "extract.unit=mean", "extract.normalise=none", "figures.format=[]",
+    ]  # fmt: skip
+
+
+def test_rows_are_exchanged_within_a_column(repsim, newest, table):
+    code, _, err = repsim("run", *table, "significance=permutation", "significance.within=group")
+    assert code == 0, err
+    for measure in recorded(newest())["measures"]:
+        assert measure["null"]["within"] == ["group"]
+        assert measure["chance"]["units"] == "rows within group"
+
+
+def test_chance_within_a_token_is_higher(repsim, newest):
+    """What the token itself gives is more than what random pairings give, and less than the value."""
+    words = ["model=[tiny_a,tiny_b]", "measure=[cka_unbiased,mutual_knn]", "extract.sequences=32", "figures.format=[]"]
+    levels = []
+    for more in ([], ["significance.within=token"]):
+        assert repsim("run", *words, *more)[0] == 0
+        found = recorded(newest())["measures"]
+        levels.append([np.load(newest() / m["matrices"][1]["details"]["chance"]).mean() for m in found])
+    values = [np.load(newest() / m["matrices"][1]["values"]).mean() for m in found]
+    for plainly, of_token, value in zip(*levels, values, strict=True):
+        assert plainly < of_token < value
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["significance=permutation", "significance.within=token", "data=embedded", "extract.unit=token"],
+            "significance.within: rows of a document depend on each other, so that no exchange of single rows keeps its",
+        ),
+        (
+            ["significance.within=colour", "data=embedded"],
+            "significance.within: no such property of these rows, got 'colour'",
+        ),
+        (
+            ["significance=permutation", "significance.clusters=author"],
+            "significance.clusters: no such property of these rows, got 'author'",
+        ),
+    ],
+)
+def test_what_cannot_be_held_is_refused(repsim, words, message):
+    code, _, err = repsim("run", "model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.sequences=32", *words)
+    assert code == 2
+    assert message in err
