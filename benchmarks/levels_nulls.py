@@ -16,7 +16,7 @@ from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
 
-PERMUTATIONS, WIDTH = 99, 8
+PERMUTATIONS, WIDTH = 39, 8
 Sides = list[torch.Tensor]
 Rng = np.random.Generator
 
@@ -212,7 +212,10 @@ def tests_of(kind: str, nominal: float, draws: int, added: str, **given: float) 
 
 def tests_of_tokens(kind: str, nominal: float, draws: int, setting: str, context: float) -> list[Promise]:
     return [
-        Promise(P, f"within a token, {setting}; {name}", kind, nominal, draws, partial(rejects, partial(of_tokens, context, name)))
+        Promise(
+            P, f"within a token, {setting}; {name}", kind, nominal, draws,
+            partial(rejects, partial(of_tokens, context, name)),
+        )
         for name in NAMES
     ]  # fmt: skip
 
@@ -225,7 +228,7 @@ UNITS = {
 ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
 PROMISES: list[Promise] = [
     *tests_of("level", 0.05, 500, ""),
-    *tests_of("power", 0.8, 100, ", a shared signal", shared=1.0),
+    *tests_of("power", 0.8, 100, ", a shared signal", shared=2.5),
     Promise(P, "24 documents that begin alike; mutual_knn", "level", 0.05, 500, partial(rejects, first_row_the_same)),
     *tests_of_tokens("level", 0.05, 500, "independent rows", 0.0),
     *tests_of_tokens("power", 0.8, 100, "context is shared", 0.7),

@@ -19,6 +19,7 @@ from repsim_cli.activations.exchange import Exchange
 from repsim_cli.measures.inner import AnyKernel, Matrix
 
 ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
+CELLS = 1 << 24  # of neighbours that are held at a time
 LEAST = 0.2  # share of the squares of a matrix that must be known
 
 
@@ -77,7 +78,7 @@ class Sums(NamedTuple):
 
 
 def empty(representations: int, places: Places, like: Tensor, symmetric: bool = True) -> Sums:
-    rows = like.new_zeros(representations, len(places.unit), places.count, dtype=torch.float32)
+    rows = like.new_zeros(representations, len(places.unit), places.count)
     columns = rows if symmetric else torch.zeros_like(rows)
     within = like.new_zeros(representations, places.count**2, dtype=torch.float64)
     return Sums(rows, columns, within, *within.new_zeros(2, representations))
@@ -92,24 +93,24 @@ def add(sums: Sums, block: Float[Tensor, "r a b"], rows: slice, columns: slice, 
     for mirrored in range(times):
         into, tile, at = (columns, block.mT, at_rows) if mirrored else (rows, block, at_columns)
         first, second = (j, i) if mirrored else (i, j)
-        # a copy, since a slice of rows is not contiguous with its places
-        part = tile.new_zeros(len(tile), tile.shape[1], places.count).index_add_(2, at, tile)
-        part.flatten(1).index_add_(1, first * places.count + at[second], own, alpha=-1)
-        sums.rows[:, into] += part
+        sums.rows[:, into].index_add_(2, at, tile)
+        sums.rows.flatten(1).index_add_(1, (into.start + first) * places.count + at[second], own, alpha=-1)
         of_two = (at_columns[j], at_rows[i]) if mirrored else (at_rows[i], at_columns[j])
         sums.within.index_add_(1, of_two[0] * places.count + of_two[1], own.double())
-    squares = torch.linalg.vector_norm(block, dim=(1, 2), dtype=torch.float64).square()
-    known = squares if places.whole else (block * partnered).flatten(1).double().square().sum(1)
-    sums.squares.add_(squares, alpha=times)
-    sums.known.add_(known, alpha=times)
+    if not places.whole:
+        squares = torch.stack([each.square().sum(dtype=torch.float64) for each in block])
+        known = torch.stack([each[partnered].square().sum(dtype=torch.float64) for each in block])
+        sums.squares.add_(squares, alpha=times)
+        sums.known.add_(known, alpha=times)
 
 
 def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places: Places) -> None:
     at = places.place[rows]
     sums.within.index_add_(1, at * places.count + at, diagonal.double())
-    squares = diagonal.double().square()
-    sums.squares.add_(squares.sum(1))
-    sums.known.add_(squares[:, places.together[at, at] > 0].sum(1))
+    if not places.whole:
+        squares = diagonal.double().square()
+        sums.squares.add_(squares.sum(1))
+        sums.known.add_(squares[:, places.together[at, at] > 0].sum(1))
 
 
 def _met(places: Places, rows: slice, columns: slice) -> tuple[Bool[Tensor, "a b"], Bool[Tensor, "a b"]]:
@@ -140,6 +141,8 @@ def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
     for left, right, across in ((a.rows, b.rows, places.across), (a.columns, b.columns, places.across.T)):
         root = across[places.place].sqrt().to(left)
         cross -= ((left * root).flatten(1) @ (right * root).flatten(1).T).double()
+    if places.whole:
+        return cross.cpu()
     shares = [(sums.known / sums.squares.clamp_min(1e-300)).sqrt() for sums in (a, b)]
     scale = shares[0][:, None] * shares[1]
     return torch.where(scale >= LEAST, cross / scale, math.nan).cpu()
@@ -152,6 +155,7 @@ class Collector:
         self.places, self.wanted = places, list(dict.fromkeys(wanted))
         self.sums: dict[AnyKernel, Sums] = {}
         self.direct: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
+        self.weighted = torch.empty(0)  # one buffer for all tiles, since memory that is given back is faulted in anew
 
     def __call__(
         self, times: int, rows: slice, columns: slice | None, blocks: Mapping[AnyKernel, Float[Tensor, "r cells"]]
@@ -172,9 +176,14 @@ class Collector:
             weight = weights(places, rows, columns).flatten()
         for row, column in self.wanted:
             if row in blocks:
-                part = times * ((blocks[row] * weight.to(blocks[row])) @ blocks[column].T).double()
+                part = times * (self._times(blocks[row], weight) @ blocks[column].T).double()
                 pair = row, column
                 self.direct[pair] = self.direct[pair] + part if pair in self.direct else part
+
+    def _times(self, block: Float[Tensor, "r cells"], weight: Float[Tensor, " cells"]) -> Float[Tensor, "r cells"]:
+        if self.weighted.numel() < block.numel() or self.weighted.dtype != block.dtype:
+            self.weighted = block.new_empty(block.numel())
+        return torch.mul(block, weight.to(block), out=self.weighted[: block.numel()].view(block.shape))
 
     def means(self) -> dict[tuple[AnyKernel, AnyKernel], Matrix]:
         """By pair of kernels, the mean inner products of all representations."""
@@ -201,12 +210,16 @@ def mean_overlap(lists: Sequence[Int[Tensor, "k n"]], places: Places, side: int)
         sums.within[a].index_add_(0, (at[0] * places.count + at[1])[own], one[own].double())
         sums.squares[a], sums.known[a] = len(i), met.sum()
     direct = torch.zeros(len(lists), len(lists), dtype=torch.float64, device=device)
+    side = max(1, min(side, CELLS // (n * len(lists))))
+    members, weighted = torch.zeros(2, len(lists), side, n, device=device)
     for start in range(0, n, side):
         rows = slice(start, min(start + side, n))
         some = torch.stack([each[:, rows].T for each in lists]).long()
-        members = torch.zeros(*some.shape[:2], n, device=device)
-        weight = weights(places, rows, slice(0, n)).to(members).expand_as(members).gather(2, some)
-        weighted = torch.zeros_like(members).scatter_(2, some, weight)
-        members.scatter_(2, some, 1.0)
-        direct += (weighted.flatten(1) @ members.flatten(1).T).double()
+        here = slice(0, some.shape[1])
+        weight = weights(places, rows, slice(0, n)).to(members).expand(len(lists), -1, -1).gather(2, some)
+        weighted[:, here].scatter_(2, some, weight)
+        members[:, here].scatter_(2, some, 1.0)
+        direct += (weighted[:, here].flatten(1) @ members[:, here].flatten(1).T).double()
+        for each in (members, weighted):  # the other cells are 0
+            each[:, here].scatter_(2, some, 0.0)
     return mean_products(sums, sums, direct, places)
