@@ -78,7 +78,7 @@ class Sums(NamedTuple):
 
 
 def empty(representations: int, places: Places, like: Tensor, symmetric: bool = True) -> Sums:
-    rows = like.new_zeros(representations, len(places.unit), places.count)
+    rows = like.new_zeros(representations, len(places.unit), places.count, dtype=torch.float32)
     columns = rows if symmetric else torch.zeros_like(rows)
     within = like.new_zeros(representations, places.count**2, dtype=torch.float64)
     return Sums(rows, columns, within, *within.new_zeros(2, representations))
@@ -93,8 +93,8 @@ def add(sums: Sums, block: Float[Tensor, "r a b"], rows: slice, columns: slice, 
     for mirrored in range(times):
         into, tile, at = (columns, block.mT, at_rows) if mirrored else (rows, block, at_columns)
         first, second = (j, i) if mirrored else (i, j)
-        sums.rows[:, into].index_add_(2, at, tile)
-        sums.rows.flatten(1).index_add_(1, (into.start + first) * places.count + at[second], own, alpha=-1)
+        sums.rows[:, into].index_add_(2, at, tile.float())
+        sums.rows.flatten(1).index_add_(1, (into.start + first) * places.count + at[second], own.float(), alpha=-1)
         of_two = (at_columns[j], at_rows[i]) if mirrored else (at_rows[i], at_columns[j])
         sums.within.index_add_(1, of_two[0] * places.count + of_two[1], own.double())
     if not places.whole:
