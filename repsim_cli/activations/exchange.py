@@ -30,7 +30,11 @@ class Exchange(NamedTuple):
 
 
 def exchange(
-    documents: Rows, beginnings: Rows, batches: Sequence[Rows], alike: Rows | None = None, held: Rows | None = None
+    documents: Rows,
+    beginnings: Rows,
+    batches: Sequence[Int[np.ndarray, " _"]],
+    alike: Rows | None = None,
+    held: Rows | None = None,
 ) -> Exchange | None:
     """The units of all rows; None where no two of them can be exchanged in most batches.
 

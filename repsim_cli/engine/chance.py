@@ -117,10 +117,11 @@ def _only(prepared: Prepared, some: list[int]) -> Prepared:
         return replace(prepared, names=names, states=[prepared.states[a] for a in some], left=left, details={})
     states = {kernel: [of[a] for a in some] for kernel, of in prepared.states.items()}
     norms = prepared.norms[some] if len(prepared.norms) else prepared.norms
-    return replace(prepared, names=names, states=states, norms=norms, cross=prepared.cross[some][:, some], undefined={})
+    cross = prepared.cross[some][:, some]
+    return replace(prepared, names=names, states=states, norms=norms, cross=cross, undefined={}, expected=None)
 
 
-def _spread(values: Matrix, cells: tuple[Tensor, Tensor], found: Matrix) -> Matrix:
+def _spread(values: Matrix, cells: tuple[Tensor, Tensor], found: Tensor) -> Matrix:
     """These cells of a map; NaN elsewhere."""
     spread = torch.full_like(values, math.nan, device="cpu")
     spread[cells] = found.to(spread)

