@@ -20,7 +20,7 @@ from repsim_cli.engine.expected import mean_overlap, places_of
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
 from repsim_cli.engine.permuted import permuted
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, within
+from repsim_cli.measures.base import MeasureWarning, own_rows, within
 from repsim_cli.measures.inner import Matrix, Products
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
@@ -37,7 +37,7 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
     """
 
     def observe(batch: int, measure: Measure, prepared: Prepared, values: Matrix) -> dict[str, Tensor]:
-        if not measure.card.paired:
+        if not measure.card.paired or not _movable(prepared):
             return {}
         here = units.of(rows(batch))
         exact, lacking = exact_mean(prepared, here), values.cpu().isnan()
@@ -64,6 +64,13 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
         }
 
     return observe
+
+
+def _movable(prepared: Prepared) -> bool:
+    """Whether its states can be taken in another order."""
+    if isinstance(prepared, PreparedProducts) or prepared.measure.permute is not own_rows:
+        return True
+    return isinstance(prepared.states[0], Tensor)
 
 
 def mean_of(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:

@@ -196,6 +196,11 @@ class OfHsic(InnerProduct):
     terms: Callable[[int], float]
 
 
+def own_rows(state: Any, order: Tensor) -> Any:
+    """The rows of a state that consists of them, in another order."""
+    return state[order]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pairwise(Measure):
     """A measure that compares two prepared states.
@@ -205,6 +210,7 @@ class Pairwise(Measure):
     compare(a, b): the entry (row a, column b) from two prepared states.
     compare_all(states, states) -> (a, b): all pairs at once, where the mathematics allows.
     permute(state, order): the state of x[order], without preparing it anew; by default the state's own rows.
+        A measure whose state is no tensor of rows and that has none is not drawn for the level of chance.
     overlap(state): lists of rows, one column per row, where the value is the share of them that two states have in
         common.
     """
@@ -212,7 +218,7 @@ class Pairwise(Measure):
     prepare: Callable[..., Any]
     compare: Callable[[Any, Any], float]
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
-    permute: Callable[[Any, Tensor], Any] = lambda state, order: state[order]
+    permute: Callable[[Any, Tensor], Any] = own_rows
     overlap: Callable[[Any], Int[Tensor, "k n"]] | None = None
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
