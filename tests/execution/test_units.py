@@ -16,6 +16,7 @@ from helpers.composing import composed
 from repsim_cli.config.run import of_keys, validate
 from repsim_cli.engine import permutations, significance
 from repsim_cli.engine import rows as sample
+from repsim_cli.engine.permuted import TOGETHER
 from repsim_cli.engine.rows import loaded
 from repsim_cli.execution import units
 from repsim_cli.runs import folders, reader, results
@@ -121,7 +122,7 @@ def test_few_permutations_are_left_to_the_run():
     ((label, blocks),) = permutations.blocks_of(more).items()
     assert label == "procrustes"  # a millisecond each; CKA takes a second for all of them
     assert [number for block in blocks for number in block] == list(range(10**6))
-    assert all(block.start % significance.TOGETHER == 0 for block in blocks)
+    assert all(block.start % TOGETHER == 0 for block in blocks)
 
 
 def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch):
