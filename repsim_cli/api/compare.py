@@ -96,7 +96,8 @@ def compare(  # noqa: PLR0913 - the public interface
         kept = _modules(given, data, layers, forward, maps, documents, batch_size)
         entries = {label: model_entry(label, kept.get(label, model)) for label, model in given.items()}
         if documents is not None:
-            entries |= {label: _with_documents(label, entries[label], documents) for label in entries.keys() - kept}
+            stored = [label for label in entries if label not in kept]
+            entries |= {label: _with_documents(label, entries[label], documents) for label in stored}
         if kept:
             _check_batches(entries, kept, data)
             data = None
