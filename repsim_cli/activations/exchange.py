@@ -19,14 +19,20 @@ Rows = Int[np.ndarray, " n"]
 
 
 class Exchange(NamedTuple):
-    """units: of every row. places: rows with the same one may take each other's place. what: the units, in words."""
+    """The units of all rows.
+
+    units: of every row. places: rows with the same one may take each other's place. what: the units, in words.
+    partnered: share of the rows of a batch that have others to take the place of.
+    """
 
     units: Rows
     places: Rows
     what: str
+    partnered: float = 1.0
 
     def of(self, rows: Rows) -> "Exchange":
-        return Exchange(self.units[rows], self.places[rows], self.what)
+        """Keeps these rows."""
+        return self._replace(units=self.units[rows], places=self.places[rows])
 
 
 def exchange(
@@ -36,7 +42,7 @@ def exchange(
     alike: Rows | None = None,
     held: Rows | None = None,
 ) -> Exchange | None:
-    """The units of all rows; None where no two of them can be exchanged in most batches.
+    """Finds the units of all rows; None where no two of them can be exchanged in most batches.
 
     documents: of every row. beginnings: what it is the first row of (`segments.py`). batches: numbers of the rows that
     are used together. alike: what rows of a place must share too. held: what rows must share in the stead of a place;
@@ -48,36 +54,37 @@ def exchange(
     starts = np.flatnonzero(first)
     stretch = first.cumsum() - 1
     distance, kind = np.arange(len(documents)) - starts[stretch], beginnings[starts][stretch]
-    begun = _together(kind, np.zeros_like(kind) if alike is None else alike)
+    begun = combined(kind, np.zeros_like(kind) if alike is None else alike)
     if held is not None:
-        units = [Exchange(documents, _together(held, begun, _counted(_together(documents, held))), "documents")]
+        units = [Exchange(documents, combined(held, begun, _counted(combined(documents, held))), "documents")]
         units = units if len(np.unique(documents)) < len(documents) else [units[0]._replace(what="rows")]
     elif len(starts) == len(documents) and len(np.unique(documents)) == len(documents):
         units = [Exchange(documents, begun, "rows")]
     else:
-        by_document = _together(begun, _counted(documents[starts])[stretch], distance)
+        by_document = combined(begun, _counted(documents[starts])[stretch], distance)
         units = [
             Exchange(documents, by_document, "documents"),
-            Exchange(stretch, _together(begun, distance), "sequences"),
+            Exchange(stretch, combined(begun, distance), "sequences"),
         ]
     some = batches[:: -(-len(batches) // LOOKED_AT)]
     least = ENOUGH if alike is None and held is None else SOME
     for each in units:
-        if np.mean([_with_partner(each.of(rows)).mean() for rows in some]) >= least:
-            return each
+        share = float(np.mean([_with_partner(each.of(rows)).mean() for rows in some]))
+        if share >= least:
+            return each._replace(partnered=share)
     return None
 
 
-def _together(*parts: Rows) -> Rows:
-    """One number for each combination."""
-    codes = parts[0]
-    for part in parts[1:]:
+def combined(*parts: Rows) -> Rows:
+    """Numbers each combination of codes, from 0."""
+    codes = np.zeros(len(parts[0]), np.int64)
+    for part in parts:
         codes = np.unique(codes * (int(part.max()) + 1) + part, return_inverse=True)[1]
-    return np.unique(codes, return_inverse=True)[1]
+    return codes
 
 
 def _counted(values: Rows) -> Rows:
-    """How many equal values precede each."""
+    """Counts the equal values that precede each."""
     order = np.argsort(values, kind="stable")
     new = np.r_[True, np.diff(values[order]) != 0]
     counted = np.empty_like(order)
@@ -86,12 +93,12 @@ def _counted(values: Rows) -> Rows:
 
 
 def _with_partner(units: Exchange) -> np.ndarray:
-    """Whether another unit has a row of the same place."""
+    """Tells which rows have a row of the same place in another unit."""
     return np.bincount(units.places)[units.places] > 1
 
 
 def away(units: Exchange, seed: Sequence[int]) -> Rows:
-    """A random order that leaves no row in place which has a partner: each takes that of the next unit, in a cycle of
+    """Draws an order that leaves no row in place which has a partner: each takes that of the next unit, in a cycle of
     all units, which has a row of its place. Units of about the same size follow each other, so that few are torn."""
     rng = np.random.default_rng(seed)
     _, unit, sizes = np.unique(units.units, return_inverse=True, return_counts=True)

@@ -15,12 +15,12 @@ from repsim_cli.cli.run import plan_lines
 from repsim_cli.cli.show import spread, summary
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.config.presets import FILES, entries, entry_of
+from repsim_cli.figures.chance import Chance, pairings
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import CHANCE
 
 if TYPE_CHECKING:
     from repsim_cli.api.result import Result
-    from repsim_cli.figures.chance import Chance
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
@@ -120,13 +120,13 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     yield f"  report: {result.folder / 'report.html'}"
 
 
-def _chance(chance: "Chance | None", record: Mapping[str, Any]) -> str:
+def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:
     """The level of chance and what it is of, or why it is not known."""
     if chance is None:
         return f"chance is not known here: {record.get('unknown', 'no layers have a value')}"
     cells = f"{chance.low:.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:.3f} to {chance.high:.3f} by cell"
     spread = f", a single pairing within {record['spread']:.2g} (sd)" if record.get("spread") else ""
-    return f"chance: {cells}, the mean of random pairings of {record.get('units', 'rows')}{spread}"
+    return f"chance: {cells}, the mean of {pairings(record)}{spread}"
 
 
 def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:

@@ -1,4 +1,4 @@
-"""What a measure gives by chance: the mean over random pairings of units that can be exchanged, none in place.
+"""The level of chance: the mean of a measure over random pairings of units that can be exchanged, none in place.
 
 Exact for inner products and shared neighbours (`expected.py`), from a few pairings of a few layers for other measures,
 whose spread is known likewise.
@@ -25,13 +25,14 @@ from repsim_cli.measures.inner import Matrix, Products
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
 SAMPLED = 4  # layers, spread over the map, whose pairs are drawn
-EXACT, DRAWN, SQUARE, APART, PAIRINGS = "chance", "drawn", "square", "apart", "pairings"  # statistics of a batch
+# statistics of a batch; KNOWN: 1 where it has a level of chance
+EXACT, DRAWN, SQUARE, APART, PAIRINGS, KNOWN = "chance", "drawn", "square", "apart", "pairings", "chance known"
 
 
 def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, seed: int) -> Statistics:
-    """What a batch says of chance, beside its values: the exact mean (EXACT) where there is one, and of a few layers
-    the mean over random pairings (DRAWN), that of the squares (SQUARE), or that of the squared distances to the exact
-    mean (APART).
+    """Observes, beside the values of a batch, the exact mean (EXACT) where there is one, and of a few layers the mean
+    over random pairings (DRAWN) and that of the squares (SQUARE), or that of the squared distances to the exact mean
+    (APART).
 
     rows: the numbers of a batch's rows.
     """
@@ -41,9 +42,11 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
             return {}
         here = units.of(rows(batch))
         exact, lacking = exact_mean(prepared, here), values.cpu().isnan()
-        if exact is not None and (exact.isnan() & ~lacking).any():  # of this batch too few rows have a partner
-            return {}
-        found = {} if exact is None else {EXACT: exact.masked_fill(lacking, math.nan)}
+        known = exact is None or not (exact.isnan() & ~lacking).any()  # else too few rows have a partner
+        found = {KNOWN: torch.tensor(float(known))}
+        if not known:
+            return found
+        found |= {} if exact is None else {EXACT: exact.masked_fill(lacking, math.nan)}
         count, some = _sampled(prepared, batches)
         if batch >= ORDERS or not count:
             return found
@@ -52,36 +55,31 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
             warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
             drawn = permuted(_only(prepared, some), orders)
         cells = torch.tensor(some)[:, None], torch.tensor(some)
-        if len(some) > 1:  # of a layer with itself only where there is no other
-            drawn[:, range(len(some)), range(len(some))] = math.nan
         found[PAIRINGS] = torch.tensor(float(count))
+        parts = {DRAWN: drawn.mean(0), SQUARE: drawn.square().mean(0)}
         if exact is not None:
-            return {**found, APART: _spread(values, cells, (drawn - exact[cells]).square().mean(0))}
-        return {
-            **found,
-            DRAWN: _spread(values, cells, drawn.mean(0)),
-            SQUARE: _spread(values, cells, drawn.square().mean(0)),
-        }
+            parts = {APART: (drawn - exact[cells]).square().mean(0)}
+        return found | {key: _spread(values, cells, part) for key, part in parts.items()}
 
     return observe
 
 
 def _movable(prepared: Prepared) -> bool:
-    """Whether its states can be taken in another order."""
+    """Tells whether its states can be taken in another order."""
     if isinstance(prepared, PreparedProducts) or prepared.measure.permute is not own_rows:
         return True
     return isinstance(prepared.states[0], Tensor)
 
 
 def mean_of(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:
-    """The mean over random pairings of these units, none in place, of all pairs: exact, or of a few pairings."""
+    """Computes the mean over random pairings of these units, none in place, of all pairs: exact, or of a few."""
     if (exact := exact_mean(prepared, here)) is not None:
         return exact
     return permuted(prepared, torch.from_numpy(np.stack([away(here, [*seed, k]) for k in range(ORDERS)]))).mean(0)
 
 
 def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
-    """The mean over pairings, where the measure is a sum over cells."""
+    """Computes the mean over all pairings, where the measure is a sum over cells; None elsewhere."""
     if isinstance(prepared, PreparedProducts):
         if prepared.expected is None:
             return None
@@ -101,7 +99,8 @@ def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
 
 
 def _sampled(prepared: Prepared, batches: int) -> tuple[int, list[int]]:
-    """How many pairings of a batch are drawn, and of which layers: at most half of the pairs are solved again."""
+    """Chooses how many pairings of a batch are drawn, and of which layers: at most half of the pairs are solved again,
+    or the two of two layers."""
     layers = len(prepared.names)
     wanted = prepared.left if isinstance(prepared, PreparedStates) else None
     pairs = layers * (layers + 1) // 2 if wanted is None else int(wanted.sum() + layers) // 2
@@ -117,10 +116,11 @@ def _sampled(prepared: Prepared, batches: int) -> tuple[int, list[int]]:
 
 
 def _only(prepared: Prepared, some: list[int]) -> Prepared:
-    """What is prepared of these representations alone."""
+    """Keeps what is prepared of these representations, and of states the pairs of different ones, if there are any."""
     names = [prepared.names[a] for a in some]
     if isinstance(prepared, PreparedStates):
-        left = None if prepared.left is None else prepared.left[some][:, some]
+        left = ~torch.eye(len(some), dtype=torch.bool) if len(some) > 1 else torch.ones(1, 1, dtype=torch.bool)
+        left &= True if prepared.left is None else prepared.left[some][:, some]
         return replace(prepared, names=names, states=[prepared.states[a] for a in some], left=left, details={})
     states = {kernel: [of[a] for a in some] for kernel, of in prepared.states.items()}
     norms = prepared.norms[some] if len(prepared.norms) else prepared.norms
@@ -129,30 +129,33 @@ def _only(prepared: Prepared, some: list[int]) -> Prepared:
 
 
 def _spread(values: Matrix, cells: tuple[Tensor, Tensor], found: Tensor) -> Matrix:
-    """These cells of a map; NaN elsewhere."""
+    """Puts these cells into a map that is NaN elsewhere; of a layer with itself only where there is no other."""
+    if len(found) > 1:
+        found = found.clone().fill_diagonal_(math.nan)
     spread = torch.full_like(values, math.nan, device="cpu")
     spread[cells] = found.to(spread)
     return spread.masked_fill(values.cpu().isnan(), math.nan)
 
 
 class Level(NamedTuple):
-    """cells: chance of every cell, or of all the same level. about: what is recorded of it."""
+    """The level of chance. cells: of every cell, or the same of all. about: what is recorded of it."""
 
     cells: Matrix | None
     about: dict[str, Any]
 
 
 def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> Level:
-    """Chance from what was observed. why: it is not known, if it is not."""
+    """Takes the level of chance from what was observed. why: it is not known, if it is not."""
     seen, batches = matrix.statistics, matrix.batches
     found = next((key for key in (EXACT, DRAWN) if key in seen and not seen[key].isnan().all()), "")
     if units is None or not found:
         return Level(None, {"unknown": why})
-    about = {"units": units.what, "rows": matrix.rows}
+    known = round(batches * float(seen[KNOWN]))
+    about = {"units": units.what, "partnered": units.partnered, "batches": known}
     orders = min(ORDERS, batches) * int(seen.get(PAIRINGS, torch.zeros(())))
     if found == EXACT:
-        known = APART in seen and bool(seen[APART].isfinite().any())
-        spread = float((seen[APART].nanmean() / batches).sqrt()) if known else None
+        once = seen[APART].nanmean() / batches if APART in seen else torch.tensor(math.nan)
+        spread = float(once.sqrt()) if once.isfinite() else None
         return Level(seen[EXACT], {**about, "mean": "exact", "spread": spread, "orders": orders})
     drawn = seen[DRAWN]
     once = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0) / batches * orders / max(orders - 1, 1)

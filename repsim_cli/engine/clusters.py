@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from repsim_cli.activations.exchange import Exchange, exchange
+from repsim_cli.activations.exchange import Exchange, combined, exchange
 from repsim_cli.activations.inputs import documents_of
 from repsim_cli.activations.places import (
     row_beginnings,
@@ -27,6 +27,7 @@ from repsim_cli.data.base import Data, Sequences
 from repsim_cli.engine.checks import tests
 from repsim_cli.models.source import PrecomputedWords
 
+BUILT_IN = ("document", "row")  # clusters beside the columns of the data
 OF_ROWS = ("token", "previous_token", "position")  # beside the columns of the data
 Rows = Int[np.ndarray, " n"]
 
@@ -37,17 +38,21 @@ class Clusters:
 
     documents: the document of every row, what clusters documents, or the row itself. beginnings: what the row is the
     first of (see `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so
-    that documents keep their segments. held: by name, what rows must share to take each other's place.
+    that documents keep their segments. held: by name, what rows must share to take each other's place. what: the
+    clusters, in words.
     """
 
     documents: Rows
     beginnings: Rows
     whole: np.ndarray | None
     held: Mapping[str, Rows]
+    what: str = "documents"
 
     def segments(self, batches: Sequence[Rows], least: int) -> Segments:
-        """Which rows of each batch are exchanged, at least `least`. Raises BadInput where too few documents can be, or
-        where rows of one document are held apart by what differs between them."""
+        """Finds which rows of each batch are exchanged, at least `least`.
+
+        Raises BadInput where too few documents can be, or where what rows must share differs inside a document.
+        """
         alone = len(np.unique(self.documents)) == len(self.documents)
         inside = [] if alone else [name for name in self._inside() if name != "position"]
         if inside:
@@ -56,36 +61,30 @@ class Clusters:
                 f"keeps its level, got {inside[0]} with clusters of several rows; set significance.clusters=row where "
                 "rows do not depend on each other, or significance=none for the level of chance within it"
             )
-        codes = _joined([rows for name, rows in self.held.items() if alone or name != "position"], len(self.documents))
+        codes = self._codes([name for name in self.held if alone or name != "position"])
         documents, beginnings, alike = ([part[x] for x in batches] for part in (self.documents, self.beginnings, codes))
         return segments(documents, beginnings, alike, least)
 
     def _inside(self) -> list[str]:
-        """What differs between rows of one document."""
-        return [
-            name
-            for name, rows in self.held.items()
-            if len(np.unique(np.stack([self.documents, rows]), axis=1).T) > len(np.unique(self.documents))
-        ]
+        """Names what differs between rows of one document."""
+        _, document = np.unique(self.documents, return_inverse=True)
+        count = document.max() + 1
+        return [name for name, rows in self.held.items() if combined(document, rows).max() + 1 > count]
+
+    def _codes(self, names: Sequence[str]) -> Rows:
+        """Numbers what these say of every row together."""
+        return combined(np.zeros_like(self.documents), *(self.held[name] for name in names))
 
     def exchange(self, batches: Sequence[Rows]) -> Exchange | None:
-        """The units whose random pairings chance is of; None where too few rows have a partner."""
+        """Finds the units whose random pairings chance is of; None where too few rows have a partner."""
         inside = self._inside()
-        of_rows, of_documents = (
-            [self.held[name] for name in self.held if (name in inside) == of] for of in (True, False)
-        )
-        codes = _joined(of_rows, len(self.documents)) if inside and inside != ["position"] else None
-        found = exchange(self.documents, self.beginnings, batches, _joined(of_documents, len(self.documents)), codes)
-        names = ", ".join(self.held)
-        return found if found is None or not names else found._replace(what=f"{found.what} within {names}")
-
-
-def _joined(parts: Sequence[Rows], n: int) -> Rows:
-    """One code for each combination."""
-    codes = np.zeros(n, np.int64)
-    for part in parts:
-        codes = np.unique(codes * (int(part.max()) + 2) + part + 1, return_inverse=True)[1]
-    return codes
+        held = self._codes(inside) if inside and inside != ["position"] else None
+        alike = self._codes([name for name in self.held if name not in inside]) if self.held else None
+        found = exchange(self.documents, self.beginnings, batches, alike, held)
+        if found is None:
+            return None
+        what, names = self.what if found.what == "documents" else found.what, ", ".join(self.held)
+        return found._replace(what=f"{what} within {names}" if names else what)
 
 
 def clusters_of(
@@ -96,12 +95,13 @@ def clusters_of(
     extract: Extract,
     total: int,
 ) -> Clusters:
-    """By `significance.clusters`. Sentences are the documents of stored words; of other stored rows a file names them,
-    or nothing is tested. Raises BadInput for a column that the data lacks."""
+    """Clusters the rows by `significance.clusters`. Sentences are the documents of stored words; of other stored rows a
+    file names them, or nothing is tested. Raises BadInput for a column that the data lacks."""
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     told, clusters = documents_of(readings), significance.clusters
     given = next(iter(sequences.values()), None)
     held = {name: _property("within", name, data, given, extract) for name in significance.held}
+    column = None if clusters in BUILT_IN else _property("clusters", clusters, data, given, extract)
     if clusters == "row" or not (sequences or stored or told):
         return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None, held=held)
     if given is not None:
@@ -120,19 +120,24 @@ def clusters_of(
         whole = np.array(list(lengths))
         documents, beginnings = np.repeat(np.arange(len(whole)), whole), np.zeros(whole.sum(), int)
         beginnings[(whole.cumsum() - whole)[whole > 0]] = BOTH
-    if clusters != "document":
-        documents = _property("clusters", clusters, data, given, extract)
     sampled = significance.method == "permutation" and (whole > 1).any()
-    return Clusters(documents=documents, beginnings=beginnings, whole=whole if sampled else None, held=held)
+    return Clusters(
+        documents=documents if column is None else column,
+        beginnings=beginnings,
+        whole=whole if sampled else None,
+        held=held,
+        what="documents" if column is None else f"documents by {clusters}",
+    )
 
 
 def _property(key: str, name: str, data: Data, given: Sequences | None, extract: Extract) -> Rows:
-    """A code for what `name` says of every row. Raises BadInput where nothing of this name is known."""
+    """Numbers what `name` says of every row. Raises BadInput where nothing of this name is known."""
     known = {} if given is None else row_properties(data, given, extract)
     positions = None if given is None else row_positions(given, extract)
     if name in known:
         return np.unique(known[name], return_inverse=True)[1]
     if key == "within" and positions is not None and given is not None and name in OF_ROWS:
-        return positions if name == "position" else row_tokens(given, extract, before=name == "previous_token")
+        of_rows = positions if name == "position" else row_tokens(given, extract, before=name == "previous_token")
+        return np.unique(of_rows, return_inverse=True)[1]
     names = [*known, *(OF_ROWS if key == "within" and positions is not None else ("document", "row"))]
     raise BadInput(f"significance.{key}: no such property of these rows, got '{name}'; {did_you_mean(name, names)}")

@@ -22,7 +22,7 @@ from repsim_cli.engine.checks import (
     suitable,
     warn_of_few_rows,
 )
-from repsim_cli.engine.clusters import Clusters, clusters_of
+from repsim_cli.engine.clusters import BUILT_IN, Clusters, clusters_of
 from repsim_cli.engine.corrections import check_family
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.study import OfMeasures
@@ -185,7 +185,8 @@ def comparison_of(
     several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))
     stored |= any(isinstance(source, Precomputed) and source.documents is not None for source in models.values())
     check_documents(significance, models)
-    judging.check(significance, extract.estimate, (several or stored) and significance.clusters != "row")
+    dependent = significance.clusters not in BUILT_IN or (significance.clusters == "document" and (several or stored))
+    judging.check(significance, extract.estimate, dependent)
     check_family(significance, [len(reading.layers) for reading in extraction.readings])
     comparison = extraction.extended(
         Comparison,

@@ -77,34 +77,51 @@ class Sums(NamedTuple):
     known: Float[Tensor, " r"]
 
 
-def empty(representations: int, places: Places, like: Tensor, symmetric: bool = True) -> Sums:
-    rows = like.new_zeros(representations, len(places.unit), places.count, dtype=torch.float32)
-    columns = rows if symmetric else torch.zeros_like(rows)
-    within = like.new_zeros(representations, places.count**2, dtype=torch.float64)
-    return Sums(rows, columns, within, *within.new_zeros(2, representations))
+class Tile(NamedTuple):
+    """The place of a tile. times: 2 for one that also stands for its mirror image. same: which cells are of rows of one
+    unit. weight: by which the product of a cell with itself is weighted; 0 where it has no others to meet."""
+
+    rows: slice
+    columns: slice
+    times: int
+    same: Bool[Tensor, "a b"]
+    weight: Float[Tensor, "a b"]
 
 
-def add(sums: Sums, block: Float[Tensor, "r a b"], rows: slice, columns: slice, places: Places, times: int) -> None:
-    """Adds a tile of symmetric matrices. times: 2 for one that also stands for its mirror image."""
-    same, partnered = _met(places, rows, columns)
-    at_rows, at_columns = places.place[rows], places.place[columns]
-    i, j = same.nonzero().T
+def tile_at(places: Places, rows: slice, columns: slice, times: int = 1) -> Tile:
+    """Finds which cells of a tile meet others, and how they are weighted."""
+    same = places.unit[rows, None] == places.unit[columns]
+    at = places.place[rows, None], places.place[columns]
+    return Tile(rows, columns, times, same, torch.where(same, -places.together[at], places.across[at]))
+
+
+def empty(representations: int, places: Places, device: torch.device, symmetric: bool = True) -> Sums:
+    """Makes sums of no cells yet. symmetric: of matrices whose columns are their rows."""
+    rows = torch.zeros(representations, len(places.unit), places.count, device=device)
+    within = torch.zeros(representations, places.count**2, dtype=torch.float64, device=device)
+    return Sums(rows, rows if symmetric else torch.zeros_like(rows), within, *within.new_zeros(2, representations))
+
+
+def add(sums: Sums, block: Float[Tensor, "r a b"], tile: Tile, places: Places) -> None:
+    """Adds a tile of symmetric matrices."""
+    at_rows, at_columns = places.place[tile.rows], places.place[tile.columns]
+    i, j = tile.same.nonzero().T
     own = block[:, i, j]
-    for mirrored in range(times):
-        into, tile, at = (columns, block.mT, at_rows) if mirrored else (rows, block, at_columns)
-        first, second = (j, i) if mirrored else (i, j)
-        sums.rows[:, into].index_add_(2, at, tile.float())
-        sums.rows.flatten(1).index_add_(1, (into.start + first) * places.count + at[second], own.float(), alpha=-1)
-        of_two = (at_columns[j], at_rows[i]) if mirrored else (at_rows[i], at_columns[j])
-        sums.within.index_add_(1, of_two[0] * places.count + of_two[1], own.double())
+    sides = [(tile.rows, i, at_rows, j, at_columns, block), (tile.columns, j, at_columns, i, at_rows, block.mT)]
+    for into, first, at_first, second, at_second, cells in sides[: tile.times]:
+        sums.rows[:, into].index_add_(2, at_second, cells.float())
+        of_unit = (into.start + first) * places.count + at_second[second]
+        sums.rows.flatten(1).index_add_(1, of_unit, own.float(), alpha=-1)
+        sums.within.index_add_(1, at_first[first] * places.count + at_second[second], own.double())
     if not places.whole:
         squares = torch.stack([each.square().sum(dtype=torch.float64) for each in block])
-        known = torch.stack([each[partnered].square().sum(dtype=torch.float64) for each in block])
-        sums.squares.add_(squares, alpha=times)
-        sums.known.add_(known, alpha=times)
+        known = torch.stack([each[tile.weight != 0].square().sum(dtype=torch.float64) for each in block])
+        sums.squares.add_(squares, alpha=tile.times)
+        sums.known.add_(known, alpha=tile.times)
 
 
 def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places: Places) -> None:
+    """Adds a part of the diagonal of the matrices."""
     at = places.place[rows]
     sums.within.index_add_(1, at * places.count + at, diagonal.double())
     if not places.whole:
@@ -113,39 +130,35 @@ def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places
         sums.known.add_(squares[:, places.together[at, at] > 0].sum(1))
 
 
-def _met(places: Places, rows: slice, columns: slice) -> tuple[Bool[Tensor, "a b"], Bool[Tensor, "a b"]]:
-    """Which cells are of one unit, and which have others to meet."""
-    same = places.unit[rows, None] == places.unit[columns]
-    return same, weights(places, rows, columns) != 0
-
-
-def weights(places: Places, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
-    """Of the products of cells with themselves."""
-    same = places.unit[rows, None] == places.unit[columns]
-    at = places.place[rows, None], places.place[columns]
-    return torch.where(same, -places.together[at], places.across[at])
-
-
 def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
-    """The mean inner products, scaled to all cells where some meet no others; NaN where these hold most.
+    """Computes the mean inner products, scaled to all cells where some meet no others; NaN where these hold most.
 
     direct: the weighted sums of products of cells with themselves.
     """
 
     def by_place(sums: Sums) -> Tensor:
-        total = sums.within.new_zeros(len(sums.rows), places.count, places.count)
-        return total.index_add_(1, places.place, sums.rows.double()).flatten(1)
+        empty_sum = sums.within.new_zeros(places.count, places.count)
+        of_each = [empty_sum.index_add(0, places.place, each.double()) for each in sums.rows]
+        return torch.stack(of_each).flatten(1)
 
-    cross = direct + (by_place(a) * places.across.flatten()) @ by_place(b).T
+    first = by_place(a)
+    second = first if b is a else by_place(b)
+    cross = direct + (first * places.across.flatten()) @ second.T
     cross += (a.within * places.together.flatten()) @ b.within.T
-    for left, right, across in ((a.rows, b.rows, places.across), (a.columns, b.columns, places.across.T)):
-        root = across[places.place].sqrt().to(left)
-        cross -= ((left * root).flatten(1) @ (right * root).flatten(1).T).double()
+    of_rows = _weighted(a.rows, b.rows, places.across[places.place])
+    symmetric = a.columns is a.rows and b.columns is b.rows
+    cross -= of_rows + (of_rows if symmetric else _weighted(a.columns, b.columns, places.across.T[places.place]))
     if places.whole:
         return cross.cpu()
     shares = [(sums.known / sums.squares.clamp_min(1e-300)).sqrt() for sums in (a, b)]
     scale = shares[0][:, None] * shares[1]
     return torch.where(scale >= LEAST, cross / scale, math.nan).cpu()
+
+
+def _weighted(a: Float[Tensor, "r n p"], b: Float[Tensor, "c n p"], weight: Float[Tensor, "n p"]) -> Matrix:
+    root = weight.sqrt().to(a)
+    left = (a * root).flatten(1)
+    return (left @ (left if b is a else (b * root).flatten(1)).T).double()
 
 
 class Collector:
@@ -160,20 +173,21 @@ class Collector:
     def __call__(
         self, times: int, rows: slice, columns: slice | None, blocks: Mapping[AnyKernel, Float[Tensor, "r cells"]]
     ) -> None:
-        """A tile of all kernels of all representations. columns: None for a diagonal, which is 0 in the tiles."""
+        """Takes a tile of all kernels of all representations. columns: None for a diagonal, which is 0 in the tiles."""
         places = self.places
         for kernel, block in blocks.items():
-            sums = self.sums.setdefault(kernel, empty(len(block), places, block))
-            if columns is None:
-                add_diagonal(sums, block, rows, places)
-            else:
-                shape = (rows.stop - rows.start, columns.stop - columns.start)
-                add(sums, block.unflatten(1, shape), rows, columns, places, times)
+            if kernel not in self.sums:
+                self.sums[kernel] = empty(len(block), places, block.device)
         if columns is None:
             at = places.place[rows]
             weight = -places.together[at, at]
+            for kernel, block in blocks.items():
+                add_diagonal(self.sums[kernel], block, rows, places)
         else:
-            weight = weights(places, rows, columns).flatten()
+            tile = tile_at(places, rows, columns, times)
+            weight = tile.weight.flatten()
+            for kernel, block in blocks.items():
+                add(self.sums[kernel], block.unflatten(1, tile.same.shape), tile, places)
         for row, column in self.wanted:
             if row in blocks:
                 part = times * (self._times(blocks[row], weight) @ blocks[column].T).double()
@@ -186,7 +200,7 @@ class Collector:
         return torch.mul(block, weight.to(block), out=self.weighted[: block.numel()].view(block.shape))
 
     def means(self) -> dict[tuple[AnyKernel, AnyKernel], Matrix]:
-        """By pair of kernels, the mean inner products of all representations."""
+        """Computes the mean inner products of all representations, by pair of kernels."""
         return {
             (row, column): mean_products(self.sums[row], self.sums[column], direct, self.places)
             for (row, column), direct in self.direct.items()
@@ -194,10 +208,10 @@ class Collector:
 
 
 def mean_overlap(lists: Sequence[Int[Tensor, "k n"]], places: Places, side: int) -> Matrix:
-    """The mean number of rows that the lists of two representations have in common."""
+    """Computes the mean number of rows that the lists of two representations have in common."""
     n, k = lists[0].shape[1], lists[0].shape[0]
     device = lists[0].device
-    sums = empty(len(lists), places, torch.zeros(0, device=device), symmetric=False)
+    sums = empty(len(lists), places, device, symmetric=False)
     i = torch.arange(n, device=device).repeat(k)
     for a, each in enumerate(lists):
         j = each.flatten().long()
@@ -216,7 +230,7 @@ def mean_overlap(lists: Sequence[Int[Tensor, "k n"]], places: Places, side: int)
         rows = slice(start, min(start + side, n))
         some = torch.stack([each[:, rows].T for each in lists]).long()
         here = slice(0, some.shape[1])
-        weight = weights(places, rows, slice(0, n)).to(members).expand(len(lists), -1, -1).gather(2, some)
+        weight = tile_at(places, rows, slice(0, n)).weight.to(members).expand(len(lists), -1, -1).gather(2, some)
         weighted[:, here].scatter_(2, some, weight)
         members[:, here].scatter_(2, some, 1.0)
         direct += (weighted[:, here].flatten(1) @ members[:, here].flatten(1).T).double()

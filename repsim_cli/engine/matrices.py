@@ -36,7 +36,8 @@ from repsim_cli.engine.processes import Work, filed
 from repsim_cli.engine.record import measure_record, so_far
 from repsim_cli.engine.rows import Rows, identified, opened
 from repsim_cli.engine.without_value import kept
-from repsim_cli.measures import InnerProduct, Measure
+from repsim_cli.measures import InnerProduct, Measure, Pairwise
+from repsim_cli.measures.base import own_rows
 from repsim_cli.runs.cache import Entry, key
 from repsim_cli.runs.content import CHANCE, Measured, Table
 from repsim_cli.runs.reader import STATE, closest, read_array
@@ -218,14 +219,14 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
 
 
 def chance_of(comparison: Comparison) -> Statistics:
-    """What batches say of chance."""
+    """Makes what observes chance in every batch."""
     if comparison.units is None or comparison.groups is not None:
         return lambda *_: {}
     return chance.observing(comparison.units, comparison.numbers, comparison.batches, comparison.seed)
 
 
 def places_for(comparison: Comparison) -> Callable[[int], Places | None]:
-    """The places of a batch's rows, where the exact means of inner products are wanted."""
+    """Makes what finds the places of a batch's rows, where the exact means of inner products are wanted."""
     units, layers = comparison.units, len(comparison.layers)
     inner = any(isinstance(measure, InnerProduct) for measure in comparison.measures.values())
     if units is None or comparison.groups is not None or not inner:
@@ -235,11 +236,13 @@ def places_for(comparison: Comparison) -> Callable[[int], Places | None]:
 
 
 def why_unknown(comparison: Comparison, measure: Measure) -> str:
-    """Why the level of chance is not known, if it is not."""
+    """Says why the level of chance is not known, if it is not."""
     if not measure.card.paired:
         return "the measure does not depend on how rows are paired"
     if comparison.groups is not None:
         return "layers are read in groups, for lack of memory; raise hardware.memory_gb"
+    if comparison.units is not None and isinstance(measure, Pairwise) and measure.permute is own_rows:
+        return "the measure does not say how its states are permuted (`permute`), or no cell has a value"
     return comparison.unknown or "no cell has a value under random pairings"
 
 

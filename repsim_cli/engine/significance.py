@@ -56,6 +56,12 @@ def check_measure(settings: Significance, measure: Measure) -> None:
 
 def check(settings: Significance, estimate: str, dependent: bool) -> None:
     """Raises BadInput where the settings do not suit the estimate, or rows that depend on each other."""
+    kept = [key for key, on in {"within": settings.held, "order": settings.order != "any"}.items() if on]
+    if settings.method == "closed_form" and kept:
+        raise BadInput(
+            f"significance.{kept[0]}: the closed form is of rows in any order, got closed_form; use "
+            "significance=permutation, or leave it out"
+        )
     if settings.method == "closed_form" and dependent:
         raise BadInput(
             "significance.method: tokens of a document depend on each other and the closed form takes rows as "

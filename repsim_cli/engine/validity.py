@@ -1,4 +1,4 @@
-"""Whether documents can be exchanged at all: a cheap look at the means of those that trade places.
+"""Checks whether documents can be exchanged at all, by the means of those that trade places.
 
 A permutation test of documents takes them as independent draws. Where those that follow each other are alike, where
 some stand twice, or where their length or label shows in them, on both sides of a comparison, unrelated models look
@@ -34,8 +34,8 @@ Group = Int[np.ndarray, "k l"]
 def dependence(
     x: Float[Tensor, "n d"], groups: Sequence[Group], properties: Mapping[str, Sequence[np.ndarray]], seed: int
 ) -> Float[Tensor, "found 3"]:
-    """By FOUND: how much of the variance between documents it explains beyond chance, the variance of that by chance,
-    and the variance between documents; of copies, how many pairs there are; of lags, the sum of the squared
+    """Measures, by FOUND, how much of the variance between documents it explains beyond chance, the variance of that by
+    chance, and the variance between documents; of copies, how many pairs there are; of lags, the sum of the squared
     correlations of documents so far from each other.
 
     groups: the rows of each segment, as numbers in x. properties: by name, for each group, a number per segment.
@@ -49,6 +49,8 @@ def dependence(
         means = x[torch.from_numpy(group.ravel()).to(x.device)].double().view(k, length, -1).mean(1)
         means -= means.mean(0)
         variance = means.square().sum()
+        if not variance > 0:  # a constant layer says nothing
+            continue
         orders = [torch.arange(k), *(torch.from_numpy(rng.permutation(k)) for _ in range(ORDERS))]
         sums = {"serial": torch.stack([(means[o[:-1]] * means[o[1:]]).sum() for o in orders])}
         for name, of_groups in properties.items():
@@ -59,20 +61,20 @@ def dependence(
             beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
             found[FOUND.index(name)] += beyond.cpu()
         found[FOUND.index("twice"), 0] += _copies(means[:MOST], variance / k)
-        lags = [float((means[:-lag] * means[lag:]).sum() / variance.clamp_min(1e-300)) for lag in range(1, k // 4 + 1)]
+        lags = [float((means[:-lag] * means[lag:]).sum() / variance) for lag in range(1, k // 4 + 1)]
         found[FOUND.index("lags"), 0] = max(float(found[FOUND.index("lags"), 0]), float(np.square(lags).sum()))
     return found
 
 
 def _copies(means: Float[Tensor, "k d"], variance: Tensor) -> float:
-    """How many pairs of documents have the same mean."""
+    """Counts the pairs of documents that have the same mean."""
     squares = means.square().sum(1)
     apart = squares[:, None] + squares - 2 * means @ means.T
     return float((apart.triu(1) + torch.ones_like(apart).tril() * variance <= EQUAL * variance).sum())
 
 
 def _coded(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
-    """Orthogonal columns that span what the property can explain."""
+    """Makes orthogonal columns that span what the property can explain."""
     if name == "label":
         columns = (values[:, None] == np.unique(values)).astype(float)
         columns /= np.sqrt(columns.sum(0))
@@ -86,8 +88,9 @@ def _coded(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
 def reasons(
     found: Float[Tensor, "r found 3"], batches: int, places: Sequence[slice], order: str, documents: float
 ) -> list[str]:
-    """Why the null does not hold: what two models have, or the only one. found: means over batches, by representation.
-    documents: of a batch.
+    """Says why the null does not hold: by what two models have, or the only one.
+
+    found: means over batches, by representation. documents: of a batch.
 
     A null holds where one side alone depends on it. Shifts keep that neighbours are alike, if enough documents are left
     that are not.

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+MOST = 0.95  # of the rows: of fewer it is said
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
@@ -28,13 +30,23 @@ def level_of(
     cells = np.concatenate([np.empty(0), *(part.ravel() for part in drawn)])
     if (cells := cells[np.isfinite(cells)]).size:
         if record is not None:
-            return _marked_at(cells), f"chance, random pairings of {record['units']}"
+            return _marked_at(cells), f"chance, {pairings(record)}"
         if null:
             some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
             return _marked_at(cells), f"closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
     if not null and (across := across[np.isfinite(across)]).size:
         return _marked_at(across), "untrained, between a trained and an untrained model"
     return None, ""
+
+
+def pairings(record: Mapping[str, Any]) -> str:
+    """Says what chance is the mean over, and of which rows, where these are not nearly all.
+
+    >>> pairings({"units": "documents", "partnered": 0.8, "batches": 3})
+    'random pairings of documents, 80 % of the rows'
+    """
+    share = record.get("partnered", 1.0)
+    return f"random pairings of {record['units']}" + (f", {100 * share:.0f} % of the rows" if share < MOST else "")
 
 
 def _marked_at(cells: np.ndarray) -> Chance:

@@ -197,7 +197,7 @@ class OfHsic(InnerProduct):
 
 
 def own_rows(state: Any, order: Tensor) -> Any:
-    """The rows of a state that consists of them, in another order."""
+    """Takes the rows of a state that consists of them in another order."""
     return state[order]
 
 

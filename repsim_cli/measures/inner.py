@@ -342,7 +342,7 @@ def unpacked(cells: Float[Tensor, " cells"], n: int) -> Float[Tensor, "n n"]:
 
 
 def packed_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
-    """As `_tiles`, of packed matrices, whose diagonal is 0."""
+    """Gives the same as `_tiles`, of packed matrices, whose diagonal is 0."""
     side = min(tile, n)
     bands = [slice(start, min(start + side, n)) for start in range(0, n, side)]
     for a, rows in enumerate(bands):
@@ -367,7 +367,7 @@ def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice)
 
 
 def block_of(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Float[Tensor, "a b"]:
-    """A tile of the matrix of a representation."""
+    """Computes a tile of the matrix of a representation."""
     if isinstance(kernel, Packed):
         return tile_of(state.features.values, n, rows, columns)
     return kernel.cells(state.fit, gram_tile(state.features, rows, columns), rows, columns)

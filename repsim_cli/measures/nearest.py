@@ -68,8 +68,9 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
 def nearest(
     exact: Float[Tensor, "n d"], dtype: torch.dtype, x: Float[Tensor, "n d"], *, k: int
 ) -> tuple[Neighbours, int, int]:
-    """The same of rows of norm 1, and of how many of them rounding or ties decide the k-th place. x: the rows as they
-    were given. dtype: in which products are taken first."""
+    """Finds the same of rows of norm 1, and counts those of which rounding, and ties, decide the k-th place.
+
+    x: the rows as they were given. dtype: in which products are taken first."""
     units = exact.to(dtype)
     every = torch.arange(len(x), device=x.device)
     blocks = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]

@@ -103,7 +103,8 @@ class Measured:
     """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
 
     estimate: kind, rows, rows_available, batches, and unit where it is not rows. null: how significance was tested, or
-    None. chance: what its level is of (units, rows, mean, spread, orders), or why it is not known (unknown).
+    None. chance: what its level is of (units, the share of rows with a partner, batches, mean, spread, orders), or
+    why it is not known (unknown).
     """
 
     name: str

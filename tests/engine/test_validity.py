@@ -56,6 +56,10 @@ def test_each_fault_is_named_with_its_remedy():
     assert said(sides(lambda rng: plain(rng) + longer * rng.normal(size=5)), length=LENGTH) == [REASONS["length"]]
 
 
+def test_a_constant_layer_says_nothing():
+    assert said([torch.ones(180, 5, dtype=torch.float64)] * 2) == []
+
+
 def test_copies_are_found_where_all_their_rows_are_the_same():
     rows = [x.view(60, 3, 5) for x in sides(plain)]
     for x in rows:
@@ -123,6 +127,18 @@ def test_chance_within_a_token_is_higher(repsim, newest):
             "significance.within: rows of a document depend on each other, so that no exchange of single rows keeps its",
         ),
         (
+            ["significance=closed_form", "significance.clusters=row", "significance.within=position"],
+            "significance.within: the closed form is of rows in any order, got closed_form; use significance=permutation",
+        ),
+        (
+            ["significance=closed_form", "significance.clusters=row", "significance.order=shifts"],
+            "significance.order: the closed form is of rows in any order",
+        ),
+        (
+            ["significance=closed_form", "significance.clusters=label", "data=overlap_nli", "extract=pooled"],
+            "significance.method: tokens of a document depend on each other and the closed form takes rows as independent",
+        ),
+        (
             ["significance.within=colour", "data=embedded"],
             "significance.within: no such property of these rows, got 'colour'",
         ),
@@ -136,3 +152,27 @@ def test_what_cannot_be_held_is_refused(repsim, words, message):
     code, _, err = repsim("run", "model=[tiny_a,tiny_b]", "measure=[cka_unbiased]", "extract.sequences=32", *words)
     assert code == 2
     assert message in err
+
+
+@pytest.mark.parametrize("method", ["permutation", "closed_form"])
+def test_stored_rows_have_no_column_to_cluster_by(repsim, tmp_path, method):
+    """They are not taken as independent in silence."""
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        np.savez(tmp_path / name, x=rng.normal(size=(60, 4)))
+    models = [f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}" for name in "ab"]
+    code, _, err = repsim(
+        "run", "model=[]", *models, "measure=[cka_unbiased]", "extract.estimate=full",
+        f"significance={method}", "significance.clusters=author",
+    )  # fmt: skip
+    assert code == 2
+    assert "significance." in err
+
+
+def test_chance_says_of_which_documents_and_rows(repsim, newest, table):
+    code, _, err = repsim("run", *table, "significance.clusters=group")
+    assert code == 0, err
+    for measure in recorded(newest())["measures"]:
+        assert measure["chance"]["units"] == "documents by group"
+        assert 0.3 < measure["chance"]["partnered"] <= 1
+        assert measure["chance"]["batches"] == 1
