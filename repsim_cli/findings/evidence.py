@@ -47,8 +47,8 @@ class Evidence:
 
 
 def log_of(value: float | np.floating) -> float:
-    """The logarithm of a distance; of 0 that of the least positive number. Models differ in the scale of theirs by
-    factors, which a logarithm makes shifts."""
+    """Takes the logarithm of a distance; of 0 that of the least positive number. Models differ in the scale of theirs
+    by factors, which a logarithm makes shifts."""
     return math.log(max(float(value), np.finfo(float).tiny))
 
 
@@ -61,7 +61,7 @@ def by_error(value: float, threshold: float, se: float, freedom: float | int, ho
 
 
 def too_few(units: int, unit: str, least: int = FEWEST) -> Evidence:
-    """What fewer units than `least` say: nothing."""
+    """Gives the evidence of fewer units than `least`: none."""
     return Evidence(1.0, 1.0, counted(units, unit), smallest=1.0, units=units, needs=counted(least, unit))
 
 
@@ -70,7 +70,7 @@ def over(units: int, unit: str) -> str:
 
 
 def by_units(values: Sequence[float] | np.ndarray, threshold: float, unit: str) -> Evidence:
-    """The mean of independent values, three or more, against the threshold."""
+    """Tests the mean of independent values, three or more, against the threshold."""
     count = len(values)
     if count < FEWEST:
         return too_few(count, unit)
@@ -79,7 +79,7 @@ def by_units(values: Sequence[float] | np.ndarray, threshold: float, unit: str) 
 
 
 def by_two(first: Sequence[float], second: Sequence[float], unit: str) -> Evidence:
-    """The mean of three or more values minus that of three or more others, by Welch's t."""
+    """Tests the mean of three or more values minus that of three or more others, by Welch's t."""
     if (least := min(len(first), len(second))) < FEWEST:
         return replace(too_few(least, unit), needs=f"{counted(FEWEST, unit)} of each kind")
     shares = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
@@ -90,7 +90,7 @@ def by_two(first: Sequence[float], second: Sequence[float], unit: str) -> Eviden
 
 
 def by_lone(value: float, others: Sequence[float], unit: str) -> Evidence:
-    """One value minus the mean of three or more others, all of which may vary as these do."""
+    """Tests one value minus the mean of three or more others, all of which may vary as these do."""
     count = len(others)
     if count < FEWEST:
         return too_few(count, unit)
@@ -99,7 +99,7 @@ def by_lone(value: float, others: Sequence[float], unit: str) -> Evidence:
 
 
 def opposite(evidence: Evidence) -> Evidence:
-    """Of minus the statistic."""
+    """Turns the evidence into that of minus the statistic."""
     return replace(evidence, above=evidence.below, below=evidence.above)
 
 
@@ -124,7 +124,7 @@ def by_chance(value: float, others: Float[np.ndarray, " k"], how: str, units: in
 
 
 def by_sign(count: int, cases: int, unit: str) -> Evidence:
-    """In how many of five or more units something is so, against so in every second one."""
+    """Tests in how many of five or more units something is so, against so in every second one."""
     above, below = scipy.stats.binom.sf(count - 1, cases, 0.5), scipy.stats.binom.cdf(count, cases, 0.5)
     how = f"{counted(cases, unit)}, each as likely so as not"
     return Evidence(

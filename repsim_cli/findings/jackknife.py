@@ -16,10 +16,10 @@ class Error(NamedTuple):
 
 
 def over_models(left: Sequence[Float[np.ndarray, "m ..."]]) -> Error:
-    """The standard error of a statistic, from what it is without each model (Efron 1982).
+    """Estimates the standard error of a statistic from what it is without each model (Efron 1982).
 
-    left: for every group of models the statistic without each of its models. Groups are taken as
-    independent: their variances add up, and Satterthwaite's (1946) degrees of freedom lie between those of the smallest
+    left: for every group of models the statistic without each of its models. Groups are taken as independent: their
+    variances add up, and Satterthwaite's (1946) degrees of freedom lie between those of the smallest
     group and those of all. Where nothing varies, they are those of the smallest group.
     """
     parts = np.array([np.var(x, axis=0) * (len(x) - 1) for x in left])
@@ -36,7 +36,7 @@ def interval(
     level: float,
     bounds: Sequence[float | None] = (None, None),
 ) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """(low, high): a t interval of this level about the value, within the bounds."""
+    """Makes a t interval (low, high) of this level about the value, within the bounds."""
     half = error.se * scipy.special.stdtrit(error.freedom, (1 + level) / 2)
     lowest, highest = (
         infinite if end is None else end for end, infinite in zip(bounds, (-np.inf, np.inf), strict=True)

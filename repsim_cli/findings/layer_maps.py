@@ -40,19 +40,19 @@ class Map:
         return ((family[:, None] == family) == same_family) & ~np.eye(len(family), dtype=bool)
 
     def entry(self, model: str) -> str:
-        """What the seeds of a training have in common; of other models their label."""
+        """Names what the seeds of a training have in common; of other models their label."""
         return self.entries.get(model, model)
 
     def shape(self, model: str) -> tuple[Any, ...]:
-        """What an untrained twin of a model has in common with it."""
+        """Describes what an untrained twin of a model has in common with it."""
         return (self.families[model], *self.widths[self.models[model]])
 
     def owners(self) -> np.ndarray:
-        """The model of every layer."""
+        """Names the model of every layer."""
         return np.repeat(list(self.models), [place.stop - place.start for place in self.models.values()])
 
     def only(self, kept: np.ndarray) -> "Map":
-        """The same of some layers. kept: whether each stays."""
+        """Keeps some layers. kept: whether each stays."""
         at, owners = np.flatnonzero(kept), self.owners()[kept]
         places = {model: np.flatnonzero(owners == model) for model in self.models if (owners == model).any()}
         return replace(
@@ -76,7 +76,7 @@ class Map:
 
 
 def map_of(run: Finished) -> tuple[Map, dict[str, str]]:
-    """The map of a run under the measures that are larger for closer layers, and their labels by name."""
+    """Makes the map of a run under the measures that are larger for closer layers, and their labels by name."""
     first = next(iter(run.maps.values()))
     closer = {label: m for label, m in run.maps.items() if m.measure.larger_is_closer}
     facts = {model: run.models[model] for model in first.places}
@@ -96,7 +96,7 @@ def map_of(run: Finished) -> tuple[Map, dict[str, str]]:
 
 @cache
 def best_of(neurons: int, rows: int) -> float:
-    """The largest of so many absolute correlations with independent normal values, on average.
+    """Computes the largest of so many absolute correlations with independent normal values, on average.
 
     >>> round(best_of(1, 100), 3), round(best_of(64, 100), 3)
     (0.08, 0.258)
@@ -107,15 +107,15 @@ def best_of(neurons: int, rows: int) -> float:
 
 
 class Trained(NamedTuple):
-    """Of the trained models of a map, and where each has an untrained twin beside it, the values minus those of the
-    twins. note: whether they were subtracted."""
+    """The trained models of a map. values: theirs, minus those of the twins where each has an untrained twin beside it.
+    note: whether they were subtracted."""
 
     whole: Map
     values: np.ndarray
     note: str
 
     def squares(self, least: int) -> list[np.ndarray]:
-        """Of every model with so many layers the values among them, both directions averaged."""
+        """Takes the values among the layers of every model with so many of them, both directions averaged."""
         parts = [self.values[place, place] for place in self.whole.models.values() if place.stop - place.start >= least]
         return [(part + part.T) / 2 for part in parts]
 
@@ -124,8 +124,8 @@ class Trained(NamedTuple):
 
 
 def trained(whole: Map, values: np.ndarray) -> Trained:
-    """What training made of a map, as far as the run can tell. An untrained model is the twin of a trained one that has
-    its family and the widths of its layers."""
+    """Finds what training made of a map, as far as the run can tell. An untrained model is the twin of a trained one
+    that has its family and the widths of its layers."""
     free, twins = [model for model in whole.models if model in whole.untrained], {}
     kept = [model for model in whole.models if model not in whole.untrained]
     for model in kept:

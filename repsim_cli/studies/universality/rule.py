@@ -68,7 +68,7 @@ def among(similar: Float[np.ndarray, "m m"]) -> Float[np.ndarray, " pairs"]:
 
 
 def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
-    """By the p values of `Judged`, the contrasts of means that must all be above 0."""
+    """Lists, by the p values of `Judged`, the contrasts of means that must all be above 0."""
     near, far = ACROSS - (1 - margin) * SEEDS, margin * SEEDS + (1 - margin) * CHANCE
     return {
         "above": [ACROSS - TWINS],
@@ -80,8 +80,9 @@ def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
 
 
 def judge(cell: Compared, margin: float = MARGIN, level: float = 0.95) -> Judged:
-    """Student's t of contrasts of means over pairs of models, with errors from the jackknife over the models of base,
-    value and twins (see `over_models`); of contrasts with seeds, no more degrees of freedom than equal spreads have.
+    """Tests contrasts of means over pairs of models by Student's t, with errors from the jackknife over the models of
+    base, value and twins (see `over_models`); of contrasts with seeds, no more degrees of freedom than equal spreads
+    have.
 
     alike: the similarity is more than a share 1 - margin of the way to the seeds, from untrained twins and from chance,
     and seeds are above both. apart: it is less than a share `margin` of the way from chance to seeds, and seeds are
@@ -119,7 +120,7 @@ def judge(cell: Compared, margin: float = MARGIN, level: float = 0.95) -> Judged
 
 
 def _of_pairs(square: Float[np.ndarray, "m m"]) -> tuple[float, Float[np.ndarray, " m"]]:
-    """The mean over pairs, and that without each; NaN where no pair is left."""
+    """Takes the mean over pairs, and that without each; NaN where no pair is left."""
     count, off = len(square), square - np.diag(np.diag(square))
     total = off.sum() / 2
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -128,7 +129,7 @@ def _of_pairs(square: Float[np.ndarray, "m m"]) -> tuple[float, Float[np.ndarray
 
 
 def _of_block(block: Float[np.ndarray, "m n"]) -> tuple[float, Float[np.ndarray, " m"], Float[np.ndarray, " n"]]:
-    """The mean, and that without each row, and without each column; NaN where nothing is left."""
+    """Takes the mean, and that without each row, and without each column; NaN where nothing is left."""
     with np.errstate(divide="ignore", invalid="ignore"):
         without = [
             (block.sum() - block.sum(axis)) / np.float64((block.shape[1 - axis] - 1) * block.shape[axis])
@@ -138,10 +139,10 @@ def _of_block(block: Float[np.ndarray, "m n"]) -> tuple[float, Float[np.ndarray,
 
 
 def _means(cell: Compared) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
-    """The means over pairs of a model of the base and one of the value, of two seeds of the base, of two untrained
-    twins (of both shapes, where there are two), and chance; and these without each model of the base, of the value, and
-    of each shape of twins. NaN where there is no pair. Of two single models none can be left out: twins then vary as a
-    pair of them does beside the mean of all."""
+    """Takes the means over pairs of a model of the base and one of the value, of two seeds of the base, of two
+    untrained twins (of both shapes, where there are two), and chance; and these without each model of the base, of the
+    value, and of each shape of twins. NaN where there is no pair. Of two single models none can be left out: twins then
+    vary as a pair of them does beside the mean of all."""
     base, shapes, fresh = cell.base, cell.shapes, cell.untrained
     across, without_base, without_value = _of_block(cell.similar[:base, base:])
     seeds, without_seed = _of_pairs(cell.similar[:base, :base])
@@ -168,7 +169,7 @@ def _means(cell: Compared) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
 
 
 def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list[str]:
-    """The verdict of every cell from its corrected p: above `chance`, and those of `Judged`. NaN: not known.
+    """Decides the verdict of every cell from its corrected p: above `chance`, and those of `Judged`. NaN: not known.
 
     >>> p = {"chance": [.01, .01, .01, .9, .01], "above": [.01, .01, .9, .9, .3], "under": [.9, .9, .01, .1, .7]}
     >>> p |= {"below": [.4, .01, .01, .01, .01], "alike": [.01, .4, .9, .9, .9], "apart": [.9, .9, .9, .01, .9]}
@@ -187,7 +188,7 @@ def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list
 
 
 def corrected(p: Sequence[float]) -> Float[np.ndarray, " cells"]:
-    """For the values of all factors under a measure (Holm 1979); NaN where there is no p.
+    """Corrects p for the values of all factors under a measure (Holm 1979); NaN where there is no p.
 
     >>> corrected([0.03, math.nan, 0.01]).tolist()
     [0.03, nan, 0.02]
@@ -208,23 +209,24 @@ def weakest(some: Sequence[str]) -> str:
 
 
 def power(seeds: int, models: int, values: int, margin: float, alpha: float) -> float:
-    """How often models that are like further seeds are called the same by the first step of Holm's correction: each
-    shifts all similarities to it by a normal number whose standard deviation is SPREAD of the way from untrained twins
-    to seeds."""
+    """Computes how often models that are like further seeds are called the same by the first step of Holm's correction:
+    each shifts all similarities to it by a normal number whose standard deviation is SPREAD of the way from untrained
+    twins to seeds."""
     variance, freedom = _planned(seeds, models, margin)
     least = scipy.stats.t.isf(alpha / values, freedom)
     return float(scipy.stats.nct.sf(least, freedom, margin / SPREAD / math.sqrt(variance)))
 
 
 def _planned(seeds: int, models: int, margin: float) -> tuple[float, float]:
-    """The variance of the contrast of `same` where the variance of a model is 1, and its degrees of freedom."""
+    """Computes the variance of the contrast of `same` where the variance of a model is 1, and its degrees of
+    freedom."""
     parts = np.array([(1 - 2 * (1 - margin)) ** 2 / seeds, 1 / models])
     return float(parts.sum()), float(parts.sum() ** 2 / (parts**2 / (np.array([seeds, models]) - 1)).sum())
 
 
 def needed(seeds: int, models: int, values: int, margin: float, alpha: float) -> tuple[int, int] | None:
-    """The seeds of the base and models of a value with which `same` is found as often as POWER: more models of the
-    value if these do, else as many of both; None where what is there does."""
+    """Finds the seeds of the base and models of a value with which `same` is found as often as POWER: more models of
+    the value if these do, else as many of both; None where what is there does."""
     few, alone = min(seeds, models) < FEWEST, max(seeds, FEWEST)
 
     def found(base: int, others: int) -> bool:
