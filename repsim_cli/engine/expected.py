@@ -19,7 +19,7 @@ from repsim_cli.activations.exchange import Exchange
 from repsim_cli.measures.inner import AnyKernel, Matrix
 
 ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
-CELLS = 1 << 24  # of neighbours that are held at a time
+CELLS = 1 << 23  # of neighbours that are held at a time
 LEAST = 0.2  # share of the squares of a matrix that must be known
 
 

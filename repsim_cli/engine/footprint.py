@@ -21,10 +21,11 @@ from repsim_cli.engine.bounds import (
 )
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost
+from repsim_cli.engine.expected import CELLS, ROOM
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import Shape, in_groups, kernels_of
 from repsim_cli.engine.moments import BYTES, passes_of
-from repsim_cli.measures import InnerProduct, Measure
+from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
@@ -134,7 +135,32 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
         if comparison.significance.method == "permutation"
         else 0.0,
         "tiles": 4.0 * len(comparison.layers) * tile**2 + 8.0 * 2 * len(comparison.layers) ** 2,
+        "chance": _of_chance(comparison, rows, len(kernels)) if features == everything else 0.0,
     }
+
+
+def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:
+    """Bytes of the sums by place, and of the neighbours that are held at a time; layers in groups have none."""
+    if not comparison.significance.chance or comparison.extract.estimate not in ("full", "per_batch"):
+        return 0.0
+    layers, tile = len(comparison.layers), min(comparison.hardware.tile, rows)
+    places = min(rows / 2, comparison.extract.length if comparison.live else rows)  # of two documents, usually
+    sums = min(ROOM, 4.0 * layers * rows * places)
+    shared = any(isinstance(m, Pairwise) and m.overlap for m in comparison.measures.values())
+    return sums * (kernels + 3 * shared + 1) + 8.0 * shared * min(CELLS, layers * tile * rows)
+
+
+def chance_planned(comparison: Comparison) -> str:
+    """Says, for a plan, how the level of chance of each measure will be known."""
+    if not comparison.significance.chance:
+        return "no (significance.chance=false)"
+    paired = {label: m for label, m in comparison.measures.items() if m.card.paired}
+    exact = [
+        label for label, m in paired.items() if isinstance(m, InnerProduct) or isinstance(m, Pairwise) and m.overlap
+    ]
+    others = [label for label in paired if label not in exact]
+    ways = {"exact": exact, "one level, from pairings of a few layers": others}
+    return "; ".join(f"{way}: {', '.join(labels)}" for way, labels in ways.items() if labels) or "no"
 
 
 def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
