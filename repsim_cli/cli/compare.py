@@ -108,7 +108,8 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
             if np.isnan(values).all():
                 continue
             row, column, numbers = result.closest_numbers(first, second, measured.label)
-            yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {numbers['values']:.3f}"
+            value = numbers["values"]
+            yield f"    closest by {measured.label}: {row} of {first} and {column} of {second}, {value:z.3f}"
             if measured.null is not None:
                 yield f"      {_judged(measured.null, numbers)}"
                 if needed := measured.null.get("permutations_for_q"):
@@ -124,16 +125,18 @@ def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:
     """The level of chance and what it is of, or why it is not known."""
     if chance is None:
         return f"chance is not known here: {record.get('unknown', 'no layers have a value')}"
-    cells = f"{chance.low:.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:.3f} to {chance.high:.3f} by cell"
+    cells = (
+        f"{chance.low:z.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:z.3f} to {chance.high:z.3f} by cell"
+    )
     spread = f", a single pairing within {record['spread']:.2g} (sd)" if record.get("spread") else ""
     return f"chance: {cells}, the mean of {pairings(record)}{spread}"
 
 
 def _judged(null: Mapping[str, Any], numbers: Mapping[str, float | None]) -> str:
     """What the test says of the closest layers, as the table `closest layers` has it."""
-    by_chance = f"chance {numbers[CHANCE]:.3f}; " if numbers.get(CHANCE) is not None else ""
+    by_chance = f"chance {numbers[CHANCE]:z.3f}; " if numbers.get(CHANCE) is not None else ""
     tested = (
-        f"{numbers['tested']:.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
+        f"{numbers['tested']:z.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
         if numbers.get("tested") is not None
         else ""
     )

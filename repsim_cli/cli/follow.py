@@ -57,7 +57,7 @@ def redrawn(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]
 def known(given: so_far.Map) -> str:
     """How far the map is, and its range."""
     cells = given.values[np.isfinite(given.values)]
-    spread = f", mean {cells.mean():.3f}, lowest {cells.min():.3f}, highest {cells.max():.3f}" if cells.size else ""
+    spread = f", mean {cells.mean():z.3f}, lowest {cells.min():z.3f}, highest {cells.max():z.3f}" if cells.size else ""
     return escaped(f"{given.measured.label}: {given.state}{spread}")
 
 

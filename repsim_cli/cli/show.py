@@ -57,7 +57,7 @@ def _evidence(claim: Verdict) -> str:
     if claim.value is None:
         return claim.why
     error = "" if claim.se is None else f" ± {claim.se:.2g}"
-    parts = [f"{claim.value:.3f}{error}", f"threshold {claim.threshold}"]
+    parts = [f"{claim.value:z.3f}{error}", f"threshold {claim.threshold}"]
     if claim.decided is not None:
         parts.append(f"p = {claim.decided:.2g}")
     parts += [claim.over] if claim.over else []
@@ -114,7 +114,7 @@ def spread(values: np.ndarray) -> str:
     if not known.size:
         return "no value"
     lacking = f"   {values.size - known.size:,} of {values.size:,} without a value" if known.size < values.size else ""
-    return f"mean {known.mean():6.3f}   lowest {known.min():6.3f}   highest {known.max():6.3f}{lacking}"
+    return f"mean {known.mean():z6.3f}   lowest {known.min():z6.3f}   highest {known.max():z6.3f}{lacking}"
 
 
 def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:

@@ -156,7 +156,7 @@ def chance_planned(comparison: Comparison) -> str:
         return "no (significance.chance=false)"
     paired = {label: m for label, m in comparison.measures.items() if m.card.paired}
     exact = [
-        label for label, m in paired.items() if isinstance(m, InnerProduct) or isinstance(m, Pairwise) and m.overlap
+        label for label, m in paired.items() if isinstance(m, InnerProduct) or (isinstance(m, Pairwise) and m.overlap)
     ]
     others = [label for label in paired if label not in exact]
     ways = {"exact": exact, "one level, from pairings of a few layers": others}

@@ -113,7 +113,7 @@ def test_the_plan_chooses_what_fits(repsim, tmp_path):
     assert "packed Gram matrices: 0.0189\n" in out
     assert "does not run here" not in out
     _, out, _ = repsim(*words, "measure=[mutual_knn]", "hardware.memory_gb=0.6")
-    assert "hardware.memory_gb: the run needs about 0.74 GB, got a limit of 0.60 GB; extract.batch_rows=" in out
+    assert "hardware.memory_gb: the run needs about 0.79 GB, got a limit of 0.60 GB; extract.batch_rows=" in out
     live = ["run", "model=[tiny_a]", "measure=[cka]", "extract.estimate=full", "extract.rows=90000000"]
     _, out, err = repsim(*live, "extract.sequences=1000000", "dry_run=true", "hardware.memory_gb=20")
     assert "; extract.rows=" in out, err
@@ -121,7 +121,7 @@ def test_the_plan_chooses_what_fits(repsim, tmp_path):
         patch.setattr("shutil.disk_usage", lambda place: Usage(10**6))
         _, out, _ = repsim(*words, "measure=[cka_unbiased]", "hardware.memory_gb=0.6")
     assert "REPSIM_OUTPUTS: the packed Gram matrices need 0.02 GB, got 0.00 GB free on the disk of " in out
-    assert "hardware.memory_gb=0.8 needs none, or read fewer layers or less text" in out
+    assert "hardware.memory_gb=0.9 needs none, or read fewer layers or less text" in out
 
 
 def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, monkeypatch):

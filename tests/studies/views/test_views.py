@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.composing import composed
-from helpers.nights import nightly
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import entropy
 
@@ -349,7 +348,9 @@ def test_a_claim_on_a_view_that_was_not_made(repsim, newest, tmp_path):
     assert (verdict["verdict"], verdict["why"]) == ("not testable here", why)
 
 
-@pytest.mark.parametrize("constant", nightly([pytest.param("h2", marks=pytest.mark.drawn), "h0", "h4"], "h4"))
+@pytest.mark.parametrize(
+    "constant", [pytest.param("h2", marks=pytest.mark.drawn), "h0", pytest.param("h4", marks=pytest.mark.nightly)]
+)
 def test_a_constant_layer_is_left_out_and_listed(repsim, newest, tmp_path, constant):
     names = [f"h{i}" for i in range(5)]
     for model, flat in (("m", constant), ("other", None)):
