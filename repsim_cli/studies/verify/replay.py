@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repsim_cli.models import precision
+from repsim_cli.models.calls import entering, exchanged
 from repsim_cli.studies.verify import rounding
 from repsim_cli.studies.verify.inputs import Batch
-from repsim_cli.studies.verify.rounding import Judged, Places, Raised
-from repsim_cli.studies.verify.trace import IN, entering, exchanged, mapped, observed
+from repsim_cli.studies.verify.rounding import Judged, Places
+from repsim_cli.studies.verify.trace import IN, mapped, observed
 from repsim_cli.studies.verify.units import Unit, around
 
 OUT = "logits"
@@ -129,7 +131,7 @@ def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Pla
 def rough(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
     """Bounds what rounding gives in most places, where it is not measured."""
     return {
-        name: ROUGH * rounding.UNIT[dtype] * rounding.finite(places.tokens(x)[0].float()).norm(dim=-1)
+        name: ROUGH * precision.UNIT[dtype] * rounding.finite(places.tokens(x)[0].float()).norm(dim=-1)
         for name, x in refs.items()
         if x.is_floating_point()
     }
@@ -143,8 +145,8 @@ def _copied(out: Any) -> Any:
 def _again(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Runs the unit in another precision on the same inputs; with `forced`, every place inside on the reference's
     values."""
-    twin = rounding.twin_of(call.unit.module, dtype, call.hooks)
-    args, kwargs = rounding.cast(call.args, dtype), rounding.cast(call.kwargs, dtype)
+    twin = precision.twin_of(call.unit.module, dtype, call.hooks)
+    args, kwargs = precision.cast(call.args, dtype), precision.cast(call.kwargs, dtype)
     entry = entering(args, kwargs)
     got: dict[str, Tensor] = {}
 
@@ -157,7 +159,7 @@ def _again(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None =
         if forced is not None:
             stack.enter_context(observed(twin, sink, None if entry is None else entry[1]))
         if dtype == torch.float64:
-            stack.enter_context(Raised())
+            stack.enter_context(precision.Raised())
         out = twin(*args, **kwargs)
     mapped(_copied(out), "", lambda name, x: got.setdefault(name, x))
     return got

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 
 from repsim_cli.base.environment import versions
 from repsim_cli.base.errors import BadInput
-from repsim_cli.studies.verify import rounding, weights
+from repsim_cli.models import precision
+from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.replay import Call, recorded
 from repsim_cli.studies.verify.units import Unit, units_of
 
 KEY, SCHEMA = "repsim_verify", 1
 SAME = 1e-6  # of a sketch
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in rounding.UNIT}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in precision.UNIT}
 
 
 def sketch(x: Tensor) -> list[float]:
@@ -33,11 +34,11 @@ def sketch(x: Tensor) -> list[float]:
 
 def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None) -> None:
     """Runs the reference and writes the file."""
-    units, dtype = units_of(model), rounding.dtype_of(model)
+    units, dtype = units_of(model), precision.dtype_of(model)
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):
-        calls = recorded(model, units, batch, rounding.twin_dtype(dtype, dtype))
+        calls = recorded(model, units, batch, precision.twin_dtype(dtype, dtype))
         for name, x in {**batch.given, "": batch.mask}.items():
             tensors[f"{number}/given/{name}"] = x
         for key, call in calls.items():

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.models import precision
 from repsim_cli.runs.results import Progress, quiet
-from repsim_cli.studies.verify import rounding, weights
+from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
 from repsim_cli.studies.verify.error import Error, role_of
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
@@ -46,11 +47,11 @@ def verified(
     if isinstance(reference, Saved):
         model, units, blocks, own = None, theirs, reference.blocks, reference.dtype
     else:
-        model, units, own = reference, units_of(reference), rounding.dtype_of(reference)
+        model, units, own = reference, units_of(reference), precision.dtype_of(reference)
         blocks = _blocks(units)
     _check_parts(blocks, _blocks(theirs))
-    precision = own, rounding.dtype_of(candidate)
-    coarse, twin = rounding.coarser(*precision), None if quick else rounding.twin_dtype(*precision)
+    dtypes = own, precision.dtype_of(candidate)
+    coarse, twin = precision.coarser(*dtypes), None if quick else precision.twin_dtype(*dtypes)
     for label, each in zip(labels, (model, candidate), strict=True):
         if each is not None:
             with _running(label, batches[-1]):

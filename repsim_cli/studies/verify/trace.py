@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from repsim_cli.models.attention import PRODUCTS
+from repsim_cli.models.calls import Hooks, entering, exchanged
 
 Sink = Callable[[str, Tensor], Tensor]
 """sink(name of the place, tensor there) -> the tensor that goes on from there."""
@@ -37,18 +37,6 @@ def mapped(value: Any, name: str, sink: Sink) -> Any:
             value[key] = each(value[key])  # type: ignore[index]
         return value
     return each(value)
-
-
-def entering(args: tuple, kwargs: Mapping[str, Any]) -> tuple[int | str, Tensor] | None:
-    """The first tensor of numbers among the inputs of a module, and its position or name."""
-    given = [*enumerate(args), *kwargs.items()]
-    return next(((key, x) for key, x in given if isinstance(x, Tensor) and x.is_floating_point()), None)
-
-
-def exchanged(args: tuple, kwargs: Mapping[str, Any], key: int | str, x: Tensor) -> tuple[tuple, dict[str, Any]]:
-    if isinstance(key, int):
-        return (*args[:key], x, *args[key + 1 :]), dict(kwargs)
-    return args, {**kwargs, key: x}
 
 
 class Seen(TorchFunctionMode):
@@ -101,31 +89,6 @@ def _fused(root: nn.Module, name: str) -> bool:
     """Whether the module is inside one that holds the weights of many experts: which rows it gets is a choice."""
     above = [name[:place] for place, c in enumerate(name) if c == "."]
     return any(x.ndim > 2 for path in above for x in root.get_submodule(path).parameters(recurse=False))
-
-
-@dataclass
-class Hooks:
-    """Hooks of one pass. ids: theirs, by which a copy of a module drops them."""
-
-    handles: list[Any] = field(default_factory=list)
-
-    @property
-    def ids(self) -> set[int]:
-        return {handle.id for handle in self.handles}
-
-    def before(self, module: nn.Module, take: Callable[[tuple, dict], Any]) -> None:
-        self.handles.append(
-            module.register_forward_pre_hook(lambda _, args, kwargs: take(args, kwargs), with_kwargs=True)
-        )
-
-    def after(self, module: nn.Module, take: Callable[[tuple, dict, Any], Any]) -> None:
-        self.handles.append(
-            module.register_forward_hook(lambda _, args, kwargs, out: take(args, kwargs, out), with_kwargs=True)
-        )
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
 
 
 @contextmanager

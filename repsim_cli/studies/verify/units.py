@@ -8,8 +8,9 @@ from typing import Any
 from torch import nn
 
 from repsim_cli.models.architectures import architecture
+from repsim_cli.models.calls import Hooks
 from repsim_cli.models.points import Architecture
-from repsim_cli.studies.verify.trace import IN, Hooks
+from repsim_cli.studies.verify.trace import IN
 
 
 @dataclass(frozen=True)

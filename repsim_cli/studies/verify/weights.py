@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.studies.verify.rounding import UNIT
+from repsim_cli.models.precision import UNIT
 
 ROUNDINGS = 16  # within which rows of weights are the same
 EXACT = 1e-6  # of the norm: the same but for rounding
