@@ -71,7 +71,7 @@ def drawn_map(rng: np.random.Generator, sizes: list[int], settings: Significance
     both[0, 0, sizes[0]] += effect * 2**0.5
     both = torch.from_numpy(both * rng.lognormal(size=(count, count)))
     both = torch.where(torch.ones(count, count, dtype=torch.bool).triu(), both, both.mT)
-    whole = {"values": both[0], "tested": both[0], "null": both[1:]}
+    whole = {"values": both[0], "tested": both[0], "null": both[1:], "away": both[1:].mean(0)}
     return judge(settings, CKA, matrix(whole), Segments([], 40, 1.0), places(sizes))
 
 

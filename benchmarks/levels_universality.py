@@ -16,6 +16,7 @@ from repsim_cli.studies.grounding.finding_resi import agreement
 from repsim_cli.studies.universality import rule
 
 ALPHA, LEVEL = 0.05, 0.95
+DRAWS, SAMPLES = 2000, 1000
 SEEDS, UNTRAINED, NOISE = 0.8, 0.3, 0.01  # similarities, and the standard deviation of a pair
 Draw = Callable[[np.random.Generator], float]
 
@@ -62,23 +63,23 @@ def verdicts() -> list[Promise]:
             of = {"seeds": seeds, "models": models, "spread": spread}
             where = f"{seeds} seeds, {models} models, sd {spread}"
             edge, alike = (partial(p_of, name="alike", at=share(way), **of) for way in (0.8, 1.0))
-            promises.append(Promise("same, at 0.8 of the way", where, "level", ALPHA, 1000, edge))
+            promises.append(Promise("same, at 0.8 of the way", where, "level", ALPHA, DRAWS, edge))
             if spread == 0.02:
                 promises.append(Promise("same, true seeds", where, "power", 0.8, 400, alike))
             below = partial(p_of, name="below", at=SEEDS, **of)
-            promises.append(Promise("less than seeds, true seeds", where, "level", ALPHA, 1000, below))
+            promises.append(Promise("less than seeds, true seeds", where, "level", ALPHA, DRAWS, below))
     of = {"seeds": 8, "models": 3, "spread": 0.02}
     wide = partial(p_of, name="alike", at=share(0.8), wide=3.0, **of)
     promises.append(
-        Promise("same, at 0.8 of the way", "8 seeds, 3 models of thrice the sd", "level", ALPHA, 1000, wide)
+        Promise("same, at 0.8 of the way", "8 seeds, 3 models of thrice the sd", "level", ALPHA, DRAWS, wide)
     )
     # at 0.2 of the way from chance to seeds
     apart = partial(p_of, name="apart", at=0.16, **of)
     promises.append(
-        Promise("unrelated, at 0.2 of the way from chance", "8 seeds, 3 models", "level", ALPHA, 1000, apart)
+        Promise("unrelated, at 0.2 of the way from chance", "8 seeds, 3 models", "level", ALPHA, DRAWS, apart)
     )
     above = partial(p_of, name="above", at=UNTRAINED, **of)
-    promises.append(Promise("more than untrained, as twins", "8 seeds, 3 models", "level", ALPHA, 1000, above))
+    promises.append(Promise("more than untrained, as twins", "8 seeds, 3 models", "level", ALPHA, DRAWS, above))
     of = {"seeds": 8, "models": 4, "spread": 0.02, "others": SEEDS, "values": 15}
     found = (
         (rule.SAME, 0.01, SEEDS),
@@ -153,7 +154,7 @@ def jackknifed(
     key, seen = (documents, between, heavy), []
     if key not in known:
         of = np.random.default_rng(1)
-        known[key] = float(np.mean([value(of, lambda *_: None) for _ in range(300)]))
+        known[key] = float(np.mean([value(of, lambda *_: None) for _ in range(SAMPLES)]))
     found = value(rng, lambda *given: seen.append(given[2:4]))
     error = float(significance.jackknife(*seen[0], np.repeat(np.arange(documents), 10))[0, 1])
     return float(abs(found - known[key]) <= scipy.stats.t.ppf((1 + LEVEL) / 2, documents - 1) * error)
@@ -166,7 +167,7 @@ def samples() -> list[Promise]:
             f"{documents} documents, {between:g} of the variance between them" + (", heavy" if heavy else ""),
             "cover",
             LEVEL,
-            300,
+            SAMPLES,
             partial(jackknifed, documents=documents, between=between, heavy=heavy, known={}),
         )
         for documents in (5, 10, 20, 60)
@@ -184,7 +185,7 @@ def correlated(rng: np.random.Generator, count: int, correlation: float) -> floa
 PROMISES: list[Promise] = [
     *verdicts(),
     *(
-        Promise("more than untrained, two single models", f"twins of {what}", "level", ALPHA, 1000,
+        Promise("more than untrained, two single models", f"twins of {what}", "level", ALPHA, DRAWS,
                 partial(single, shapes=shapes))
         for shapes, what in ((1, "one shape"), (2, "two shapes"))
     ),

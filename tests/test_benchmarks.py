@@ -1,11 +1,14 @@
-"""Scripts of figures that need a machine of their own: that they run."""
+"""Benchmarks that need a machine or minutes of their own: that they run."""
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import levels
+import numpy as np
 import pytest
 
 from repsim_cli import measures
@@ -46,3 +49,38 @@ def test_a_sample_of_the_table_of_accuracy_holds():
         for kind, written in zip(script.KINDS, rows[name], strict=True):
             found = script.difference(name, kind, draws=1)
             assert found <= max(5 * float(written), 5e-7), (name, kind)
+
+
+@pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
+@pytest.mark.parametrize("part", levels.PARTS)
+def test_every_promise_is_drawn_once(part, monkeypatch):
+    """Whether promises are kept takes thousands of draws of each: `python benchmarks/levels.py`."""
+    made = importlib.import_module(part)
+    monkeypatch.setattr(made, "SAMPLES", 2, raising=False)
+    rng = np.random.default_rng(0)
+    for promise in made.PROMISES:
+        assert promise.draws >= 100
+        assert math.isfinite(promise.draw(rng)), (promise.of, promise.setting)
+
+
+def test_the_table_of_promises(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["levels.py", "q, where", "--tiny", "--jobs", "1"])
+    with pytest.raises(SystemExit) as ended:
+        levels.main()
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert (ended.value.code, len(rows)) == (0, 4)
+    assert head == "| promise | setting | kind | nominal | simulated | error | draws | kept | s |"
+    assert rows[0].startswith("| q, where it is given | models of 3 and 3 layers, 199 permutations | level | 0.05 |")
+    assert rows[-1].startswith("2 promises, kept: safe side: 1, yes: 1; ")
+
+
+def test_whether_a_promise_is_kept():
+    def kept(kind, nominal, mean, error):
+        return levels.kept(levels.Promise("", "", kind, nominal, 2, float), levels.Simulated(mean, error, 0.0))
+
+    rates = [kept("level", 0.05, mean, 0.005) for mean in (0.02, 0.04, 0.064, 0.066)]
+    assert rates == ["safe side", "yes", "yes", "NO"]
+    assert [kept("level", 0.05, mean, 0.01) for mean in (0.02, 0.069, 0.071)] == ["safe side", "yes", "NO"]
+    assert [kept("cover", 0.95, mean, 0.005) for mean in (0.92, 0.94, 0.98)] == ["NO", "yes", "safe side"]
+    assert [kept("power", 0.05, mean, 0.1) for mean in (0.79, 0.8)] == ["NO", "yes"]
+    assert [kept("value", 0.0, mean, 0.1) for mean in (-0.4, -0.2, 0.4)] == ["NO", "yes", "NO"]
