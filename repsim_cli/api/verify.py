@@ -2,7 +2,7 @@
 folder."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,9 @@ from repsim_cli.api.entries import labelled, model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.base.errors import BadInput
 from repsim_cli.config.binding import bind_model
+from repsim_cli.data.files import local
 from repsim_cli.data.text import embedded_text, local_text
+from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.library import library
 from repsim_cli.models.memory import digest
 from repsim_cli.models.source import Family, Precomputed, Series, Source
@@ -24,8 +26,11 @@ from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
 from repsim_cli.studies.verify.answer import DIFFERENT, Answer
+from repsim_cli.studies.verify.beside import beside, different_ids, of_ids
+from repsim_cli.studies.verify.dump import SUFFIXES, Dump, dump_files, read_dump
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.saved import Saved, is_saved, load, save
+from repsim_cli.studies.verify.stream import replayed_on
 from repsim_cli.studies.verify.study import verified
 
 Texts = Iterable[Any] | str | os.PathLike[str] | None
@@ -37,30 +42,36 @@ def verify(
     texts: Texts = None,
     *,
     quick: bool = False,
+    layer_ids: Sequence[int] | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: Progress = quiet,
 ) -> Answer:
     """Tells whether the candidate is the same model as the reference, and if not, where it first differs.
 
     reference, candidate: folders, .gguf files, hub ids, names of `repsim list model`, entries of a configuration
-        ({"kind": ...}), transformers models or (model, tokenizer), or any two torch modules.
+        ({"kind": ...}), transformers models or (model, tokenizer), or any two torch modules; a file of
+        `save_reference` as reference; or stored activations with token ids (docs/verify.md has the layouts), on which
+        the blocks of the other side are run.
     texts: a list of texts, or a file of text; None: text that ships with the package. Of torch modules: a list of
-        batches (tensors, or mappings of arguments). Inputs that reveal what text does not show are added to texts.
+        batches (tensors, or mappings of arguments). Inputs that reveal what text does not show are added to texts. With
+        stored activations: the prompts (of a file, a line each), whose token ids are then compared first.
     quick: the rounding of the reference is not measured, and the text alone is tried, in rows and padded on the left.
+    layer_ids: of stored activations that do not say which layers they hold, what the engine was given.
     folder: a new or empty folder for the run; None: nothing is written.
     Raises repsim_cli.BadInput for models that cannot be compared, and RunFailed where one cannot be run.
     Example: print(repsim_cli.verify("models/mine", model))
     """
-    kept = _kept(reference)
-    first = _opened("reference", reference) if kept is None else kept
-    second = _opened("candidate", candidate)
+    first = _kept(reference) or _dumped(reference, "reference", layer_ids) or _opened("reference", reference)
+    second = _dumped(candidate, "candidate", layer_ids) or _opened("candidate", candidate)
+    if layer_ids is not None and not isinstance(first, Dump) and not isinstance(second, Dump):
+        raise BadInput(f"layer_ids: of stored activations, got {list(layer_ids)} with two models; drop it")
     if folder is None:
         return _answer(first, second, texts, progress, quick)
     about = {"name": "verify", "study": "verify", "seed": 0, "overrides": []}
     command = [] if isinstance(reference, nn.Module) else ["repsim", "verify", str(reference), str(candidate)]
     with new_run(Path(folder).expanduser(), **about, command=command) as run:
-        source = {"source": str(reference)} if isinstance(first, Saved) else first.identity
-        run.input("models", {"reference": source, "candidate": second.identity})
+        source = {"source": str(reference)} if isinstance(first, Saved) else _identity(first)
+        run.input("models", {"reference": source, "candidate": _identity(second)})
         with run.stage("verify"):
             answer = _answer(first, second, texts, progress, quick)
         run.write_results(as_results(answer))
@@ -99,6 +110,29 @@ class _Opened:
     identity: Mapping[str, Any]
 
 
+def _identity(side: "_Opened | Dump") -> Mapping[str, Any]:
+    if isinstance(side, Dump):
+        return {"source": str(side.files[0]), "files": len(side.files), "weights_hash": hash_files([*side.files])}
+    return side.identity
+
+
+def _dumped(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | None:
+    """Stored activations; None where it is none. Raises BadInput where they cannot be read."""
+    settings: dict[str, Any] = {"layer_ids": layer_ids}
+    if isinstance(given, Mapping) and given.get("kind") == "precomputed" and "path" in given:
+        settings |= {name: value for name, value in given.items() if name not in ("kind", "path")}
+        if unknown := {*settings} - {"layers", "layer_ids", "ids", "documents"}:
+            raise BadInput(
+                f"{key}: unknown settings of stored activations, got {', '.join(sorted(unknown))}; drop them"
+            )
+        given = given["path"]
+    elif not isinstance(given, str | os.PathLike) or not dump_files(Path(given).expanduser()):
+        return None
+    else:
+        key = next(iter(labelled([given])))
+    return read_dump(local(os.fspath(given)), key, **settings)
+
+
 def _opened(key: str, given: Any) -> _Opened:
     """Raises BadInput where it is no model that runs."""
     module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
@@ -113,7 +147,10 @@ def _opened(key: str, given: Any) -> _Opened:
     if isinstance(bound, Family | Series):
         raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
     if isinstance(bound, Precomputed):
-        raise BadInput(f"{key}: stored activations cannot be run, got '{label}'; give a model")
+        raise BadInput(
+            f"{key}: of stored activations, {', '.join(SUFFIXES)} files with token ids are compared, got '{label}'; "
+            "give one, or a model"
+        )
     return _Opened(label, _whole(bound), _or_none(bound.tokenizer), bound.identity())
 
 
@@ -140,10 +177,14 @@ def _or_none(step: Any) -> Any:
         return None
 
 
-def _answer(first: _Opened | Saved, second: _Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
+def _answer(
+    first: _Opened | Saved | Dump, second: _Opened | Dump, texts: Texts, progress: Progress, quick: bool
+) -> Answer:
+    labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
+    if isinstance(first, Dump) or isinstance(second, Dump):
+        return _of_dumps(first, second, labels, texts, progress, quick)
     if isinstance(first, Saved):
         return _from_file(first, second, texts, progress, quick)
-    labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
     models, notes = _headed(first.model, second.model)
     lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
     given = None if texts is None else _texts(texts)
@@ -174,6 +215,10 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
     place = Path(file).expanduser()
     if place.suffix != ".safetensors" or place.exists() or not place.absolute().parent.is_dir():
         raise BadInput(f"--save: not a new .safetensors file in a folder that exists, got '{file}'; name one")
+    if isinstance(reference, str | os.PathLike) and dump_files(Path(reference).expanduser()):
+        raise BadInput(
+            f"--save: of a model that runs, got stored activations '{reference}'; they are such a file already"
+        )
     first = _opened("reference", reference)
     shape = inputs.shape_of(first.model, first.tokenizer)
     if shape is None:
@@ -182,6 +227,40 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
     batches, _ = _batches((first.model, first.model), first, replace(first, tokenizer=None), documents, shape, shape)
     save(place, first.model, batches, first.label, first.tokenizer)
     return place
+
+
+def _of_dumps(
+    first: _Opened | Saved | Dump,
+    second: _Opened | Dump,
+    labels: tuple[str, str],
+    texts: Texts,
+    progress: Progress,
+    quick: bool,
+) -> Answer:
+    """Compares with stored activations; token ids first, where the texts are known."""
+    if isinstance(first, Saved):
+        raise BadInput(f"{labels[1]}: no model runs beside a file of --save, got stored activations; give the model")
+    if isinstance(first, Dump) and isinstance(second, Dump):
+        if texts is not None or quick:
+            raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
+        return beside(first, second, labels)
+    model, dump = (second, first) if isinstance(first, Dump) else (first, second)
+    assert isinstance(model, _Opened)
+    assert isinstance(dump, Dump)
+    if texts is not None:
+        if model.tokenizer is None:
+            raise BadInput(f"texts: token ids are compared with texts, got no tokenizer of {model.label}; drop them")
+        ours, theirs = dump.sequences(), [model.tokenizer(x, verbose=False)["input_ids"] for x in _prompts(texts)]
+        other = different_ids(ours, theirs, labels) if dump is first else different_ids(theirs, ours, labels)
+        if other is not None:
+            return of_ids(other, labels, "the texts")
+    return replayed_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
+
+
+def _prompts(texts: Texts) -> list[str]:
+    """Of a file, its lines."""
+    given = "\n".join(_texts(texts)).splitlines() if isinstance(texts, str | os.PathLike) else _texts(texts)
+    return [text for text in given if text]
 
 
 def _texts(texts: Texts) -> list[Any]:

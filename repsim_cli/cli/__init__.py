@@ -186,13 +186,19 @@ def add_first(add: Add) -> None:
     sub.add_argument(
         "reference",
         metavar="REFERENCE",
-        help="a folder, .gguf file, hub id or name of repsim list model, or a file of --save",
+        help="a folder, .gguf file, hub id or name of repsim list model, a file of --save, or activations that a "
+        "serving engine stored, with token ids",
     )
-    sub.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the same")
+    sub.add_argument("candidate", metavar="CANDIDATE", nargs="?", help="the same, but for files of --save")
     sub.add_argument(
         "--save", metavar="FILE", help="write the reference to a .safetensors file, to be given in its place"
     )
     sub.add_argument("--quick", action="store_true", help="measure no rounding, and try text alone")
+    sub.add_argument(
+        "--layer-ids",
+        metavar="IDS",
+        help="of stored activations, the layers that the engine was told to write, as 0,4-6 (all)",
+    )
     sub.add_argument("--text", metavar="FILE", help="a file of text (text that ships with the package)")
     sub.add_argument("--json", action="store_true", help="print all of the answer as JSON")
     sub.add_argument("--junit", metavar="FILE", help="write the answer as the result of a test, for CI servers")

@@ -35,7 +35,13 @@ def verify_command(parsed: argparse.Namespace) -> int:
     try:
         with signals.interruptible():
             answer = verify(
-                parsed.reference, parsed.candidate, parsed.text, quick=parsed.quick, folder=place, progress=Bar()
+                parsed.reference,
+                parsed.candidate,
+                parsed.text,
+                quick=parsed.quick,
+                layer_ids=layer_ids(parsed.layer_ids),
+                folder=place,
+                progress=Bar(),
             )
     except RunFailed as error:
         complain(error)
@@ -50,6 +56,20 @@ def verify_command(parsed: argparse.Namespace) -> int:
     else:
         say(*answer.lines(), f"  run       {place}")
     return int(fails)
+
+
+def layer_ids(text: str | None) -> list[int] | None:
+    """Numbers and ranges of them.
+
+    >>> layer_ids("0,4-6")
+    [0, 4, 5, 6]
+    """
+    if text is None:
+        return None
+    ends = [part.split("-") for part in text.split(",")]
+    if not all(len(each) < 3 and all(end.isdecimal() and len(end) < 6 for end in each) for each in ends):
+        raise BadInput(f"--layer-ids: not numbers and ranges, got '{text}'; write them as 0,4-6")
+    return [number for each in ends for number in range(int(each[0]), int(each[-1]) + 1)]
 
 
 def junit(answer: Answer, fails: bool) -> bytes:

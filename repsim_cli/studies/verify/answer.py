@@ -62,6 +62,7 @@ class Answer:
     inside: places that differ inside parts that do not. weights: tensors of common names that differ, and how much.
     worst: the most that anything right is off, in multiples of its rounding. effect: on the output.
     quantised: of which rounding of weights the errors are. inputs: what was tried. notes: further sentences.
+    given: what each part was run on; empty: none was run.
     """
 
     verdict: str
@@ -77,6 +78,7 @@ class Answer:
     inputs: Sequence[str] = ()
     notes: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    given: str = "the reference's own inputs"
 
     @property
     def same(self) -> bool:
@@ -121,7 +123,8 @@ class Answer:
         return f"the same function, another layout inside: {'; '.join(self.inside[:SHOWN])}{rest}{tensors}"
 
     def _agreement(self) -> str:
-        what = f"{len(self.right)} parts on {len(self.inputs)} kinds of input"
+        inputs = self.inputs[0] if len(self.inputs) == 1 else f"{len(self.inputs)} kinds of input"
+        what = f"{len(self.right)} parts on {inputs}"
         if self.verdict == IDENTICAL:
             return f"every bit is the same, in {what}"
         whole, row = self.worst
@@ -129,7 +132,7 @@ class Answer:
 
     def _before(self) -> str:
         first = self.differences[0].unit
-        return "" if first == "embed" else "(all before agree to rounding)"
+        return "" if first.split()[0] in ("embed", "token") else "(all before agree to rounding)"
 
     def _weights(self) -> str:
         if not self.weights:
@@ -154,6 +157,8 @@ class Answer:
 
     def _alone(self) -> str:
         """All places, and which blocks are right when given right inputs."""
+        if not self.given:
+            return ""
         places: dict[str, list[str]] = {}
         for each in self.differences:
             places.setdefault(each.unit, []).append(each.here or "it")
@@ -161,7 +166,7 @@ class Answer:
         if len(places) > SHOWN:
             shown.append(f"{len(places) - SHOWN} more parts ({_ranges(list(places)[SHOWN:])})")
         right = f"; {_ranges(self.right)} are right when given right inputs" if self.right else ""
-        return f"on the reference's own inputs {'; '.join(shown)}{right}"
+        return f"on {self.given} {'; '.join(shown)}{right}"
 
     def _inputs(self, first: Difference) -> str:
         """Names the input that shows it, where the ordinary one, the first, does not."""
@@ -180,6 +185,8 @@ class Answer:
 def _from(first: Difference) -> str:
     if not first.tokens:
         return ""
+    if first.first is None:
+        return "no single token stands out, all of them together do"
     start = "the first token on" if first.first == 0 else f"token {first.first} of a row on"
     return f"{start}; {first.agree:,} of {first.tokens:,} positions agree"
 

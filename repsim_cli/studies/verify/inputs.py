@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import islice
 from typing import Any
 
@@ -37,8 +38,10 @@ class Batch:
 
     def run(self, model: nn.Module) -> Tensor:
         """The logits of a model, or the first tensor that it returns."""
+        # a cache of keys would grow where a block runs again
+        plain = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
         with torch.no_grad():
-            return _first(model(self.given[""]) if "" in self.given else model(**self.given))
+            return _first(model(self.given[""], **plain) if "" in self.given else model(**{**plain, **self.given}))
 
 
 def _first(out: Any) -> Tensor:

@@ -111,7 +111,7 @@ def recorded(
         mapped(_copied(out), "", lambda name, x: call.out.setdefault(name, x.clone()))
         if not isinstance(unit.module, nn.Embedding):
             call.floor = (
-                rough(call.out, places, coarse) if dtype is None else _norms(_again(call, dtype), call.out, places)
+                rough(call.out, places, coarse) if dtype is None else _norms(repeated(call, dtype), call.out, places)
             )
 
     with around(units, enter, leave) as hooks, torch.no_grad():
@@ -142,7 +142,7 @@ def _copied(out: Any) -> Any:
     return dict(out) if isinstance(out, Mapping) else out
 
 
-def _again(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def repeated(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Runs the unit in another precision on the same inputs; with `forced`, every place inside on the reference's
     values."""
     twin = precision.twin_of(call.unit.module, dtype, call.hooks)
@@ -272,7 +272,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         with observed(call.unit.module, keep, entry, again):
             out = call.unit.module(*args, **kwargs)
         mapped(_copied(out), "", keep)
-        floors = rough(refs, places, dtype) if floor is None else _norms(_again(call, floor, refs), refs, places)
+        floors = rough(refs, places, dtype) if floor is None else _norms(repeated(call, floor, refs), refs, places)
         wrong: list[Finding] = []
 
         def entering_of(place: str) -> Tensor | None:

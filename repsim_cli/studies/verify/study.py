@@ -54,7 +54,7 @@ def verified(
     coarse, twin = precision.coarser(*dtypes), None if quick else precision.twin_dtype(*dtypes)
     for label, each in zip(labels, (model, candidate), strict=True):
         if each is not None:
-            with _running(label, batches[-1]):
+            with running(label, batches[-1]):
                 _check_repeats(each, batches[-1], label)
     if isinstance(reference, Saved):
         tensors, kept = reference.differing(candidate), reference.of(theirs)
@@ -63,9 +63,9 @@ def verified(
     inside = frozenset(_unit_of(name, units) for name, *_ in tensors.differ) - {""}
     results: list[Replayed] = []
     for number, batch in enumerate(progress(batches, label="verify", unit="batches")):
-        with _running(labels[0], batch):
+        with running(labels[0], batch):
             calls = kept[number] if model is None else recorded(model, units, batch, twin, coarse)
-        with _running(labels[1], batch):
+        with running(labels[1], batch):
             result = replayed(candidate, theirs, batch, calls, coarse, floor=twin, inside=inside)
         result.findings = [described(found) for found in result.findings]
         results.append(result)
@@ -151,7 +151,7 @@ def as_quantised(
 
 
 @contextmanager
-def _running(label: str, batch: Batch) -> Iterator[None]:
+def running(label: str, batch: Batch) -> Iterator[None]:
     """Raises RunFailed where the model does not run."""
     try:
         yield
@@ -309,15 +309,18 @@ def merged(
 
 def effect(candidate: nn.Module, batch: Batch, wanted: Tensor | None) -> dict[str, float]:
     """Measures what the differences do to the output for the first input."""
-    if wanted is None:
-        return {}
-    got, mask = batch.run(candidate), batch.mask
+    return {} if wanted is None else between_outputs(candidate, batch, batch.run(candidate), wanted)
+
+
+def between_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:
+    """How far two outputs of such a model are apart; of logits, by the next token too."""
+    mask = batch.mask
     if got.shape[:-1] != wanted.shape[:-1]:
         return {}
     width = min(got.shape[-1], wanted.shape[-1])
     got, wanted = ((x[mask] if x.shape[:2] == mask.shape else x)[..., :width].double() for x in (got, wanted))
     relative = float((got - wanted).norm() / wanted.norm().clamp_min(1e-30))
-    if not hasattr(candidate, "get_output_embeddings") or candidate.get_output_embeddings() is None:  # type: ignore
+    if not hasattr(model, "get_output_embeddings") or model.get_output_embeddings() is None:  # type: ignore
         return {"relative": relative}
     p, q = F.log_softmax(wanted, -1), F.log_softmax(got, -1)
     return {

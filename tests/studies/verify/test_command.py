@@ -4,10 +4,12 @@ import json
 import shutil
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 import repsim_cli
 from repsim_cli.api.verify import save_reference
@@ -107,11 +109,21 @@ def test_bad_input_ends_with_2(repsim, words, message):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_stored_activations_are_refused(repsim, tmp_path):
+def test_stored_activations_without_token_ids_are_refused(repsim, tmp_path):
     safetensors.torch.save_file({"layer": torch.randn(8, 4)}, tmp_path / "rows.safetensors")
     code, _, err = repsim("verify", "tiny_a", tmp_path / "rows.safetensors")
     assert code == 2
-    assert "candidate: stored activations cannot be run" in err
+    assert "rows: a model runs on whole sequences, got no token ids; write them as `token_ids`" in err
+    np.save(tmp_path / "rows.npy", np.ones((8, 4)))
+    code, _, err = repsim("verify", "tiny_a", tmp_path / "rows.npy")
+    assert code == 2
+    assert "candidate: of stored activations, .npz, .safetensors, .hdf5, .h5, .parquet files with token ids are" in err
+
+
+def test_a_model_with_a_cache_of_keys():
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny_a")
+    assert model.config.use_cache
+    assert repsim_cli.verify("tiny_a", model, ["Some words of a text, and some more of them."]).verdict == "ROUNDING"
 
 
 def test_several_models_are_refused():

@@ -5,7 +5,10 @@ import shlex
 import shutil
 from pathlib import Path
 
+import safetensors.torch
+import torch
 import yaml
+from transformers import AutoModelForCausalLM
 
 PAGE = (Path(__file__).parents[3] / "docs" / "verify.md").read_text()
 
@@ -16,6 +19,13 @@ def test_recipes(repsim, tmp_path, monkeypatch):
     from repsim_cli.models.checkpoints import SHIPPED
 
     shutil.copytree(SHIPPED / "tiny_a", "models/candidate")
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny_a", attn_implementation="eager")
+    ids = torch.arange(20, 52)
+    with torch.no_grad():
+        layers = model(input_ids=ids[None], output_hidden_states=True).hidden_states
+    Path("states").mkdir()
+    dump = {"hidden_states": torch.cat(layers).transpose(0, 1).contiguous(), "token_ids": ids}
+    safetensors.torch.save_file(dump, "states/0.safetensors")
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
     steps = [step for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) for step in yaml.safe_load(text)]
     lines = [line for block in blocks for line in block.splitlines()]
@@ -24,5 +34,5 @@ def test_recipes(repsim, tmp_path, monkeypatch):
         assert command == "repsim"
         code, out, err = repsim(*words)
         assert code == 0, err
-        assert out.startswith(("IDENTICAL", "reference.safetensors"))
+        assert out.startswith(("IDENTICAL", "ROUNDING", "reference.safetensors"))
     assert Path("verify.xml").is_file()
