@@ -285,7 +285,7 @@ def _from_file(first: Saved, second: _Opened, texts: Texts, progress: Progress, 
     if second.tokenizer is not None and (other := tokens.beside(first.ids, second.tokenizer)):
         return Answer(DIFFERENT, first.label, second.label, [other], inputs=["text"])
     notes = [
-        "from a file: units are compared, not what is inside them, and no rows of the vocabulary beyond its inputs"
+        "from a file: what is inside a part is compared on the first input alone, and no vocabulary beyond the inputs"
     ]
     return replace(verified(first, second.model, first.batches, (first.label, second.label), progress), notes=notes)
 

@@ -25,7 +25,7 @@ ROUGH = 4  # roundings of a row
 @dataclass
 class Call:
     """A unit of the reference at work: its inputs, what entered it first, what it gave, and its rounding by row.
-    kept: it comes from a file, and cannot run again."""
+    kept: it comes from a file, and cannot run again; its points inside may be in the file too."""
 
     unit: Unit
     args: tuple
@@ -35,6 +35,17 @@ class Call:
     floor: dict[str, Tensor] = field(default_factory=dict)
     hooks: set[int] = field(default_factory=set)
     kept: bool = False
+    points: "Points | None" = None
+
+
+@dataclass
+class Points:
+    """What the reference computes inside a unit, by place, with its rounding by row. again: of places that a tensor
+    reaches a second time, the first."""
+
+    refs: dict[str, Tensor]
+    floors: dict[str, Tensor]
+    again: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -118,6 +129,28 @@ def recorded(
         calls[OUT] = Call(units[-1], (), {}, None)
         calls[OUT].out[""] = batch.run(model)
     return {key: call for key, call in calls.items() if key != OUT} | {OUT: calls[OUT]}
+
+
+def points_of(call: Call, places: Places, floor: torch.dtype | None, coarse: torch.dtype = torch.float32) -> Points:
+    """Runs the unit of the reference again, and keeps what each module inside takes and gives."""
+    refs: dict[str, Tensor] = {}
+
+    def keep(name: str, x: Tensor) -> Tensor:
+        refs[name] = x.detach().clone()
+        return x
+
+    entry = None if call.entry is None else call.entry.clone()
+    args, kwargs = call.args, call.kwargs
+    if entry is not None:
+        key_in = entering(args, kwargs)
+        assert key_in is not None
+        args, kwargs = exchanged(args, kwargs, key_in[0], entry)
+    again: dict[str, str] = {}
+    with observed(call.unit.module, keep, entry, again):
+        out = call.unit.module(*args, **kwargs)
+    mapped(_copied(out), "", keep)
+    floors = rough(refs, places, coarse) if floor is None else _norms(repeated(call, floor, refs), refs, places)
+    return Points(refs, floors, again)
 
 
 def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
@@ -238,7 +271,8 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
 
         out = mapped(out, "", end)
         (made.faulty if wrong else made.right).append(key)
-        if (wrong or key in inside) and not call.kept and next(unit.module.children(), None) is not None:
+        known = call.points is not None or not call.kept
+        if (wrong or key in inside) and known and next(unit.module.children(), None) is not None:
             busy = True
             try:
                 looked = _inside(call, key, unit, at[key])
@@ -256,36 +290,20 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         return out
 
     def _inside(call: Call, key: str, unit: Unit, given: tuple[tuple, dict]) -> list[Finding]:
-        refs: dict[str, Tensor] = {}
-
-        def keep(name: str, x: Tensor) -> Tensor:
-            refs[name] = x.detach().clone()
-            return x
-
-        entry = None if call.entry is None else call.entry.clone()
-        args, kwargs = call.args, call.kwargs
-        if entry is not None:
-            key_in = entering(args, kwargs)
-            assert key_in is not None
-            args, kwargs = exchanged(args, kwargs, key_in[0], entry)
-        again: dict[str, str] = {}
-        with observed(call.unit.module, keep, entry, again):
-            out = call.unit.module(*args, **kwargs)
-        mapped(_copied(out), "", keep)
-        floors = rough(refs, places, dtype) if floor is None else _norms(repeated(call, floor, refs), refs, places)
+        points = call.points or points_of(call, places, floor, dtype)
         wrong: list[Finding] = []
 
         def entering_of(place: str) -> Tensor | None:
             """What enters the reference's module at a place."""
             enters = place.partition("#")[0] + IN if place else IN
-            earlier = again.get(enters, enters)
-            return call.entry if earlier == IN else refs.get(earlier)
+            earlier = points.again.get(enters, enters)
+            return call.entry if earlier == IN else points.refs.get(earlier)
 
         def look(name: str, x: Tensor) -> Tensor:
-            r = refs.get(name)
+            r = points.refs.get(name)
             if r is None:
                 return x
-            if found := judge(key, call.unit, name, x, r, floors.get(name), entering_of(name)):
+            if found := judge(key, call.unit, name, x, r, points.floors.get(name), entering_of(name)):
                 wrong.append(found)
             return _given(r, x)
 

@@ -12,16 +12,29 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from repsim_cli.base.documents import misfit
 from repsim_cli.base.environment import versions
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import refusing
 from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.inputs import PROBES, Batch
-from repsim_cli.studies.verify.replay import Call, recorded
+from repsim_cli.studies.verify.replay import OUT, Call, Points, points_of, recorded
+from repsim_cli.studies.verify.rounding import Places
 from repsim_cli.studies.verify.units import Unit, units_of
 
-KEY, SCHEMA = "repsim_verify", 1
+KEY, SCHEMA = "repsim_verify", 2
+INSIDE = 2**30  # bytes of what is kept of the points inside parts
 SAME = 1e-6  # of a sketch
+FACTS = {  # what the file says of itself
+    "schema": int,
+    "label": str,
+    "dtype": str,
+    "blocks": int,
+    "batches": [{"name": str, "order": [str], "again": {str: {str: str}}}],
+    "weights": {str: [float]},
+    "ids": {str: [int]},
+}
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in precision.UNIT}
 
 
@@ -33,12 +46,26 @@ def sketch(x: Tensor) -> list[float]:
 
 
 def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None) -> None:
-    """Runs the reference and writes the file."""
+    """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
+    module inside does, part by part until that would be more than a gigabyte."""
     units, dtype = units_of(model), precision.dtype_of(model)
+    twin, room = precision.twin_dtype(dtype, dtype), INSIDE
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):
-        calls = recorded(model, units, batch, precision.twin_dtype(dtype, dtype))
+        calls = recorded(model, units, batch, twin)
+        again: dict[str, dict[str, str]] = {}
+        for key, call in calls.items() if number == 0 else ():
+            if key == OUT or next(call.unit.module.children(), None) is None:
+                continue
+            with torch.no_grad():
+                points = points_of(call, Places(batch.mask), twin)
+            room -= sum(x.nbytes for x in points.refs.values())
+            if room < 0:
+                break
+            again[key] = points.again
+            for kind, several in (("inside", points.refs), ("inside_rounding", points.floors)):
+                tensors |= {f"{number}/{key}/{kind}/{name}": x for name, x in several.items()}
         for name, x in {**batch.given, "": batch.mask}.items():
             tensors[f"{number}/given/{name}"] = x
         for key, call in calls.items():
@@ -46,7 +73,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
             for kind, several in parts.items():
                 for name, x in several.items():
                     tensors[f"{number}/{key}/{kind}/{name}"] = x
-        about.append({"name": batch.name, "order": list(calls)})
+        about.append({"name": batch.name, "order": list(calls), "again": again})
     facts = {
         "schema": SCHEMA,
         "label": label,
@@ -108,34 +135,46 @@ def is_saved(file: Path) -> bool:
 
 def load(file: Path) -> Saved:
     """Raises BadInput for a file of another version, or a damaged one."""
-    try:
+    with refusing(f"{file}: a reference of --save that cannot be read", file.name, "save it again"):
         with safetensors.safe_open(file, "pt") as opened:
             facts = json.loads(opened.metadata()[KEY])
-            if facts["schema"] != SCHEMA:
-                raise BadInput(f"{file}: not of this version, got schema {facts['schema']}; save it again with --save")
+            if isinstance(facts, dict) and facts.get("schema") != SCHEMA:
+                got = str(facts.get("schema"))[:20]
+                raise BadInput(f"{file}: not of this version, got schema {got}; save it again with --save")
+            if (problem := misfit(facts, FACTS)) is not None:
+                raise ValueError(problem)
             held: dict[str, dict[str, Tensor]] = {}
             for name in opened.keys():  # noqa: SIM118
                 number, key, rest = name.split("/", 2)
                 held.setdefault(f"{number}/{key}", {})[rest] = opened.get_tensor(name)
-            return _read(facts, held)
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"{file}: cannot be read, got {type(error).__name__} ({error}); save it again") from error
+        return _read(facts, held)
 
 
 def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
     batches, calls = [], []
     for number, about in enumerate(facts["batches"]):
         given = dict(held[f"{number}/given"])
-        batches.append(Batch(about["name"], given, given.pop("")))
+        mask = given.pop("")
+        if mask.dtype != torch.bool or mask.ndim != 2 or given["input_ids"].shape != mask.shape:
+            raise ValueError(f"inputs of {number} that are not (rows, tokens) with a mask")
+        batches.append(Batch(about["name"], given, mask))
         of_batch = {}
         for key in about["order"]:
             parts = held.get(f"{number}/{key}", {})
             by_kind = {
                 kind: {name.partition("/")[2]: x for name, x in parts.items() if name.partition("/")[0] == kind}
-                for kind in ("in", "out", "rounding")
+                for kind in ("in", "out", "rounding", "inside", "inside_rounding")
             }
-            unit = Unit(key, "", nn.Identity())
-            of_batch[key] = Call(unit, (), {}, by_kind["in"].get(""), by_kind["out"], by_kind["rounding"], kept=True)
+            again = about["again"].get(key, {})
+            points = Points(by_kind["inside"], by_kind["inside_rounding"], again) if by_kind["inside"] else None
+            unit, entry = Unit(key, "", nn.Identity()), by_kind["in"].get("")
+            of_batch[key] = Call(unit, (), {}, entry, by_kind["out"], by_kind["rounding"], kept=True, points=points)
+        if OUT not in of_batch or "" not in of_batch[OUT].out:
+            raise ValueError(f"no output of inputs {number}")
         calls.append(of_batch)
+    if facts["dtype"] not in DTYPES:
+        raise ValueError(f"the precision {facts['dtype']}")
+    if not batches or any(len(sums) != 3 for sums in facts["weights"].values()):
+        raise ValueError("no inputs, or weights without their three sums")
     dtype = DTYPES[facts["dtype"]]
     return Saved(facts["label"], dtype, facts["blocks"], batches, calls, facts["weights"], facts["ids"])

@@ -263,6 +263,8 @@ class _Pass:
     def judge(self, unit: Unit, x: Tensor, floor: Tensor | None, held: Tensor, entered: Tensor | None = None) -> None:
         candidate, reference = self.pair.sides(held, x)
         found = rounding.judged(candidate, reference, floor, self.pair.coarse, self.places)
+        # both in the dump's precision, which is else taken for the fault
+        candidate, reference = self.pair.sides(held, x.to(self.pair.dump.dtype).to(x.dtype))
         self.seen.take(Finding(unit.key, unit, "", found, self.batch, candidate, reference, entered))
 
 

@@ -23,6 +23,7 @@ from repsim_cli.studies.verify.quantised import rounded as as_rounded
 from repsim_cli.studies.verify.replay import Description, Finding, Replayed, recorded, replayed
 from repsim_cli.studies.verify.rounding import Places, judged
 from repsim_cli.studies.verify.saved import Saved
+from repsim_cli.studies.verify.trace import IN
 from repsim_cli.studies.verify.units import Unit, kinds_of, table_of, units_of
 
 VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
@@ -71,6 +72,9 @@ def verified(
         results.append(result)
     rows = None if model is None else _rows(model, candidate, coarse)
     findings = [found for result in results for found in result.findings]
+    if model is None:  # of a file, what is inside a part is known on the first input alone
+        known = {found.key for found in findings if found.place not in ("", IN)}
+        findings = [found for found in findings if found.place or found.key not in known]
     if rows is not None and not any(found.key == "embed" for found in findings):
         findings.insert(0, described(rows))
     order = list(dict.fromkeys(key for result in results for key in result.order))

@@ -146,11 +146,8 @@ def test_a_reference_from_a_file(repsim, broken, tmp_path):
     code, out, _ = repsim("verify", file, broken, "--json")
     assert code == 1
     (first,) = json.loads(out)["differences"]
-    assert (first["unit"], first["kind"], first["tensors"]) == (
-        "block 1",
-        "offset",
-        ["layers.1.attention.dense.bias"],
-    )
+    assert (first["unit"], first["point"], first["place"]) == ("block 1", "attn_out", "attention.dense")
+    assert (first["kind"], first["tensors"]) == ("offset", ["layers.1.attention.dense.bias"])
 
 
 def test_quick(repsim, broken):
@@ -178,7 +175,7 @@ def test_damaged_references_are_refused(repsim, tmp_path):
     safetensors.torch.save_file({"x": torch.zeros(1)}, file, {"repsim_verify": '{"schema": 9}'})
     assert "not of this version, got schema 9; save it again with --save" in repsim("verify", file, "tiny_a")[2]
     safetensors.torch.save_file({"x": torch.zeros(1)}, file, {"repsim_verify": "{}"})
-    assert "cannot be read, got KeyError" in repsim("verify", file, "tiny_a")[2]
+    assert "not of this version, got schema None" in repsim("verify", file, "tiny_a")[2]
 
 
 def test_a_saved_reference_has_its_own_texts(repsim, tmp_path):
@@ -195,14 +192,60 @@ def test_a_backbone_is_saved_for_texts_alone():
         save_reference(nn.Linear(2, 2), "unused.safetensors")
 
 
-def test_a_saved_reference_of_an_unknown_precision_is_damaged(tmp_path):
-    file = save_reference("tiny_a", tmp_path / "tiny.safetensors", ["Some words of a text."])
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A reference in a file: its facts and tensors."""
+    file = save_reference("tiny_a", tmp_path_factory.mktemp("saved") / "tiny.safetensors", ["Some words of a text."])
     with safetensors.safe_open(file, "pt") as opened:
         facts = json.loads(opened.metadata()["repsim_verify"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    changed = {"repsim_verify": json.dumps({**facts, "dtype": "load"})}
-    safetensors.torch.save_file(tensors, file, changed)
-    with pytest.raises(BadInput, match="cannot be read, got KeyError"):
+        return facts, {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+
+
+def test_what_a_saved_reference_holds(saved):
+    facts, tensors = saved
+    assert facts["versions"]["torch"] == torch.__version__
+    given, part = tensors["0/given/input_ids"], "0/block 2/inside/attention.query_key_value"
+    assert tensors["0/block 2/out/"].shape == (*given.shape, 64)
+    assert tensors[part].shape == (*given.shape, 192)
+    assert 0 < tensors[part.replace("inside", "inside_rounding")].max() < 1e-4
+    assert not [name for name in tensors if name.startswith("1/") and "inside" in name]
+
+
+# what is done to the facts or the tensors, and what is said
+HOSTILE = {
+    "precision": (lambda facts, _: facts.update(dtype="load"), "the precision load"),
+    "no mapping": (lambda facts, _: facts.update(weights=[1]), "weights: not a mapping"),
+    "no text": (lambda facts, _: facts.update(label=7), "label: "),
+    "sums": (lambda facts, _: facts["weights"].update(more=[0.0]), "no inputs, or weights without their three sums"),
+    "no inputs": (lambda facts, _: facts.update(batches=[]), "no inputs, or weights without their three sums"),
+    "names": (lambda _, tensors: tensors.update(x=torch.zeros(1)), "not enough values to unpack"),
+    "mask": (
+        lambda _, tensors: tensors.update({"0/given/": torch.zeros(2)}),
+        "inputs of 0 that are not (rows, tokens)",
+    ),
+    "output": (lambda _, tensors: tensors.pop("0/logits/out/"), "no output of inputs 0"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_references_are_one_line(saved, tmp_path, what):
+    facts, tensors = json.loads(json.dumps(saved[0])), dict(saved[1])
+    change, message = HOSTILE[what]
+    change(facts, tensors)
+    file = tmp_path / "hostile.safetensors"
+    safetensors.torch.save_file(tensors, file, {"repsim_verify": json.dumps(facts)})
+    with pytest.raises(
+        BadInput, match="a reference of --save that cannot be read, got 'hostile.safetensors'"
+    ) as raised:
+        repsim_cli.verify(file, "tiny_a")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_deep_document_is_one_line(tmp_path):
+    file = tmp_path / "deep.safetensors"
+    safetensors.torch.save_file({"x": torch.zeros(1)}, file, {"repsim_verify": "[" * 100_000})
+    with pytest.raises(BadInput, match="a reference of --save that cannot be read, got 'deep.safetensors'"):
         repsim_cli.verify(file, "tiny_a")
 
 
