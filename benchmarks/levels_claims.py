@@ -10,7 +10,7 @@ from functools import partial
 from itertools import combinations
 
 import numpy as np
-from levels import Promise
+from levels import LEAST, Promise
 
 from repsim_cli.base import registry
 from repsim_cli.engine.curves import curve as curve_of
@@ -284,19 +284,17 @@ def pairs_of(models: int, mean: float, sd: float = 0.0) -> Make:
 # ---- the promises ----
 
 
-def gives(name: str, verdict: str, make: Make, rng: Rng) -> bool:
-    return CLAIMS[name](*make(rng)).verdict == verdict
+def said(name: str, make: Make, rng: Rng) -> str:
+    return CLAIMS[name](*make(rng)).verdict
 
 
 def level(name: str, setting: str, make: Make, verdicts: tuple[str, ...] = (HOLDS, FAILS)) -> list[Promise]:
-    return [
-        Promise(f"claim {name}: {each} by chance", setting, "level", LEVEL, DRAWS, partial(gives, name, each, make))
-        for each in verdicts
-    ]
+    draw = partial(said, name, make)
+    return [Promise(f"claim {name}: {x} by chance", setting, "level", LEVEL, DRAWS, draw, x) for x in verdicts]
 
 
 def power(name: str, setting: str, make: Make, verdict: str = HOLDS) -> Promise:
-    return Promise(f"claim {name}: {verdict}", setting, "power", 1.0, POWER_DRAWS, partial(gives, name, verdict, make))
+    return Promise(f"claim {name}: {verdict}", setting, "power", LEAST, POWER_DRAWS, partial(said, name, make), verdict)
 
 
 # claims on curves, by how they are given them: over units of their own, over pairs of units, and others of both kinds
@@ -338,7 +336,7 @@ def of_curves() -> list[Promise]:
 
 def of_thresholds() -> list[Promise]:
     name, steps = "larger_models_converge_earlier", "distances_grow_in_training"
-    found = [x for count in (5, 8, 20) for x in level(name, f"{count} sizes, true rho 0.5", sizes(count, 0.5))]
+    found = [x for count in (5, 8, 12) for x in level(name, f"{count} sizes, true rho 0.5", sizes(count, 0.5))]
     found += [
         power(name, "8 sizes, true rho 0.98", sizes(8, 0.98)),
         power(name, "40 sizes, true rho 0.1", sizes(40, 0.1), FAILS),

@@ -227,12 +227,12 @@ UNITS = {
 }
 ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
 PROMISES: list[Promise] = [
-    *tests_of("level", 0.05, 1000, ""),
+    *tests_of("level", 0.05, 500, ""),
     *tests_of("power", 0.8, 100, ", a shared signal", shared=2.5),
-    Promise(P, "24 documents that begin alike; mutual_knn", "level", 0.05, 1000, partial(rejects, first_row_the_same)),
-    *tests_of_tokens("level", 0.05, 1000, "independent rows", 0.0),
+    Promise(P, "24 documents that begin alike; mutual_knn", "level", 0.05, 500, partial(rejects, first_row_the_same)),
+    *tests_of_tokens("level", 0.05, 500, "independent rows", 0.0),
     *tests_of_tokens("power", 0.8, 100, "context is shared", 0.7),
-    Promise(CHECK, "24 independent documents of uneven length", "level", 0.05, 1000, partial(says_invalid, ALONE)),
+    Promise(CHECK, "24 independent documents of uneven length", "level", 0.05, 500, partial(says_invalid, ALONE)),
     *(
         Promise(
             CHECK, setting, "power", 0.8, 100,

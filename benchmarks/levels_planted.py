@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from levels import Promise
-from levels_claims import CLAIMS, DRAWS, LEVEL, POWER_DRAWS, gives
+from levels_claims import CLAIMS, level, power
 from levels_claims import PROMISES as OTHERS
 
 from repsim_cli.findings.claims import FAILS, HOLDS
@@ -23,14 +23,11 @@ FED = {promise.of.split()[1].rstrip(":") for promise in OTHERS}
 def planted(name: str) -> list[Promise]:
     """A claim that noise makes false may fail on it."""
 
-    def draw(verdict: str, sign: int) -> partial:
-        return partial(gives, name, verdict, partial(TABLE[name], sign))
-
-    chance = [HOLDS] if name in FALSE_OF_NOISE else [HOLDS, FAILS]
+    chance = (HOLDS,) if name in FALSE_OF_NOISE else (HOLDS, FAILS)
     return [
-        *(Promise(f"claim {name}: {x} by chance", "noise", "level", LEVEL, DRAWS, draw(x, NOISE)) for x in chance),
-        Promise(f"claim {name}: {HOLDS}", "planted truth", "power", 1.0, POWER_DRAWS, draw(HOLDS, TRUTH)),
-        Promise(f"claim {name}: {FAILS}", "planted falsehood", "power", 1.0, POWER_DRAWS, draw(FAILS, FALSEHOOD)),
+        *level(name, "noise", partial(TABLE[name], NOISE), chance),
+        power(name, "planted truth", partial(TABLE[name], TRUTH)),
+        power(name, "planted falsehood", partial(TABLE[name], FALSEHOOD), FAILS),
     ]
 
 
