@@ -52,6 +52,11 @@ class Result:
         return [measured.label for measured in self.results.measures]
 
     @property
+    def answers(self) -> list[tuple[str, str]]:
+        """What the run says in sentences, and of whom: where two models are the same and first differ."""
+        return self.results.answers
+
+    @property
     def warnings(self) -> list[str]:
         return list(self.manifest["warnings"])
 
@@ -182,12 +187,13 @@ class Result:
         if len(frame):
             means = frame.groupby(["measure", "model", "other_model"], sort=False)["value"].mean()
             table = means.rename("mean over layers").reset_index().to_html(index=False, float_format="%.3f")
+        said = "".join(f"<p>{html.escape(who)}: {html.escape(what)}</p>" for who, what in self.answers)
         warnings = "".join(f"<li>{html.escape(text)}</li>" for text in self.warnings)
         picture = ""
         if self.measures:
             coded, name = base64.b64encode(_png(self.plot())).decode(), html.escape(self.measures[0])
             picture = f'<img style="max-width:100%" alt="{name}" src="data:image/png;base64,{coded}">'
-        return f"{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
+        return f"{said}{table}{f'<ul>{warnings}</ul>' if warnings else ''}{picture}"
 
 
 def _png(figure: Any) -> bytes:

@@ -30,6 +30,32 @@ class Name(str):
         return made
 
 
+def runs_of(numbers: Iterable[int]) -> list[range]:
+    """Ascending numbers as ranges of those that follow each other.
+
+    >>> runs_of([0, 1, 2, 4])
+    [range(0, 3), range(4, 5)]
+    """
+    made: list[range] = []
+    for number in numbers:
+        if made and made[-1].stop == number:
+            made[-1] = range(made[-1].start, number + 1)
+        else:
+            made.append(range(number, number + 1))
+    return made
+
+
+def blocks_named(numbers: Iterable[int]) -> str:
+    """Blocks in words, those that follow each other as a range.
+
+    >>> blocks_named([0, 1, 2, 4]), blocks_named([3])
+    ('blocks 0 to 2, 4', 'block 3')
+    """
+    numbers = list(numbers)
+    parts = [f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in runs_of(numbers)]
+    return f"block{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+
+
 def slug(*labels: str) -> Name:
     """Labels as a safe part of a file name, joined by hyphens. A label that was shortened, or changed beyond
     underscores for spaces and commas, ends with a hash of the whole. A label that is a name stands for its labels.

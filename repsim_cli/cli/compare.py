@@ -90,6 +90,7 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     """How similar the layers of two models are, in about ten lines."""
     manifest = result.manifest
     yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
+    yield from (f"  {who}: {what}" for who, what in result.answers)
     if given := manifest.get("data"):
         taken, available = given["sequences"], given["sequences_available"] or given["sequences"]
         first = "the first " if available == given["pool"] else ""

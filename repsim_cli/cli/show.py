@@ -15,7 +15,17 @@ from repsim_cli.config.presets import GROUPS, UNSELECTED, described
 from repsim_cli.execution.records import FILE, read_records
 from repsim_cli.findings.leaderboard import grade
 from repsim_cli.runs import folders, reader, results
-from repsim_cli.runs.content import DIAGNOSTICS, WITHOUT_VALUE, Matrix, Measured, Table, Verdict
+from repsim_cli.runs.content import (
+    ANSWERS,
+    DIAGNOSTICS,
+    DIRECTIONS,
+    OF_WEIGHTS,
+    WITHOUT_VALUE,
+    Matrix,
+    Measured,
+    Table,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     pass
@@ -31,11 +41,12 @@ def summary(folder: Path) -> list[str]:
         lines.append(f"  remedies: {', '.join(f'{key} {_cell(value)}' for key, value in manifest['remedies'].items())}")
     if manifest["status"] == "complete" or reader.has_results(manifest):
         whole = reader.read_results(folder)
+        lines += [f"  {who}: {what}" for who, what in whole.answers]
         many = len(whole.measures) > SHOWN_MEASURES
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)
         for name, table in whole.tables.items():
-            if name not in (AUDIT, DIAGNOSTICS, WITHOUT_VALUE):
+            if name not in UNPRINTED:
                 lines += _table_lines(name, table)
         for claim in whole.claims:
             lines.append(f"  claim {claim.name} ({claim.measure}): {claim.verdict} ({_evidence(claim)})")
@@ -86,7 +97,9 @@ def _cell(value: Any) -> str:
 
 
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
-AUDIT = "audit of pairs by another solver"  # a table that another table summarises
+AUDIT = "audit of pairs by another solver"
+# tables that sentences or other tables summarise
+UNPRINTED = (AUDIT, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)
 
 
 def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str]:

@@ -25,10 +25,11 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction, layers_of
+from repsim_cli.engine.same_layers import SameLayers
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.cache import Entry
-from repsim_cli.runs.content import Table
+from repsim_cli.runs.content import SAME, Table
 from repsim_cli.runs.results import Progress, Run
 
 
@@ -49,8 +50,8 @@ def tally(run: Run, models: Mapping[str, AnySource]) -> Tally:
 class Rows:
     """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
-    diagnosis: of the layers whose rows have passed; None: it is known. groups: layers whose rows are in memory
-    together; None: all.
+    diagnosis: of the layers whose rows have passed, and same: what is the same in several models; None: it is known.
+    groups: layers whose rows are in memory together; None: all.
     """
 
     extraction: Extraction
@@ -62,6 +63,7 @@ class Rows:
     tally: Tally
     remedies: Remedies
     diagnosis: Diagnosis | None
+    same: SameLayers | None
     groups: Sequence[Sequence[int]] | None
 
     def current(self) -> list[Reading]:
@@ -79,7 +81,10 @@ class Rows:
         first = seen * extraction.extract.batch_rows
         layers = layers_of(given)
         start = 0 if self.diagnosis is not None and self.diagnosis.lacks(layers) else first
-        rows = self.remedies.apply(self._given(given, progress, start), layers)
+        models = self._given(given, progress, start)
+        if self.same is not None and readings is None and not start and not self.same.passed:
+            models = self.same.watched(models)
+        rows = self.remedies.apply(models, layers)
         if self.diagnosis is not None:
             rows = self.diagnosis.watched(rows, layers)
         return batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
@@ -135,7 +140,8 @@ class Rows:
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
         """The diagnostics of these layers, and their features that are left out."""
         diagnostics = {} if self.diagnosis is None else self.diagnosis.tables(layers)
-        return diagnostics | self.remedies.tables(layers)
+        same = None if self.same is None else self.same.table()
+        return diagnostics | self.remedies.tables(layers) | ({} if same is None else {SAME: same})
 
 
 def diagnosis_of(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:
@@ -266,6 +272,7 @@ def opened(
             tally=counts,
             remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
             diagnosis=diagnosis_of(extraction, sequences) if diagnose else None,
+            same=SameLayers(extraction.readings, hardware.dtype) if diagnose else None,
             groups=groups,
         )
         if extract.features_changed:

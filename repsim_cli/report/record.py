@@ -17,7 +17,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import level_of
 from repsim_cli.figures.heatmap import colour_range, colours
 from repsim_cli.runs import so_far
-from repsim_cli.runs.content import CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
+from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.runs.reader import (
     closest,
     has_results,
@@ -78,7 +78,8 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         ],
         "remedied": {label: {"base": base, "remedy": remedy} for label, (base, remedy, _) in remedied.items()},
         "so_far": {given.measured.label: given.state for given in maps},
-        "tables": [(name, asdict(table)) for name, table in whole.tables.items()],
+        "answers": whole.answers,
+        "tables": [(name, asdict(table)) for name, table in whole.tables.items() if name not in ANSWERS],
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [{**asdict(claim), "decided": claim.decided, "over": claim.over} for claim in whole.claims],
         "figures": [

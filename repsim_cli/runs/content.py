@@ -19,6 +19,13 @@ Numbers = list[float | int | None]  # None: a gap
 ONE_SUM, END_TO_END, BY_BLOCK = "on one sum", "end to end", "block by block"
 # what differs, token by token, between a model and its base
 RELATIVE, COSINE, KL, NEXT = "relative difference", "cosine", "KL of the outputs", "next token"
+# what differs at the end of its blocks, token by token, and the tables of it
+OWN, CARRIED = "own change", "carried change"
+OF_BLOCKS, OF_WEIGHTS, DIRECTIONS = "changes of blocks", "changes of weights", "directions of change"
+OF_BLOCKS_COLUMNS = ["model", "block", OWN, CARRIED, "weights", "rounding", "above rounding", "effect restored"]
+# tables of two columns, who and what in a sentence, which stand before all others
+WHERE, SAME = "where it changed", "the same layer of two models"
+ANSWERS = (WHERE, SAME)
 
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
 DIAGNOSTICS, PLACES = "diagnostics of layers", 8
@@ -264,6 +271,12 @@ class Results:
     def of_study(self) -> "Results":
         """The same without what any analysis made."""
         return functools.reduce(Results.without, self.analyses, self)
+
+    @property
+    def answers(self) -> list[tuple[str, str]]:
+        """What the run says in sentences, and of whom."""
+        rows = [row for name in ANSWERS if name in self.tables for row in self.tables[name].rows]
+        return [(str(who), str(what)) for who, what in (row for row in rows if len(row) == 2)]
 
     def under_remedies(self) -> dict[str, dict[str, Measured]]:
         """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""

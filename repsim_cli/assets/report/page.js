@@ -1059,6 +1059,7 @@ function answer() {
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
       el("p", {}, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : ""),
+      ...run.answers.map(([who, what]) => el("p", {}, `${who}: ${what}`)),
       ...Object.entries(run.so_far).map(([label, state]) => el("p", {}, `${label} so far: ${state}. The run is still computing.`)),
       ...(verdicts.length ? [el("ul", { class: "plain" }, ...verdicts)] : []),
     ];

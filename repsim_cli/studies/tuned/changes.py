@@ -1,5 +1,6 @@
 """What differs between a model and its base, token by token: the rows of every layer, and what is predicted next."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -141,3 +142,12 @@ def _largest(values: np.ndarray, text: Callable[[int], bytes], most: int) -> lis
         if len(first) == most:
             break
     return list(first.values())
+
+
+def encoded(value: Any) -> Tensor:
+    """What is no number, as a tensor, which the cache holds."""
+    return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def decoded(value: Tensor) -> Any:
+    return json.loads(bytes(value.tolist()))

@@ -1,18 +1,39 @@
 """What differs between models and the base that they were made from: by layer, and in what they predict."""
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.plain import blocks_named, runs_of
 from repsim_cli.figures.frame import legend_beside, several
 from repsim_cli.figures.heatmap import by_block, chosen, heatmap
-from repsim_cli.figures.lines import PANEL, of_layers, plain
+from repsim_cli.figures.lines import PANEL, gaps, of_layers, plain
+from repsim_cli.figures.panels import pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE, Axis, Band, Curve, Matrix, Numbers, Table
+from repsim_cli.runs.content import (
+    CARRIED,
+    COSINE,
+    DIRECTIONS,
+    KL,
+    NEXT,
+    OF_BLOCKS,
+    OF_BLOCKS_COLUMNS,
+    OF_WEIGHTS,
+    OWN,
+    RELATIVE,
+    WHERE,
+    Axis,
+    Band,
+    Curve,
+    Matrix,
+    Numbers,
+    Table,
+)
 
 BANDS = {"half of the tokens": (25, 75), "nine tenths": (5, 95)}
 QUANTILES = (50, 90, 99)
@@ -26,11 +47,13 @@ OUTPUTS = [
 ]
 BINS = 60
 LEAST = 1e-8  # nats that the histogram shows; smaller divergences are rounding
+NAMED, TICKS, MOST = 3, 12, 8  # names in a sentence, blocks along an axis, models of a figure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """Curves by layer of how much each token changes, and how far the predictions change. It has no settings."""
+    """Curves by layer of how much each token changes, where the blocks are that changed, and how far the predictions
+    change. It has no settings."""
 
 
 def by_layers(run: Finished, matrix: Matrix) -> Curve:
@@ -67,12 +90,142 @@ def outputs_row(run: Finished, matrix: Matrix, following: Matrix) -> list[Any]:
             float((before != after).mean())]  # fmt: skip
 
 
+# ---- where it changed ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """What the table of blocks says of one model, by block. above: those whose own change is above rounding; rounded:
+    those of which the weights were rounded and nothing else."""
+
+    own: list[float]
+    carried: list[float]
+    weights: list[float | None]
+    rounding: list[float]
+    above: list[int]
+    rounded: list[int]
+    restored: list[float | None]
+
+    @property
+    def unchanged(self) -> list[int]:
+        return [block for block in range(len(self.own)) if block not in (*self.above, *self.rounded)]
+
+
+def blocks_of(run: Finished) -> dict[str, Blocks]:
+    """By model; empty where no blocks were run on the base's input."""
+    table = run.results.tables.get(OF_BLOCKS, Table(columns=OF_BLOCKS_COLUMNS, rows=[]))
+    made = {}
+    for model in dict.fromkeys(table.column("model")):
+        own = Table(columns=table.columns, rows=[row for row in table.rows if row[0] == model])
+        beyond = own.column("above rounding")
+        made[model] = Blocks(
+            own=[value or 0.0 for value in own.column(OWN)],
+            carried=[value or 0.0 for value in own.column(CARRIED)],
+            weights=own.column("weights"),
+            rounding=own.column("rounding"),
+            above=[block for block, said in enumerate(beyond) if said == "yes"],
+            rounded=[block for block, said in enumerate(beyond) if said not in ("yes", "no")],
+            restored=own.column("effect restored"),
+        )
+    return made
+
+
+def _range(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    low, high = (f"{end(known):.2g}" for end in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def where(blocks: Blocks, outside: Sequence[tuple[str, float | None]]) -> str:
+    """A sentence: every range of blocks with a change of its own, and those without. outside: weights that changed
+    outside of blocks, and how much.
+
+    >>> more = dict(carried=[], weights=[], rounding=[], rounded=[], restored=[])
+    >>> where(Blocks(own=[0, 0, .1, .31, 0], above=[2, 3], **more), [])
+    'blocks 2 to 3: own change 0.1 to 0.31; blocks 0 to 1, 4: none above rounding'
+    """
+    parts = [
+        f"{blocks_named(part)}: own change {_range([blocks.own[block] for block in part])}"
+        for part in runs_of(blocks.above)
+    ]
+    if blocks.rounded:
+        parts.append(f"{blocks_named(blocks.rounded)}: the base's weights, rounded to 16 bits")
+    if blocks.unchanged:
+        everywhere = len(blocks.unchanged) == len(blocks.own)
+        parts.append(
+            "no block changes anything above rounding"
+            if everywhere
+            else f"{blocks_named(blocks.unchanged)}: none above rounding"
+        )
+    if outside:
+        named = [f"{name} by {size:.2g}" if size is not None else name for name, size in outside[:NAMED]]
+        rest = f" and {len(outside) - NAMED} more" if len(outside) > NAMED else ""
+        parts.append(f"outside the blocks {', '.join(named)}{rest}")
+    return "; ".join(parts)
+
+
+def effect(blocks: Blocks) -> str:
+    """What putting back the base's block restores, where that was measured."""
+    known = {block: value for block, value in enumerate(blocks.restored) if value is not None and block in blocks.above}
+    if not known:
+        return ""
+    best = max(known, key=lambda block: known[block])
+    return (
+        f"the base's block in place of the model's restores {_range(list(known.values()))} of the effect on the next "
+        f"token, most at block {best}"
+    )
+
+
+def direction(table: Table, model: str) -> str:
+    """The mean change at the end of the last block, where it has a direction."""
+    rows = [row for row in table.rows if row[0] == model]
+    if not rows:
+        return ""
+    _, block, _, share, up, down = rows[-1]
+    return (
+        f"one direction, the mean change, has {share:.2g} of the change after block {block}; it promotes "
+        f"{' '.join(_first(up))} and demotes {' '.join(_first(down))}"
+    )
+
+
+def _first(tokens: str) -> list[str]:
+    return re.findall(r"'.*?'(?= '|$)", tokens)[:NAMED]
+
+
+def answers(run: Finished, of_blocks: Mapping[str, Blocks]) -> list[list[str]]:
+    """Who and what, in sentences."""
+    empty = Table(columns=["model", "tensor", "block", "relative change"], rows=[])
+    weights, directions = (run.results.tables.get(name, empty) for name in (OF_WEIGHTS, DIRECTIONS))
+    made = []
+    for model, blocks in of_blocks.items():
+        outside = [(name, size) for of, name, block, size in weights.rows if of == model and block is None]
+        said = (where(blocks, outside), effect(blocks), direction(directions, model))
+        made += [[model, sentence] for sentence in said if sentence]
+    return made
+
+
+def by_block_curve(model: str, blocks: Blocks) -> Curve:
+    """Own and carried change and the change of the weights by block, beside rounding."""
+    lines = {OWN: blocks.own, CARRIED: blocks.carried, "weights": blocks.weights, "rounding": blocks.rounding}
+    return Curve(
+        x=Axis(name="block"),
+        y=Axis(name="norm of the change / norm in the base"),
+        at=[f"resid_post@{block}" for block in range(len(blocks.own))],
+        lines={name: list(line) for name, line in lines.items()},
+        bounds=[0.0, None],
+        about={"quantity": "blocks", "model": model},
+    )
+
+
 # ---- figures ----
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """by-layer-MEASURE_with_BASE, by-layer-relative_difference, outputs-KL; with many models, or on demand,
+    """blocks, by-layer-MEASURE_with_BASE, by-layer-relative_difference, outputs-KL; with many models, or on demand,
     relative-difference-all; on demand by-layer-cosine"""
+    if blocks := [curve for curve in run.results.curves.values() if curve.about["quantity"] == "blocks"]:
+        for name, some in pages("blocks", blocks, MOST):
+            yield name, partial(_blocks, some)
     yield from of_layers(run.results.curves, "", run.seeds)
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] != COSINE}
     yield from of_layers(curves, "tuned", run.seeds)
@@ -105,6 +258,28 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     return figure
 
 
+def _blocks(curves: Sequence[Curve]) -> Any:
+    """A panel per model, on a logarithmic axis, as far down as the smallest rounding; what is less stands there."""
+    figure, axes = panels(len(curves), min(2, len(curves)), 3.1, 2.3, gaps=(0.6, 0.8))
+    least = min(float(gaps(curve.lines["rounding"]).min()) for curve in curves) / 2
+    styles = {OWN: ("o", "-"), CARRIED: ("s", "-"), "weights": ("D", "--"), "rounding": ("", ":")}
+    for panel, curve in zip(axes, curves, strict=True):
+        names, said = by_block(curve.at)
+        for (line, (marker, dashes)), colour in zip(styles.items(), [*several(3), "grey"], strict=True):
+            values = np.maximum(gaps(curve.lines[line]), least)
+            panel.plot(values, marker=marker, linestyle=dashes, color=colour, markersize=3.5, linewidth=1.3, label=line)
+        panel.set_yscale("log")
+        at = range(0, len(names), -(-len(names) // TICKS))
+        panel.set_xticks(at, [names[i] for i in at], fontsize=7)
+        panel.set_xlabel(said.replace("resid_post by block", "block"), fontsize=8)
+        panel.set_title(curve.about["model"], loc="left", fontsize=9, parse_math=False)
+        panel.tick_params(axis="y", labelsize=7)
+        plain(panel)
+    axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
+    legend_beside(axes[min(1, len(axes) - 1)])
+    return figure
+
+
 def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
     """The mean relative difference of every layer (rows) of every model (columns)."""
     means = [by_layers(run, matrix).lines["mean over tokens"] for matrix in relative]
@@ -130,4 +305,7 @@ def tuned(run: Finished, options: Tuned, claims: Sequence[Claim]) -> Part:
     following = {matrix.rows.model: matrix for matrix in run.measured(NEXT)}
     rows = [outputs_row(run, matrix, following[matrix.rows.model]) for matrix in run.measured(KL)]
     tables = {"changes of the outputs": Table(columns=OUTPUTS, rows=rows)} if rows else {}
+    if of_blocks := blocks_of(run):
+        tables[WHERE] = Table(columns=["model", "where"], rows=answers(run, of_blocks))
+        curves += [by_block_curve(model, blocks) for model, blocks in of_blocks.items()]
     return Part(tables=tables, curves={f"{x.about['quantity']}, {x.about['model']}": x for x in curves})

@@ -1,13 +1,17 @@
 """The models of one base: all read its tokens, and have their next-token heads."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.activations.inputs import named
+from repsim_cli.activations.readings import Layer, Reading, loading
 from repsim_cli.base.errors import BadInput
+from repsim_cli.engine.comparison import Comparison
 from repsim_cli.models.loading import WHOLE, Loading
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import AnySource, Source
@@ -47,3 +51,28 @@ def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
     if not predicts_next(source):
         raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
     return source.with_head(HEAD, how)
+
+
+def opened(
+    comparison: Comparison, readings: Sequence[Reading], warn: Callable[[str], None]
+) -> tuple[list[Reading], dict[str, nn.Module]]:
+    """The models, the base first, with their output heads where they and the base predict the next token; their logits
+    are read as one layer more."""
+    modules: dict[str, nn.Module] = {}
+    opened: list[Reading] = []
+    for reading in readings:
+        assert isinstance(reading.source, Source)
+        module, how = None, loading(comparison.hardware, comparison.devices[reading.label])
+        if not opened or opened[0].points[-1] == LOGITS:
+            try:
+                module = whole(reading.source, how)
+            except BadInput as error:
+                warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
+        if module is None:
+            module = named(reading.label, partial(reading.source.load, how=how), reading.eager)
+            opened.append(reading)
+        else:
+            logits = Layer(reading.label, "logits", reading.source.vocabulary)
+            opened.append(replace(reading, points=[*reading.points, LOGITS], layers=[*reading.layers, logits]))
+        modules[reading.label] = module
+    return opened, modules

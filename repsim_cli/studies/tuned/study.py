@@ -1,9 +1,7 @@
 """What further training, an adapter or rounding changed: models against their base, layer by layer, token by token."""
 
 import gc
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
@@ -11,17 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import Tally, most_places, passes
-from repsim_cli.activations.hook_points import LOGITS
-from repsim_cli.activations.inputs import named
 from repsim_cli.activations.places import rows_left
-from repsim_cli.activations.readings import Layer, Reading, loading
+from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import Remedies
 from repsim_cli.activations.rows import Block, batches, blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import Medium
+from repsim_cli.base.settings import Medium, Medium0
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import most_rows, passing, places, shown, usual_length
@@ -37,16 +33,20 @@ from repsim_cli.measures import Measure
 from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
-from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
+from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OWN, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run, quiet
-from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, lacking
-from repsim_cli.studies.tuned.models import whole, with_tokenizer_of
+from repsim_cli.studies.tuned.blocks import END, Stack, batches_of, bytes_of, costs_of, of_blocks, stacks
+from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, decoded, encoded, lacking
+from repsim_cli.studies.tuned.models import opened, with_tokenizer_of
+from repsim_cli.studies.tuned.tables import of_all_blocks
 
 UNITS = {
     RELATIVE: "norm of the difference / norm in the base",
     COSINE: "cosine",
     KL: "nats",
     NEXT: "id of the most likely next token",
+    OWN: "norm of the block's own change / norm in the base",
+    CARRIED: "norm of the carried change / norm in the base",
 }
 
 
@@ -57,9 +57,13 @@ class Tuned(Study):
     All models run over the same text, with their output heads; where they do not fit into memory together, the base
     runs with each of the others in turn. Every layer is compared with the same layer of the base, by the measures of
     the run, and for every token by the norm of the difference over the norm in the base and by the cosine. The
-    distribution over the next token is compared with that of the base, KL(base || model) in nats.
+    distribution over the next token is compared with that of the base, KL(base || model) in nats. Every block of a
+    model also runs on the base's own input, which tells what the block itself changes from what it only carries on.
 
     examples: how many tokens, and how many texts, are listed of each model: those that change most.
+    blocks: on how many sequences, the first ones, blocks run on the base's input; 0: on none.
+    patching: put the base's block in place of each changed block of a model, one at a time, and measure on these
+        sequences how much of the effect on the next token goes; a pass more for each changed block.
     Example: repsim run study=tuned model=[] +model.before='{kind: transformers, path: DIR}' +model.after='{kind:
         transformers, path: DIR}' base=before data=local_text data.path=FILE
     """
@@ -73,6 +77,8 @@ class Tuned(Study):
         *,
         base: str | None = None,
         examples: Medium = 20,
+        blocks: Medium0 = 16,
+        patching: bool = False,
         **given: Unpack[OfMeasures],
     ):
         model, extract = given["model"], given["extract"]
@@ -87,13 +93,20 @@ class Tuned(Study):
             raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
         given["model"] = with_tokenizer_of(base, model)
         self.comparison = comparison_of(given, side_by_side=True)
-        self.base, self.examples = base, examples
+        self.base, self.examples, self.blocks, self.patching = base, examples, blocks, patching
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
         self.skipped = self.comparison.skipped
         self.reference = next(reading for reading in self.readings if reading.label == base)
         self.tuned = [reading for reading in self.readings if reading.label != base]
         footprint.check_fits(self.comparison, self.memory)
         self._check_layers()
+        if patching and not blocks:
+            raise BadInput("options.patching: it needs sequences to run on, got options.blocks=0; leave that at 16")
+        if patching and len(set(self.comparison.devices.values())) > 1:
+            raise BadInput(
+                "options.patching: the blocks of two models trade places, got models on several devices; put them on "
+                "one, or drop it"
+            )
 
     def _check_layers(self) -> None:
         wanted = [(layer.name, layer.width) for layer in self.reference.layers]
@@ -124,12 +137,16 @@ class Tuned(Study):
             "rows": 4.0 * 3 * rows * features,
             "pairs of layers": 8.0 * 4 * rows**2 * squares,
             "changes": self._changes_bytes(),
+            "blocks on the base's input": bytes_of(live.values(), cells // vocabulary) if self.blocks else 0.0,
         }
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, measures, forward passes, memory in GB."""
         compared, turns = self.comparison, self._turns(self.tuned)
         length = usual_length(compared.live, compared.data, compared.extract)
+        counts = compared.extract.sequences, min(self.blocks, compared.extract.sequences)
+        all_of_them, some = (passes(count, length, compared.hardware) for count in counts)
+        patched = sum(compared.live[x.label].layers + 2 for x in self.tuned)
         return {
             "models": shown(compared.models, compared.hardware),
             "base": self.base,
@@ -138,8 +155,9 @@ class Tuned(Study):
             "estimate": compared.extract.estimate,
             "outputs of": [label for label, source in compared.live.items() if predicts_next(source)],
             "in memory together": [" and ".join([self.base, *(x.label for x in turn)]) for turn in turns],
-            "forward passes, unless stored": (len(self.tuned) + len(turns))
-            * passes(compared.extract.sequences, length, compared.hardware),
+            "forward passes, unless stored": (len(self.tuned) + len(turns)) * all_of_them
+            + (2 * len(self.tuned) + len(turns)) * some,
+            **({"forward passes of patching, at most": patched * some} if self.patching else {}),
             **needs(
                 self._costs(),
                 compared.hardware,
@@ -163,8 +181,14 @@ class Tuned(Study):
         pairs = len(compared.layers) - len(self.reference.layers)
         widths = [layer.width for layer in compared.layers]
         count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
+        of_blocks = live[self.base], [live[x.label] for x in self.tuned], len(self._turns(self.tuned)), length
         return {
             "forward passes": forward_cost(live.values(), extract.sequences, length, hardware, vocabularies=True),
+            **(
+                costs_of(*of_blocks, min(self.blocks, extract.sequences), hardware, patching=self.patching)
+                if self.blocks
+                else {}
+            ),
             "similarity": pairs_cost(self.measures.values(), widths, pairs, rows, hardware, batches=count),
         }
 
@@ -182,7 +206,8 @@ class Tuned(Study):
         identities = identified(run, comparison)
         keys: dict[str, str | None] = {}
         if comparison.cache:
-            content = Content.of(comparison, sequences, identities, by=__name__)
+            of_blocks = {"blocks": self.blocks, "patching": self.patching}
+            content = Content.of(comparison, sequences, identities, by=__name__, **of_blocks)
             keys = {x.label: content.of_change((self.base, x.label), comparison.measures) for x in self.tuned}
         with finished_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]
@@ -212,7 +237,7 @@ class Tuned(Study):
         """What changed in these models, from a single pass over the text, in which each of them and the base run
         once."""
         with run.stage("models"):
-            readings, modules = self._opened(run, [self.reference, *tuned])
+            readings, modules = opened(comparison, [self.reference, *tuned], run.warn)
         run.manifest["models_run"] = list(dict.fromkeys([*run.manifest["models_run"], *modules]))
         changes = {reading.label: Change() for reading in tuned}
         count, extract = len(self.reference.layers), comparison.extract
@@ -237,12 +262,14 @@ class Tuned(Study):
                 raise RunFailed(str(error)) from error
         for notice in notices:
             run.warn(notice)
+        of_each = self._of_blocks(run, stacks(readings, modules, run.warn), sequences, counts) if self.blocks else {}
         return {
             label: {
                 **change.tensors(),
+                **of_each.get(label, {}),
                 **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
                 **{
-                    f"why of {name}": _encoded({r % count: why for r, why in x.undefined.items() if r // count == i})
+                    f"why of {name}": encoded([(r % count, why) for r, why in x.undefined.items() if r // count == i])
                     for name, x in compared.items()
                 },
                 **{
@@ -255,27 +282,18 @@ class Tuned(Study):
             for i, (label, change) in enumerate(changes.items())
         }
 
-    def _opened(self, run: Run, readings: Sequence[Reading]) -> tuple[list[Reading], dict[str, nn.Module]]:
-        """The models, with their output heads where they and the base predict the next token; their logits are read
-        as one layer more."""
-        modules: dict[str, nn.Module] = {}
-        opened: list[Reading] = []
-        for reading in readings:
-            assert isinstance(reading.source, Source)
-            module, how = None, loading(self.comparison.hardware, self.comparison.devices[reading.label])
-            if not opened or opened[0].points[-1] == LOGITS:
-                try:
-                    module = whole(reading.source, how)
-                except BadInput as error:
-                    run.warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
-            if module is None:
-                module = named(reading.label, partial(reading.source.load, how=how), reading.eager)
-                opened.append(reading)
-            else:
-                logits = Layer(reading.label, "logits", reading.source.vocabulary)
-                opened.append(replace(reading, points=[*reading.points, LOGITS], layers=[*reading.layers, logits]))
-            modules[reading.label] = module
-        return opened, modules
+    def _of_blocks(
+        self, run: Run, models: Sequence[Stack], sequences: Mapping[str, Sequences], counts: Tally
+    ) -> dict[str, dict[str, Tensor]]:
+        """What every block of these models changes, the base first among them."""
+        if len(models) < 2:
+            return {}
+        base, *tuned = models
+        extract, hardware = self.comparison.extract, self.comparison.hardware
+        given = batches_of(sequences[self.base], self.blocks, extract, hardware)
+        with run.stage("blocks on the base's input"):
+            progress = partial(run.progress, label="blocks on the base's input", unit="batches")
+            return of_blocks(base, tuned, given, extract, patching=self.patching, progress=progress, tally=counts)
 
     def _paired(
         self,
@@ -309,7 +327,7 @@ class Tuned(Study):
         """Keeps the measures with a value at all; what has none is listed."""
         layers, found = [layer.name for layer in self.reference.layers], {}
         for name in comparison.measures:
-            missing = [(label, *each) for label, x in changes.items() for each in _decoded(x[f"why of {name}"])]
+            missing = [(label, *each) for label, x in changes.items() for each in decoded(x[f"why of {name}"])]
             cells = len(layers) * len(changes)
             found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
             for label, r, why in missing:
@@ -339,6 +357,8 @@ class Tuned(Study):
         layers = [layer.name for layer in self.reference.layers]
         measures = self._listed(run, comparison, changes)
         rows = {KL: ["logits"], NEXT: ["base", "model"]}
+        depth = max((len(change[OWN]) for change in changes.values() if OWN in change), default=0)
+        rows[OWN] = rows[CARRIED] = [f"{END}@{block}" for block in range(depth)]
         for number, (label, change) in enumerate(changes.items()):
             for kind in (kind for kind in UNITS if kind in change):
                 values = change[kind].double().numpy()
@@ -373,13 +393,5 @@ class Tuned(Study):
             "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
             "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
         }
+        tables |= of_all_blocks(changes, texts.shown)
         return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)
-
-
-def _encoded(why: Mapping[int, str]) -> Tensor:
-    """Why layers have no value, as a tensor, which the cache holds."""
-    return torch.tensor(list(json.dumps([*why.items()]).encode()), dtype=torch.uint8)
-
-
-def _decoded(why: Tensor) -> list[tuple[int, str]]:
-    return json.loads(bytes(why.tolist()))

@@ -23,9 +23,8 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import COSINE, KL, NEXT, RELATIVE
-from repsim_cli.studies.tuned import changes
-from repsim_cli.studies.tuned import study as tuned
+from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OF_BLOCKS, OWN, RELATIVE, WHERE
+from repsim_cli.studies.tuned import changes, models
 from repsim_cli.studies.tuned.changes import Change, Texts, amounts, differences, divergences, lacking
 
 SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
@@ -152,7 +151,11 @@ def test_a_model_does_not_differ_from_itself(repsim, newest):
     assert not matrix(newest(), KL, "same").any()
     assert matrix(newest(), COSINE, "same") == pytest.approx(1, abs=1e-12)
     found = recorded(newest())
-    assert list(found["matrices"]) == [f"{kind}, same" for kind in (RELATIVE, COSINE, KL, NEXT)]
+    assert list(found["matrices"]) == [f"{kind}, same" for kind in (RELATIVE, COSINE, KL, NEXT, OWN, CARRIED)]
+    assert not matrix(newest(), OWN, "same").any()
+    assert not matrix(newest(), CARRIED, "same").any()
+    assert found["tables"][WHERE]["rows"] == [["same", "no block changes anything above rounding"]]
+    assert repsim("show", newest())[1].splitlines()[1] == "  same: no block changes anything above rounding"
     for measure in ("cka", "mutual_knn"):
         curve = found["curves"][f"{measure} with tiny_a, same"]
         assert curve["lines"]["same layer"] == pytest.approx([1.0] * 6, abs=1e-6)
@@ -279,7 +282,7 @@ def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, mo
 
 
 def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
-    load, alive, most = tuned.whole, [], []
+    load, alive, most = models.whole, [], []
 
     def counted(source, how):
         module = load(source, how)
@@ -287,7 +290,7 @@ def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, mon
         most.append(sum(one() is not None for one in alive))
         return module
 
-    monkeypatch.setattr(tuned, "whole", counted)
+    monkeypatch.setattr(models, "whole", counted)
     found = {}
     for resident in ("all", "one"):
         words = [*SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]", f"hardware.resident={resident}", "cache=false"]
@@ -299,10 +302,15 @@ def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, mon
         read = written["data"]["tokens_read"]
     assert most == [1, 2, 3, 1, 2, 1, 2]
     assert found["one"] == found["all"]
-    assert read["tiny_a"] == 2 * read["tiny_b"] == 2 * read["tiny_a_step400"]
+    # the base twice in each of two turns; another model once, and twice for its blocks
+    assert read["tiny_a"] / 4 == read["tiny_b"] / 3 == read["tiny_a_step400"] / 3
     _, out, _ = repsim("run", *words, "dry_run=true")
     assert "in memory together: tiny_a and tiny_b, tiny_a and tiny_a_step400" in out
+    assert f"forward passes, unless stored: {10 * -(-6 // 4)}" in out
+    _, out, _ = repsim("run", *words, "dry_run=true", "options.blocks=0")
     assert f"forward passes, unless stored: {4 * -(-6 // 4)}" in out
+    _, out, _ = repsim("run", *words, "dry_run=true", "options.patching=true")
+    assert f"forward passes of patching, at most: {2 * 8 * -(-6 // 4)}" in out
 
 
 def test_models_without_a_next_token_head(repsim, newest):
@@ -314,7 +322,9 @@ def test_models_without_a_next_token_head(repsim, newest):
         "WARNING: model.tiny_a: changes of the outputs are left out (it has no output head for the next token, " in err
     )
     found = recorded(newest())
-    assert set(found["matrices"]) == {"relative difference, other", "cosine, other"}
+    assert set(found["matrices"]) == {f"{kind}, other" for kind in (RELATIVE, COSINE, OWN, CARRIED)}
+    assert "directions of change" not in found["tables"]
+    assert found["tables"][WHERE]["rows"][0][1].startswith("blocks 0 to 1: own change ")
     assert "changes of the outputs" not in found["tables"]
     assert matrix(newest(), RELATIVE, "other").min() > 0
 
@@ -325,12 +335,18 @@ def test_the_tiny_study(repsim, newest):
     assert code == 0, err
     assert "changes of the outputs:" in out
     names = {file.stem for file in (newest() / "figures").iterdir()}
-    assert names == {"by-layer-cka_unbiased_with_tiny_a_step400", "by-layer-mutual_knn_with_tiny_a_step400",
+    assert names == {"blocks", "by-layer-cka_unbiased_with_tiny_a_step400", "by-layer-mutual_knn_with_tiny_a_step400",
                      "by-layer-relative_difference", "outputs-KL"}  # fmt: skip
     assert repsim("plot", newest(), "--all")[0] == 0
     names = {file.stem for file in (newest() / "figures").iterdir()} - names
     assert names == {"by-layer-cosine", "relative-difference-all"}
     curves = recorded(newest())["curves"]
+    table = recorded(newest())["tables"][OF_BLOCKS]
+    assert curves["blocks, tiny_b"]["lines"][OWN] == [row[2] for row in table["rows"] if row[0] == "tiny_b"]
+    assert [row[2] for row in table["rows"]] == pytest.approx(
+        [*matrix(newest(), OWN, "tiny_a").mean(1), *matrix(newest(), OWN, "tiny_b").mean(1)]
+    )
+    assert "  tiny_a: blocks 0 to 5: own change 0.1" in out
     values, curve = matrix(newest(), RELATIVE, "tiny_b"), curves["relative difference, tiny_b"]
     assert curve["lines"] == {"mean over tokens": values.mean(1).tolist()}
     assert curve["bands"]["half of the tokens"]["high"] == np.percentile(values, 75, axis=1).tolist()
@@ -346,6 +362,8 @@ def test_the_tiny_study(repsim, newest):
     [
         (["model=[tiny_a,tiny_b]", "base=null"], "base: the model that the others were made from is needed, got base=null; set base=LABEL"),
         (["model=[tiny_a]"], r"model: a model to compare with the base is needed, got \['tiny_a'\]; select two or more"),
+        (["model=[tiny_a,tiny_b]", "options.patching=true", "options.blocks=0"], "options.patching: it needs sequences to run on, got options.blocks=0; leave"),
+        (["model=[tiny_a,tiny_b]", "options.patching=true", "hardware.devices={tiny_b: meta}"], "options.patching: the blocks of two models trade places, got models on several devices; put"),
         (["model=[tiny_a,tiny_b]", "extract.unit=mean"], "extract.unit: a row must be one token, got mean; use extract=tokens"),
         (["model=[tiny_a,tiny_b]", "extract.piece=mean"], "extract.unit: a row must be one token, got piece=mean; use"),
         (["model=[tiny_a,tiny_b]", "measure=[cka]", "extract.estimate=moments"], "extract.estimate: layers are compared pair by pair, got moments; use per"),

@@ -1,0 +1,124 @@
+"""The same layer of two models side by side, as their rows pass: where all are equal, and where they first differ."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.readings import Layer, Reading
+from repsim_cli.activations.rows import Block
+from repsim_cli.base.plain import blocks_named
+from repsim_cli.models.precision import UNIT
+from repsim_cli.runs.content import Table
+
+ROUNDINGS = 20  # times the square root of the depth: what rounding may have grown to
+UNRELATED = 0.5  # of the norm, by which the first layers of models that have something in common differ at most
+STREAM, FIRST = "resid_post", "embed"
+POINT = re.compile(r"(\w+)@(\d+)")
+
+
+def in_order(names: Sequence[str]) -> list[int]:
+    """Which layers are compared, so that one follows from the one before: the stream at the end of blocks, else the
+    first kind of hook point, behind the embeddings; of names that are no hook points, all.
+
+    >>> in_order(["embed", "mlp_out@0", "mlp_out@1", "resid_post@0", "resid_post@1"]), in_order(["a", "b"])
+    ([0, 3, 4], [0, 1])
+    """
+    kinds = [match[1] if (match := POINT.fullmatch(name)) else "" for name in names]
+    kind = STREAM if STREAM in kinds else next(filter(None, kinds), "")
+    return [i for i, each in enumerate(kinds) if not kind or each == kind or names[i] == FIRST]
+
+
+def named(names: Sequence[str]) -> str:
+    """Layers in words.
+
+    >>> named(["embed", "resid_post@0", "resid_post@1"]), named(["a"])
+    ('embed, blocks 0 to 1', 'a')
+    """
+    matches = [POINT.fullmatch(name) for name in names]
+    blocks = [int(match[2]) for match in matches if match]
+    others = [name for name, match in zip(names, matches, strict=True) if not match]
+    return ", ".join([*others, *([blocks_named(blocks)] if blocks else [])])
+
+
+@dataclass
+class Pair:
+    """Two models. places: of the layers that are compared, among those of the run. exact, close: how many of them,
+    from the first on, are equal, or equal to rounding, so far. off: by layer, the sum over rows of the norm of the
+    difference over the norm."""
+
+    names: Sequence[str]
+    places: Sequence[tuple[int, int]]
+    exact: int
+    close: int
+    off: list[float]
+
+    def add(self, rows: Sequence[Tensor], unit: float) -> None:
+        """Rows of all layers. Those behind the first layer that differs are not looked at."""
+        for number, (a, b) in enumerate(self.places[: self.close + 1]):
+            x, y = rows[a], rows[b].to(rows[a].device)
+            if torch.equal(x, y):
+                continue
+            self.exact = min(self.exact, number)
+            norms = x.norm(dim=1)
+            off = float(((x - y).norm(dim=1) / norms)[norms > 0].double().sum())
+            self.off[number] += off
+            if off > ROUNDINGS * unit * (number + 1) ** 0.5 * max(int((norms > 0).sum()), 1):
+                self.close = min(self.close, number)
+                return
+
+    def sentence(self, rows: int, alone: bool) -> str:
+        """What is said of the two; empty where they have nothing in common. alone: they are all models of the run."""
+        if self.exact == len(self.names):
+            return f"identical in {named(self.names)}, all that are compared"
+        parts = [f"identical in {named(self.names[: self.exact])}"] if self.exact else []
+        if self.exact < self.close:
+            parts.append(f"the same to rounding in {named(self.names[self.exact : self.close])}")
+        if self.close < len(self.names):
+            off = self.off[self.close] / max(rows, 1)
+            if not self.close and not (alone and off < UNRELATED):
+                return ""
+            parts.append(f"first difference in {named([self.names[self.close]])} ({off:.2g} of the norm)")
+        return ", ".join(parts)
+
+
+@dataclass
+class SameLayers:
+    """All two models whose layers have the same names and widths. passed: how many rows."""
+
+    readings: Sequence[Reading]
+    dtype: str
+    passed: int = 0
+    pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
+
+    def watched(self, stream: Iterator[Block]) -> Iterator[Block]:
+        """The stream, which has all rows of all layers, as models give them."""
+        self.pairs, self.passed, unit = dict(self._pairs()), 0, UNIT[getattr(torch, self.dtype)]
+        for block in stream:
+            for pair in self.pairs.values():
+                pair.add(block.rows, unit)
+            self.passed += len(block.rows[0])
+            yield block
+
+    def _pairs(self) -> Iterator[tuple[tuple[str, str], Pair]]:
+        ends = list(itertools.accumulate((len(reading.layers) for reading in self.readings), initial=0))
+        for (i, x), (j, y) in itertools.combinations(enumerate(self.readings), 2):
+            if _shape(x.layers) != _shape(y.layers):
+                continue
+            chosen = in_order([layer.name for layer in x.layers])
+            count, names = len(chosen), [x.layers[a].name for a in chosen]
+            places = [(ends[i] + a, ends[j] + a) for a in chosen]
+            yield (x.label, y.label), Pair(names, places, count, count, [0.0] * count)
+
+    def table(self) -> Table | None:
+        """Who and what; None where no two models have anything in common."""
+        said = {pair: of.sentence(self.passed, len(self.readings) == 2) for pair, of in self.pairs.items()}
+        rows = [[f"{a} beside {b}", what] for (a, b), what in said.items() if what]
+        return Table(columns=["models", "the same layers"], rows=rows) if rows else None
+
+
+def _shape(layers: Sequence[Layer]) -> list[tuple[str, int]]:
+    return [(layer.name, layer.width) for layer in layers]

@@ -1,0 +1,380 @@
+"""Every block of a model on its base's own input: what the block itself changes, beside what the stream carries on.
+
+x is what enters block k of the base, x' what enters it in the model; B is the base's block, T the model's. The stream
+at the end of the block changes by T(x') - B(x), which is the sum of
+
+- the block's own change, T(x) - B(x): zero, or rounding, where the block was not changed, whatever came before it;
+- the carried part, T(x') - T(x): what the block makes of the changes of the blocks before it.
+
+The norms of both are over that of B(x), token by token.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from repsim_cli.activations.batching import Tally, lengths_of, of_similar_length, tensors
+from repsim_cli.activations.capture import capture
+from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
+from repsim_cli.activations.places import places_read
+from repsim_cli.activations.readings import Reading
+from repsim_cli.activations.rows import used
+from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine.cost import Cost, forward_cost
+from repsim_cli.models.calls import Hooks, entering, exchanged
+from repsim_cli.models.loading import like_inputs
+from repsim_cli.models.points import Architecture
+from repsim_cli.models.precision import UNIT, Raised, cast, dtype_of, limits_of, twin_dtype, twin_of
+from repsim_cli.models.source import Source, backbone_path
+from repsim_cli.runs.content import CARRIED, OWN
+from repsim_cli.studies.tuned.changes import divergences, encoded
+
+END, TOP = "resid_post", 10  # what leaves a block; tokens that a direction promotes, and that it demotes
+ROUGH = 4  # roundings, where they cannot be measured
+HELD = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # precisions in which a checkpoint may have been saved
+Call = tuple[tuple, dict[str, Any]]
+
+
+def refusal(source: Source) -> str | None:
+    """Why the blocks of a model cannot be run alone; None: they can."""
+    table = source.architecture
+    if table is None or table.stacks or not table.depth or END not in table.block:
+        return f"no single stack of blocks is known in {source.model_type}"
+    return f"the blocks of {source.model_type} share their weights" if table.shared is not None else None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A model whose blocks are run. headed: with its output head."""
+
+    label: str
+    source: Source
+    module: nn.Module
+    headed: bool
+
+    @property
+    def table(self) -> Architecture:
+        assert self.source.architecture is not None  # as `refusal` says
+        return self.source.architecture
+
+    @cached_property
+    def path(self) -> str:
+        """Where the backbone is."""
+        return backbone_path(self.module, self.source) if self.headed else ""
+
+    @cached_property
+    def modules(self) -> dict[str, nn.Module]:
+        """Those of the backbone, by the names that hook points use."""
+        return self.source.modules(self.module.get_submodule(self.path))
+
+    @property
+    def blocks(self) -> Any:
+        """The list of them."""
+        return self.modules[self.table.blocks]
+
+    def ends(
+        self, given: Sequences, extract: Extract, enter: Callable[[int, tuple, dict], Call | None] | None = None
+    ) -> list[Float[Tensor, "n d"]]:
+        """A forward pass: the rows of the run at the end of every block. enter(block, args, kwargs) may give other
+        inputs of a block."""
+        backbone = self.module.get_submodule(self.path)
+        return self._read(backbone, [HookPoint(END, layer) for layer in range(self.table.depth)], given, extract, enter)
+
+    def logits(self, given: Sequences, extract: Extract) -> Float[Tensor, "n c"]:
+        """A forward pass: the logits after the rows of the run."""
+        return self._read(self.module, [LOGITS], given, extract)[0]
+
+    def _read(
+        self,
+        module: nn.Module,
+        points: Sequence[HookPoint],
+        given: Sequences,
+        extract: Extract,
+        enter: Callable[[int, tuple, dict], Call | None] | None = None,
+    ) -> list[Tensor]:
+        hooks = Hooks()
+        inputs, mask, more = tensors(given, self.source, like_inputs(self.module))
+        chosen = torch.from_numpy(_chosen(given, extract)).to(inputs.device)
+        try:
+            for number, block in enumerate(self.blocks if enter is not None else ()):
+                hooks.before(block, lambda args, kwargs, number=number: enter(number, args, kwargs))  # type: ignore
+            with capture(module, self.source, points) as read:
+                found = read(inputs, mask, **more)
+        finally:
+            hooks.remove()
+        return [(x := found.pop(point))[chosen.to(x.device)].float() for point in points]
+
+
+def _chosen(given: Sequences, extract: Extract) -> np.ndarray:
+    """The places that are rows of the run."""
+    places = places_read(given, extract)
+    return places if given.left_out is None else places & ~given.left_out
+
+
+def stacks(readings: Sequence[Reading], modules: Mapping[str, nn.Module], warn: Callable[[str], None]) -> list[Stack]:
+    """The models, the base first, with logits as their last point where they have heads; a warning for those whose
+    blocks are not those of the base, which are left out."""
+    made: list[Stack] = []
+    for reading in readings:
+        source = reading.source
+        assert isinstance(source, Source)
+        why = refusal(source)
+        if why is None and made and len(made[0].blocks) != source.architecture.depth:  # type: ignore[union-attr]
+            why = f"it has other blocks than '{made[0].label}'"
+        if why is None:
+            made.append(Stack(reading.label, source, modules[reading.label], reading.points[-1] == LOGITS))
+            continue
+        warn(f"model.{reading.label}: its blocks are not run alone on the base's input ({why})")
+        if not made:
+            return []
+    return made
+
+
+def batches_of(sequences: Sequences, count: int, extract: Extract, hardware: Hardware) -> list[Sequences]:
+    """The first so many sequences in batches of equal length, which need no padding."""
+    some = sequences.take(slice(count))
+    lengths = lengths_of(used(some, extract))
+    taken = [
+        some.take(batch, int(lengths[batch].max()))
+        for batch in of_similar_length(lengths, hardware, padding=0.0)
+        if lengths[batch].max()
+    ]
+    return [given for given in taken if _chosen(given, extract).any()]
+
+
+def bytes_of(models: Iterable[Source], places: int) -> float:
+    """Estimates the bytes of a batch of so many places: the streams of three passes, the inputs of the first, and a
+    block in float64."""
+    models = list(models)
+    streams = max(source.layers * source.width for source in models)
+    return 4.0 * 5 * places * streams + 8.0 * max(source.parameters / max(source.layers, 1) for source in models)
+
+
+def costs_of(
+    base: Source, tuned: Sequence[Source], turns: int, length: int, count: int, hardware: Hardware, *, patching: bool
+) -> dict[str, Cost]:
+    """What it takes to run the blocks on so many sequences of this length, the base once for each of the turns, and to
+    put every block back."""
+    first = min(count, hardware.batch_size)
+    alone = forward_cost([*[base] * turns, *tuned, *tuned], count, length, hardware)
+    again = forward_cost([base] * 2 * turns, first, length, hardware)  # a pass in float64 counts as two
+    if not patching:
+        return {"blocks on the base's input": alone + again}
+    passes = [base] * len(tuned) + [source for source in tuned for _ in range(source.layers + 1)]
+    patched = forward_cost(passes, count, length, hardware, vocabularies=True)
+    return {"blocks on the base's input": alone + again, "patching, at most": patched}
+
+
+@dataclass
+class Gathered:
+    """Numbers of one model, batch by batch. own, carried: (blocks, n). mean: the sum over tokens of the change of the
+    stream over its norm in the base, (blocks, d), float64; squares: of the squared norms of these changes."""
+
+    own: list[Tensor] = field(default_factory=list)
+    carried: list[Tensor] = field(default_factory=list)
+    mean: Any = 0.0
+    squares: Any = 0.0
+
+    def add(self, base: Sequence[Tensor], alone: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
+        """What leaves each block: of the base, B(x); of the model on the base's input, T(x); of the model, T(x')."""
+        own, carried, sums, squares = [], [], [], []
+        for b, t, free in zip(base, alone, tuned, strict=True):
+            b, t, free = (x.to(b.device).double() for x in (b, t, free))
+            norms = b.norm(dim=1, keepdim=True)
+            change = ((free - b) / norms).nan_to_num(0.0, 0.0, 0.0)  # a row of zeros has no relative change
+            own.append(((t - b).norm(dim=1) / norms[:, 0]).where(norms[:, 0] > 0, torch.nan).float().cpu())
+            carried.append(((free - t).norm(dim=1) / norms[:, 0]).where(norms[:, 0] > 0, torch.nan).float().cpu())
+            sums.append(change.sum(0).cpu())
+            squares.append(change.square().sum().cpu())
+        self.own.append(torch.stack(own))
+        self.carried.append(torch.stack(carried))
+        self.mean = self.mean + torch.stack(sums)
+        self.squares = self.squares + torch.stack(squares)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """OWN, CARRIED: (blocks, n). direction: the mean change, (blocks, d). share: of the sum of squared norms of all
+        changes, what the mean alone accounts for, were every token changed by it."""
+        own, carried = torch.cat(self.own, 1), torch.cat(self.carried, 1)
+        mean = self.mean / own.shape[1]
+        share = own.shape[1] * mean.square().sum(1) / self.squares
+        return {OWN: own, CARRIED: carried, "direction": mean, "share": share}
+
+
+def of_blocks(
+    base: Stack,
+    tuned: Sequence[Stack],
+    given: Sequence[Sequences],
+    extract: Extract,
+    *,
+    patching: bool,
+    progress: Callable[[Sequence[Any]], Iterator[Any]],
+    tally: Tally,
+) -> dict[str, dict[str, Tensor]]:
+    """What every block of these models changes, by their labels. given: batches of sequences.
+
+    rounding: of every block of the base, the root mean square over the tokens of the first batch of what another
+    precision changes, over the norm, and the largest; above: whether a block's own change is more. promoted: the tokens
+    that the mean change promotes most through the base's final norm and head, then those that it demotes most.
+    restored: the share of KL(base || model) that the base's block in place of the model's takes away, with `patching`.
+    """
+    gathered = {model.label: Gathered() for model in tuned}
+    rounding = torch.empty(0)
+    for number, batch in enumerate(progress(given)):
+        calls: list[Call] = []
+        ends = base.ends(batch, extract, lambda _, args, kwargs, calls=calls: calls.append(_kept(args, kwargs)))
+        tally(base.label, batch.mask)
+        if not number:
+            rounding = rounding_of(base, calls, ends, _chosen(batch, extract))
+        entries = [found[1] if (found := entering(*call)) else None for call in calls]
+        del calls
+
+        def replaced(block: int, args: tuple, kwargs: dict, entries: list = entries) -> Call | None:
+            found, entry = entering(args, kwargs), entries[block]
+            if found is None or entry is None:
+                return None
+            return exchanged(args, kwargs, found[0], entry.to(found[1].device, found[1].dtype).clone())
+
+        for model in tuned:
+            gathered[model.label].add(ends, model.ends(batch, extract, replaced), model.ends(batch, extract))
+            tally(model.label, batch.mask)
+            tally(model.label, batch.mask)
+    made = {}
+    for model in tuned:
+        made[model.label] = found = gathered[model.label].tensors()
+        found |= {"rounding": rounding, **of_weights(base, model)}
+        found["above"] = above(found[OWN], rounding, dtype_of(base.module)) & ~found["held"]
+        if base.headed and model.headed:
+            found["promoted"] = promoted(base, found["direction"])
+            if patching:
+                changed = found["above"].nonzero()[:, 0].tolist()
+                found["restored"] = restored(base, model, given, extract, changed)
+        found["norm"] = found.pop("direction").norm(dim=1)
+    return made
+
+
+def _kept(args: tuple, kwargs: Mapping[str, Any]) -> Call:
+    """The inputs of a block, whose stream may be changed in place later."""
+    found = entering(args, kwargs)
+    return (args, dict(kwargs)) if found is None else exchanged(args, kwargs, found[0], found[1].clone())
+
+
+def rounding_of(
+    base: Stack, calls: Sequence[Call], ends: Sequence[Tensor], chosen: np.ndarray
+) -> Float[Tensor, "blocks 2"]:
+    """Every block again in another precision on the same inputs: the change over the norm, by token, as root mean
+    square and as the largest. At least half a rounding; ROUGH roundings where a block refuses the other precision."""
+    own = dtype_of(base.module)
+    dtype, unit, places = twin_dtype(own, own), UNIT[own], torch.from_numpy(chosen)
+    found = []
+    for layer, (block, (args, kwargs), end) in enumerate(zip(base.blocks, calls, ends, strict=True)):
+        pick = locate(HookPoint(END, layer), base.source).pick
+        twin = twin_of(block, dtype, set())
+        try:
+            with torch.inference_mode(), Raised() if dtype == torch.float64 else nullcontext():
+                out = pick(twin(*cast(args, dtype), **cast(kwargs, dtype)), 0)
+            size = end.double().norm(dim=1)
+            off = (out[places.to(out.device)].double() - end.double()).norm(dim=1)[size > 0] / size[size > 0]
+            sizes = [float(off.square().mean().sqrt()), float(off.max())] if len(off) else [0.0, 0.0]
+        except (RuntimeError, TypeError, NotImplementedError):
+            sizes = [ROUGH * unit] * 2
+        found.append([max(size, unit / 2) for size in sizes])
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def above(own: Float[Tensor, "b n"], rounding: Float[Tensor, "b 2"], dtype: torch.dtype) -> Tensor:
+    """Whether the own change of each block is more than rounding gives, over all tokens or at one of them, by the
+    limits of `repsim verify`."""
+    limits, known = limits_of(dtype), own.double().nan_to_num(0.0)
+    whole, largest = known.square().mean(1).sqrt(), known.max(1).values
+    return (whole > limits.whole * rounding[:, 0]) | (largest > limits.row * rounding[:, 1])
+
+
+def of_weights(base: Stack, tuned: Stack) -> dict[str, Tensor]:
+    """weights: the relative change of the weights of every block, NaN where none have a name in common. tensors: an
+    encoded list of (name, block or None, relative change) of those that changed. held: whether all that changed in a
+    block is that its weights were rounded to 16 bits."""
+    ours, theirs = (_named(model) for model in (base, tuned))
+    depth, blocks = len(base.blocks), f"{base.table.blocks}."
+    sums, rows = torch.zeros(depth, 2, dtype=torch.float64), []
+    changed, rounded = torch.zeros(depth, dtype=torch.bool), torch.ones(depth, dtype=torch.bool)
+    for name, x in ours.items():
+        y = theirs.get(name)
+        if y is None or y.shape != x.shape or x.is_meta or y.is_meta:
+            continue
+        y = y.to(x.device)
+        inside = name.removeprefix(blocks).partition(".")[0] if name.startswith(blocks) else ""
+        block = int(inside) if inside.isdigit() else None
+        squares = torch.stack([(y.double() - x.double()).square().sum(), x.double().square().sum()]).cpu()
+        if block is not None:
+            sums[block] += squares
+        if squares[0]:
+            rows.append([name, block, float((squares[0] / squares[1]).sqrt()) if squares[1] else None])
+            if block is not None:
+                changed[block] = True
+                rounded[block] &= any(torch.equal(y, x.to(dtype).to(y.dtype)) for dtype in HELD.values())
+    return {
+        "weights": (sums[:, 0] / sums[:, 1]).sqrt(),
+        "tensors": encoded(rows),
+        "held": changed & rounded,
+    }
+
+
+def _named(model: Stack) -> dict[str, Tensor]:
+    """The weights by names as in the backbone; those of the head by their own."""
+    prefix = f"{model.path}." if model.path else ""
+    return {name.removeprefix(prefix): x.detach() for name, x in model.module.named_parameters()}
+
+
+def promoted(base: Stack, direction: Float[Tensor, "b d"]) -> Tensor:
+    """The ids of the TOP tokens whose logits each direction raises most, and of those that it lowers most.
+
+    Through the base's final norm (its gain, and its centring where it centres; what it adds to everything cancels) and
+    its head.
+    """
+    weights, head, place = like_inputs(base.module), _head(base.module), base.table.final_norm
+    norm = (lambda x: x) if place is None else base.modules[place.module]
+    unit = direction / direction.norm(dim=1, keepdim=True).clamp_min(1e-300) * direction.shape[1] ** 0.5
+    unit = unit.to(weights.device, weights.dtype)
+    with torch.inference_mode():
+        logits = (head(norm(unit)) - head(norm(torch.zeros_like(unit)))).float()
+    top = min(TOP, logits.shape[1])
+    return torch.cat([logits.topk(top).indices, (-logits).topk(top).indices], 1).cpu()
+
+
+def _head(module: Any) -> Any:
+    return module.get_output_embeddings()
+
+
+def restored(
+    base: Stack, tuned: Stack, given: Sequence[Sequences], extract: Extract, blocks: Sequence[int]
+) -> Float[Tensor, " blocks"]:
+    """The share of KL(base || model) over the next token, summed over tokens, that goes where the base's block runs in
+    the model in place of its own; 0 of the blocks that are not among these, NaN without any effect."""
+    sums = torch.zeros(len(base.blocks), dtype=torch.float64)
+    whole = 0.0
+    for batch in given:
+        wanted = base.logits(batch, extract)
+
+        def effect(wanted: Tensor = wanted, batch: Sequences = batch) -> float:
+            got = tuned.logits(batch, extract)
+            common = min(wanted.shape[1], got.shape[1])  # vocabularies may be padded
+            return float(divergences(wanted[:, :common], got[:, :common].to(wanted.device)).sum())
+
+        of_batch = effect()
+        whole += of_batch
+        for block in blocks:
+            own = tuned.blocks[block]
+            tuned.blocks[block] = base.blocks[block]
+            try:
+                sums[block] += of_batch - effect()
+            finally:
+                tuned.blocks[block] = own
+    return sums / whole if whole > 0 else torch.full_like(sums, torch.nan)

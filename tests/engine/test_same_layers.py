@@ -1,0 +1,111 @@
+"""The same layer of two models: what is equal, what is equal to rounding, and where two models first differ."""
+
+import shutil
+
+import pytest
+import safetensors.torch
+import torch
+
+import repsim_cli
+from repsim_cli.activations.readings import Layer, Reading
+from repsim_cli.activations.rows import Block
+from repsim_cli.engine.same_layers import SameLayers, in_order
+from repsim_cli.models.checkpoints import SHIPPED
+from repsim_cli.models.source import Precomputed
+
+NAMES = [f"resid_post@{block}" for block in range(4)]
+
+
+def said(*models, names=NAMES, dtype="float32", blocks=2):
+    """The sentences about these models; each is the rows of its layers."""
+    source = Precomputed(names=names, rows=8, widths=[5] * len(names), read=None, identity=None)
+    readings = [
+        Reading(label, source, [], [Layer(label, name, x.shape[1]) for name, x in zip(names, rows, strict=True)])
+        for label, rows in zip("abcdef", models, strict=False)
+    ]
+    same = SameLayers(readings, dtype)
+    size = -(-len(models[0][0]) // blocks)
+    stream = (
+        Block(start, [x[start : start + size] for rows in models for x in rows])
+        for start in range(0, len(models[0][0]), size)
+    )
+    for _ in same.watched(stream):
+        pass
+    table = same.table()
+    return {} if table is None else dict(table.rows)
+
+
+@pytest.fixture
+def rows():
+    return torch.randn(4, 8, 5, generator=torch.Generator().manual_seed(0))
+
+
+def changed(rows, layer, by, at=slice(None)):
+    """From this layer on each row is off by so much of its norm."""
+    other = rows.clone()
+    other[layer:, at] += by * rows[layer:, at].norm(dim=-1, keepdim=True) * torch.eye(5)[0]
+    return other
+
+
+def test_identical_to_rounding_and_different(rows):
+    assert said(rows, rows.clone()) == {"a beside b": "identical in blocks 0 to 3, all that are compared"}
+    assert said(rows, changed(rows, 3, 0.03)) == {
+        "a beside b": "identical in blocks 0 to 2, first difference in block 3 (0.03 of the norm)"
+    }
+    # in the second part of the rows alone
+    assert said(rows, changed(rows, 2, 0.2, at=slice(6, 8))) == {
+        "a beside b": "identical in blocks 0 to 1, first difference in block 2 (0.05 of the norm)"
+    }
+    rounded = changed(rows, 1, 3e-7)
+    assert said(rows, rounded) == {"a beside b": "identical in block 0, the same to rounding in blocks 1 to 3"}
+    assert said(rows, changed(rounded, 3, 0.1))["a beside b"].endswith("blocks 1 to 2, first difference in block 3 (0.1 of the norm)")  # fmt: skip
+    assert said(rows, changed(rows, 0, 3e-3), dtype="bfloat16")["a beside b"] == "the same to rounding in blocks 0 to 3"
+
+
+def test_what_has_nothing_in_common_is_not_spoken_of(rows):
+    other = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
+    assert said(rows, other) == {}
+    assert said(rows, changed(rows, 0, 0.1)) == {"a beside b": "first difference in block 0 (0.1 of the norm)"}
+    near = changed(rows, 2, 0.1)
+    assert set(said(rows, other, near)) == {"a beside c"}
+    assert said(rows, changed(rows, 0, 0.1), other) == {}
+    assert said(rows, rows[..., :4]) == {}  # of another width
+
+
+def test_layers_that_follow_from_each_other(rows):
+    names = ["embed", "mlp_out@0", "resid_post@0", "resid_post@1"]
+    other = rows.clone()
+    other[1] += 1
+    assert said(rows, other, names=names) == {"a beside b": "identical in embed, blocks 0 to 1, all that are compared"}
+    assert said(rows, changed(rows, 2, 0.1), names=["a", "b", "c", "d"])["a beside b"].startswith("identical in a, b, first difference in c (")  # fmt: skip
+    assert in_order(["mlp_out@0", "attn_out@0", "mlp_out@1"]) == [0, 2]
+
+
+def test_a_row_of_zeros_and_layers_behind_a_difference(rows):
+    zeros = rows.clone()
+    zeros[0, 0] = 0
+    assert said(zeros, zeros.clone())["a beside b"].startswith("identical")
+    behind = changed(rows, 1, 0.5)
+    behind[2:] = rows[2:]  # equal again: the first difference counts
+    assert "identical in block 0, first difference in block 1 (0.5" in said(rows, behind)["a beside b"]
+
+
+def test_compare_begins_with_it(repsim, newest, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(SHIPPED / "tiny_a", folder)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    (name,) = (name for name in weights if name.endswith("layers.3.attention.dense.bias"))
+    weights[name] = torch.zeros_like(weights[name])
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    words = ("compare", "tiny_a", folder, "--measure", "cka")
+    settings = ("extract.sequences=8", "extract.estimate=full", "significance.chance=false")
+    small = [word for setting in settings for word in ("--set", setting)]
+    code, out, err = repsim(*words, *small)
+    assert code == 0, err
+    sentence = "identical in blocks 0 to 2, first difference in block 3 (0.03 of the norm)"
+    assert out.splitlines()[1] == f"  tiny_a beside broken: {sentence}"
+    result = repsim_cli.load(newest())
+    assert result.answers == [("tiny_a beside broken", sentence)]
+    assert sentence in result._repr_html_()
+    assert repsim(*words, *small)[1].splitlines()[1] == out.splitlines()[1]  # from the cache
+    assert repsim("show", newest())[1].splitlines()[1:3].count(f"  tiny_a beside broken: {sentence}") == 1

@@ -1,0 +1,200 @@
+"""The blocks that were changed are found, those that only carry a change on are not, and shams change nothing."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny_configs import tiny_config
+
+from repsim_cli.base import registry
+from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.data.base import Sequences
+from repsim_cli.runs.content import CARRIED, OWN
+from repsim_cli.studies.tuned.blocks import Stack, batches_of, of_blocks, promoted, refusal, restored
+from repsim_cli.studies.tuned.changes import decoded, differences, divergences
+from repsim_cli.studies.tuned.models import whole
+
+KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
+EXTRACT = Extract(hook_points=["resid_post"], length=16)
+HARDWARE = Hardware(batch_size=4)
+
+
+class Uncounted:
+    def __call__(self, label, mask):
+        pass
+
+
+def source_of(kind, layers=6):
+    config = {**tiny_config(kind), "num_hidden_layers": layers}
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"] * 2
+    return registry.models.get("random").function(config=config, tokenizer="tiny_a", seed=0)
+
+
+def stack(source, label="base"):
+    return Stack(label, source, whole(source), True)
+
+
+def copied(base, label="tuned"):
+    return replace(base, label=label, module=copy.deepcopy(base.module))
+
+
+def sequences(seed, count=6, length=16, vocabulary=96):
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(3, vocabulary, (count, length))
+    mask = np.ones((count, length), bool)
+    mask[-1, length // 2 :] = False  # one is shorter
+    place = np.where(mask, np.arange(length), -1)
+    return Sequences(inputs=ids, mask=mask, text=mask, document=np.arange(count)[:, None] + 0 * place, position=place,
+                     documents=count)  # fmt: skip
+
+
+def found(base, *tuned, seed=0, patching=False):
+    given = batches_of(sequences(seed), 6, EXTRACT, HARDWARE)
+    return of_blocks(base, tuned, given, EXTRACT, patching=patching, progress=iter, tally=Uncounted())
+
+
+def plant(model, blocks, seed, size, rank=None):
+    """Noise in all matrices of these blocks, or of this rank in one of each."""
+    draw = torch.Generator().manual_seed(seed)
+    for block in blocks:
+        matrices = [x for x in model.blocks[block].parameters() if x.ndim == 2]
+        for x in matrices[:1] if rank else matrices:
+            noise = torch.randn(x.shape, generator=draw)
+            if rank:
+                noise = torch.randn(len(x), rank, generator=draw) @ torch.randn(rank, x.shape[1], generator=draw)
+            x.data += size * noise / noise.norm() * x.norm()
+
+
+def blocks_above(change):
+    return change["above"].nonzero()[:, 0].tolist()
+
+
+def check_planted(kind, seed):
+    base = stack(source_of(kind))
+    draw = np.random.default_rng(seed)
+    start = int(draw.integers(0, 3))
+    full, low = [start, start + 1], [start + 3]
+    model = copied(base)
+    plant(model, full, seed, size=10.0 ** -draw.integers(1, 4))
+    plant(model, low, seed, size=10.0 ** -draw.integers(1, 4), rank=2)
+    change = found(base, model, seed=seed)["tuned"]
+    assert blocks_above(change) == full + low, (kind, seed)
+    later = [block for block in range(start + 1, 6) if block not in full + low]
+    assert all(change[CARRIED][later].double().nanmean(1) > change[OWN][later].double().nanmean(1))  # the stream's
+
+
+def check_shams(kind, seed, tmp_path):
+    """The model itself, saved and loaded, in half precision, under another kernel of attention, on other sums."""
+    base = stack(source_of(kind))
+    again, half, kernel = (copied(base, label) for label in ("again", "half", "kernel"))
+    again.module.save_pretrained(tmp_path)
+    again = replace(again, module=type(base.module).from_pretrained(tmp_path, dtype=torch.float32).eval())
+    for x in half.module.parameters():
+        x.data = x.data.bfloat16().float()
+    if kind not in ("bloom", "mamba"):
+        kernel.module.set_attn_implementation("eager")
+    change = found(base, again, half, kernel, seed=seed)
+    assert {label: blocks_above(x) for label, x in change.items()} == {"again": [], "half": [], "kernel": []}
+    assert not change["again"][OWN].any()
+    assert all(change["half"]["held"])
+    assert not any(change["kernel"]["held"])
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("llama", 0), ("gpt2", 1)])
+def test_changed_blocks_are_found_and_shams_are_none(kind, seed, tmp_path):
+    check_planted(kind, seed)
+    check_shams(kind, seed, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(2, 22))
+def test_changed_blocks_are_found_twenty_times_of_twenty(seed, tmp_path):
+    check_planted(KINDS[seed % len(KINDS)], seed)
+    check_shams(KINDS[seed % len(KINDS)], seed, tmp_path)
+
+
+def test_own_and_carried_change_by_hand():
+    """Beside blocks that are called one by one, and their sum beside the change of the stream."""
+    base = stack(source_of("llama"))
+    model = copied(base)
+    plant(model, [2], 0, 0.1)
+    given = sequences(0, count=1)
+    change = of_blocks(
+        base, [model], [given.take(slice(1), 8)], EXTRACT, patching=False, progress=iter, tally=Uncounted()
+    )
+    ids = torch.from_numpy(given.inputs[:1, :8])
+    streams = {}
+    for each in (base, model):
+        streams[each.label] = []
+        hooks = [
+            x.register_forward_hook(lambda _, __, out, each=each: streams[each.label].append(out)) for x in each.blocks
+        ]
+        with torch.no_grad():
+            each.module(ids)
+        for hook in hooks:
+            hook.remove()
+    total = torch.stack([differences(x[0], y[0])[0] for x, y in zip(*streams.values(), strict=True)])
+    own, carried = (change["tuned"][kind].double() for kind in (OWN, CARRIED))
+    assert not own[[0, 1, 3, 4, 5]].any()
+    assert not carried[:3].any()
+    assert own[2].numpy() == pytest.approx(total[2].numpy(), rel=1e-4)
+    assert carried[3:].numpy() == pytest.approx(total[3:].numpy(), rel=1e-4)
+
+
+def test_weights_by_tensor_and_outside_of_blocks():
+    base = stack(source_of("llama"))
+    model = copied(base)
+    model.blocks[1].mlp.down_proj.weight.data *= 1.5
+    model.module.get_input_embeddings().weight.data *= 2
+    change = found(base, model)["tuned"]
+    rows = {name: (block, round(size, 6)) for name, block, size in decoded(change["tensors"])}
+    assert rows == {"embed_tokens.weight": (None, 1.0), "layers.1.mlp.down_proj.weight": (1, 0.5)}
+    squares = {name: float(x.detach().square().sum()) for name, x in base.blocks[1].named_parameters()}
+    expected = 0.5 * (squares["mlp.down_proj.weight"] / sum(squares.values())) ** 0.5
+    assert change["weights"].tolist() == pytest.approx([0, expected, 0, 0, 0, 0])
+    assert blocks_above(change) == [1]
+
+
+def test_the_mean_change_and_what_it_promotes():
+    """A vector that is added to every token is all of the change; along an output embedding it promotes that token."""
+    base = stack(source_of("gpt2"))
+    model = copied(base)
+    head = base.module.get_output_embeddings().weight
+    vector = head[42].detach() * 5
+    model.blocks[5].mlp.c_proj.bias.data += vector
+    change = found(base, model)["tuned"]
+    assert blocks_above(change) == [5]
+    assert float(change["share"][5]) == pytest.approx(1, abs=0.2)  # over the norm of each token
+    assert change["promoted"][5, 0] == 42
+    assert promoted(base, -vector[None].double())[0, 10] == 42
+    assert float(change["norm"][5]) == pytest.approx(float(change[OWN][5].double().mean()), rel=0.1)
+
+
+def test_putting_a_block_back():
+    """All of the effect where one block was changed; the share by hand where two were."""
+    base = stack(source_of("llama"))
+    one, two = copied(base, "one"), copied(base, "two")
+    plant(one, [3], 0, 0.3)
+    plant(two, [1, 4], 0, 0.3)
+    change = found(base, one, two, patching=True)
+    assert change["one"]["restored"].tolist() == pytest.approx([0, 0, 0, 1, 0, 0], abs=1e-6)
+    given = batches_of(sequences(0), 6, EXTRACT, HARDWARE)
+    other = copied(base)
+    plant(other, [1, 4], 0, 0.3)
+    other.blocks[1].load_state_dict(base.blocks[1].state_dict())
+
+    def effect(model):
+        return sum(float(divergences(*(x.logits(batch, EXTRACT) for x in (base, model))).sum()) for batch in given)
+
+    assert float(change["two"]["restored"][1]) == pytest.approx(1 - effect(other) / effect(two), rel=1e-4)
+    assert [x is y for x, y in zip(two.blocks, base.blocks, strict=True)] == [False] * 6  # they are where they were
+    assert restored(base, copied(base), given, EXTRACT, [0]).isnan().all()
+
+
+def test_blocks_that_cannot_be_run_alone():
+    assert refusal(source_of("llama")) is None
+    assert "share their weights" in refusal(source_of("albert"))
+    assert "no single stack of blocks" in refusal(source_of("t5"))
