@@ -1,9 +1,11 @@
-"""Faults planted in tiny models of many architectures, and changes that are none: what `repsim verify` says of them.
+"""Faults planted in tiny models of many architectures, and changes that are none: what `repsim verify` says of them,
+and what the checks say that people write by hand.
 
 Command: python benchmarks/verify.py [planted|benign] [ARCHITECTURE ...]
 """
 
 import argparse
+import contextlib
 import copy
 import json
 import math
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from by_hand import CHECKS, said_by_hand
 from planted import FAULTS, Parts, batches, built, planted, weight
 
 from repsim_cli.studies.verify.study import verified
@@ -133,6 +136,8 @@ def main() -> None:
                 record |= said(reference, candidate, places)
             except Exception as error:  # one that cannot be run is counted, and named
                 record |= {"verdict": "none", "error": f"{type(error).__name__}: {error}"}
+            with contextlib.suppress(Exception):  # the model may not run at all
+                record["by hand"] = said_by_hand(reference, candidate, batches(reference)[0], places)
             records.append({"architecture": name, **record})
             print(json.dumps(records[-1]), flush=True)
     print(summary(records, given.what), file=sys.stderr)
@@ -140,13 +145,19 @@ def main() -> None:
 
 def summary(records: list[dict[str, Any]], what: str) -> str:
     seen = [record for record in records if record["verdict"] == "DIFFERENT"]
+    compared = [record["by hand"] for record in (records if what == "benign" else seen) if "by hand" in record]
+    by_hand = "".join(
+        f"\n{name}: {sum(found[name][0] for found in compared)} of {len(compared)} called different"
+        + (f", {sum(found[name][1] for found in compared)} at the right place" if what == "planted" else "")
+        for name in CHECKS
+    )
     if what == "benign":
-        return f"{len(records)} benign changes, {len(seen)} called DIFFERENT"
+        return f"{len(records)} benign changes, {len(seen)} called DIFFERENT{by_hand}"
     named = [record for record in seen if record["said"] != "unnamed"]
     right = sum(record["said"] in {record["kind"]} | ALSO.get(record["kind"], set()) for record in seen)
     return (
         f"{len(records)} faults, {len(seen)} visible; the place is right in {sum(r['right'] for r in seen)}, the kind "
-        f"in {right} of {len(named)} that are named"
+        f"in {right} of {len(named)} that are named{by_hand}"
     )
 
 

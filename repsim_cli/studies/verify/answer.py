@@ -140,14 +140,16 @@ class Answer:
         common, differ = self.weights["common"], self.weights["differ"]
         if not common:
             return "the models have no names of weights in common"
+        lacking = {"reference": self.weights["only_reference"], "candidate": self.weights["only_candidate"]}
+        alone = "".join(f"; the {side} alone has {_some(names)}" for side, names in lacking.items() if names)
         if not differ:
-            return f"none of the {common} tensors of common names differs"
+            return f"none of the {common} tensors of common names differs{alone}"
         shown = [
             f"{name} differs{f' in {count:,} of {of:,} values' * (count > 0)}" for name, count, of, _ in differ[:SHOWN]
         ]
         rest = len(differ) - SHOWN
         end = f"{rest} others of {common} differ" if rest > 0 else "no other tensor does"
-        return f"{', '.join(shown)}; {end}"
+        return f"{', '.join(shown)}; {end}{alone}"
 
     def _effect(self) -> str:
         if "kl" in self.effect:
@@ -164,7 +166,8 @@ class Answer:
             places.setdefault(each.unit, []).append(each.here or "it")
         shown = [f"{unit}: {', '.join(dict.fromkeys(inside))}" for unit, inside in list(places.items())[:SHOWN]]
         if len(places) > SHOWN:
-            shown.append(f"{len(places) - SHOWN} more parts ({_ranges(list(places)[SHOWN:])})")
+            rest = len(places) - SHOWN
+            shown.append(f"{rest} more part{'s' * (rest > 1)} ({_ranges(list(places)[SHOWN:])})")
         right = f"; {_ranges(self.right)} are right when given right inputs" if self.right else ""
         return f"on {self.given} {'; '.join(shown)}{right}"
 
@@ -176,10 +179,14 @@ class Answer:
         if not first.inputs:
             return "none of these inputs shows it"
         does_not = "ordinary text does not" if ordinary == "text" else f"{ordinary} do not"
-        return f"{', '.join(first.inputs)} shows it, {does_not}"
+        return f"{', '.join(first.inputs)} show{'s' * (len(first.inputs) == 1)} it, {does_not}"
 
     def _also(self) -> list[str]:
         return [f"  {'note':{WIDTH - 2}}{text}" for text in [self._others(), self._layout(), *self.notes] if text]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
 def _from(first: Difference) -> str:

@@ -185,6 +185,8 @@ def _mask(finding: Finding, newly: Tensor, c: Tensor) -> str:
     token, _, key = seen.nonzero(as_tuple=True)
     if not len(token):
         return "the mask hides more than the reference's"
+    if not bool(mask[places[token, 0], key].any()):
+        return "the mask is another: padding is attended to"
     if bool((key > places[token, 1]).any()):
         return "the mask is another: later tokens are seen"
     if not bool(mask[places[token, 0], key].all()):

@@ -1,14 +1,16 @@
 """Tells whether errors are those of coarser weights: of each linear map, the noise that rounding its weights gives on
 its own inputs, and the map that is worse than its bits.
 
-A map whose weights are rounded to steps s has noise of energy sum(s^2 / 12 x^2) on inputs x. The share of a step in the
-largest weight of its row or group is the same for all maps of equal bits, and so is the noise, measured over predicted.
+A map whose weights are rounded to steps s has noise of energy sum(s^2 / 12 x^2) on inputs x; inputs that are rounded to
+steps t of each token add sum(t^2 / 12 w^2). The share of a step in the largest weight of its row or group, or in the
+weight itself where it floats, is the same for all maps of equal bits, and so is the noise, measured over predicted.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,26 +19,49 @@ from repsim_cli.studies.verify.error import module_of, role_of
 from repsim_cli.studies.verify.replay import Finding
 from repsim_cli.studies.verify.rounding import Places
 
-GROUPS = (0, 32, 64, 128, 256)  # weights that share a step; 0: those of a row
+# weights that share a step; 0: those of a row, 1: a step for each weight, in its own size
+GROUPS = (0, 1, 16, 32, 64, 128, 256)
 WORSE = 3.0  # dB beyond what its bits give
 SPREAD = 1.0  # dB, of the maps that are as their bits give
 BITS = (1.5, 12.0)
 FEWEST = 4  # maps
-UNIFORM = 0.65  # of a step: a rounding is off by half of one at most, other noise of its size by more
+# of a step: a rounding is off by half of one at most (of a floating one, whose steps double, by 0.71 of their mean), of
+# other noise of its size 2 % and 1 % of the weights are off by more
+UNIFORM, FLOATING, FEW = 0.65, 0.75, 4e-3
+DISTINCT = 0.5  # of the weights of a group: rounded weights have few values, other noise as many as there are weights
+LOOKED_AT = 128  # rows of weights, of each map
+
+
+class Scheme(NamedTuple):
+    """group: how many weights share a step, as in GROUPS. centred: whether steps lie around zero. inputs: whether these
+    are rounded too."""
+
+    group: int
+    centred: bool
+    inputs: bool
+
+    def __str__(self) -> str:
+        named = {0: "a step for each row", 1: "floating, a step in the size of each weight"}
+        said = named.get(self.group, f"groups of {self.group} weights")
+        return f"{said}, inputs rounded too" if self.inputs else said
 
 
 @dataclass(frozen=True)
 class Noise:
-    """By scheme (weights of a group, whether around zero), dB of the measured noise over that of one step in the
-    largest weight."""
+    """By scheme, dB of the measured noise over that of one step in the largest weight."""
 
-    over: Mapping[tuple[int, bool], float]
+    over: Mapping[Scheme, float]
 
 
 def steps(weights: Tensor, group: int, centred: bool) -> Tensor:
     """Half of the range of each group of weights into one output: (outputs, groups)."""
     grouped = weights.unflatten(1, (-1, group or weights.shape[1]))
     return grouped.abs().amax(2) if centred else (grouped.amax(2) - grouped.amin(2)) / 2
+
+
+def inputs_last(weights: Tensor, module: object) -> Tensor:
+    """The weights of a linear map, (outputs, inputs)."""
+    return weights.T if type(module).__name__ == "Conv1D" else weights
 
 
 def noise_of(finding: Finding) -> Noise | None:
@@ -54,72 +79,89 @@ def noise_of(finding: Finding) -> Noise | None:
         if finding.batch.ids is None or c.shape[1] != w.shape[1] or int(finding.batch.ids.max()) >= len(w):
             return None
         w = w[finding.batch.ids[finding.batch.mask]]
-        squares = torch.ones(1, w.shape[1], dtype=torch.float64)
+        squares, of_inputs = torch.ones(1, w.shape[1], dtype=torch.float64), 0.0
     else:
         if finding.entered is None or c.shape != r.shape:
             return None
-        w = w.T if type(module).__name__ == "Conv1D" else w
+        w = inputs_last(w, module)
         x = places.tokens(finding.entered)[0].double().flatten(1)
         if x.shape[1] != w.shape[1]:
             return None
         squares = x.square().sum(0, keepdim=True)
+        of_inputs = float(x.abs().amax(1).square().sum() * w.square().sum())
     energy = float((c - r).square().sum())
     over = {}
     for group in GROUPS:
         if group and w.shape[1] % group:
             continue
         by_group = squares.unflatten(1, (-1, group or w.shape[1])).sum(2)
-        for centred in (True, False):
-            expected = float((steps(w, group, centred).square() * by_group).sum()) / 12
-            if energy > 0 and expected > 0:
-                over[group, centred] = 10 * math.log10(energy / expected)
+        for centred in (True, False) if group != 1 else (True,):
+            of_weights = float((steps(w, group, centred).square() * by_group).sum())
+            for inputs in (False, True) if of_inputs else (False,):
+                expected = (of_weights + inputs * of_inputs) / 12
+                if energy > 0 and expected > 0:
+                    over[Scheme(group, centred, inputs)] = 10 * math.log10(energy / expected)
     return Noise(over) if over else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """scheme: the one by which the maps agree best. bits: of their weights. worse: the maps that are more than WORSE dB
     beyond it, with how much."""
 
-    scheme: tuple[int, bool]
+    scheme: Scheme
     bits: float
     worse: Mapping[tuple[str, str], float]
 
     def about(self, count: int) -> str:
-        group, _ = self.scheme
-        what = f"groups of {group} weights" if group else "a step for each row"
-        return f"the errors of {count} linear maps are what rounding to about {self.bits:.1f} bits gives ({what})"
+        return (
+            f"the errors of {count} linear maps are what rounding to about {self.bits:.1f} bits gives ({self.scheme})"
+        )
 
 
-def fitted(noises: Mapping[tuple[str, str], Noise]) -> Fit | None:
-    """Finds the rounding that the errors of these maps come from; None where they come from none."""
-    best: tuple[float, tuple[int, bool], float] | None = None
+def fits(noises: Mapping[tuple[str, str], Noise]) -> list[Fit]:
+    """Finds the roundings that the errors of these maps may come from, the one by which they agree best first."""
     if len(noises) < FEWEST:
-        return None
-    for scheme in {scheme for noise in noises.values() for scheme in noise.over}:
-        over = [noise.over[scheme] for noise in noises.values() if scheme in noise.over]
-        if len(over) < len(noises):
+        return []
+    found: list[tuple[float, Fit]] = []
+    for scheme in dict.fromkeys(scheme for noise in noises.values() for scheme in noise.over):
+        if any(scheme not in noise.over for noise in noises.values()):
             continue
-        middle = median(over)
-        spread = 1.48 * median(abs(each - middle) for each in over)
-        if best is None or spread < best[0]:
-            best = spread, scheme, middle
-    if best is None or best[0] > SPREAD:
-        return None
-    _, scheme, middle = best
-    bits = 1 + -middle / (20 * math.log10(2))
-    if not BITS[0] <= bits <= BITS[1]:
-        return None
-    worse = {place: noise.over[scheme] - middle for place, noise in noises.items()}
-    return Fit(scheme, bits, {place: by for place, by in worse.items() if by > WORSE})
+        over = {place: noise.over[scheme] for place, noise in noises.items()}
+        middle = median(over.values())
+        spread = 1.48 * median(abs(each - middle) for each in over.values())
+        bits = 1 - middle / (20 * math.log10(2))
+        if spread <= SPREAD and BITS[0] <= bits <= BITS[1]:
+            worse = {place: each - middle for place, each in over.items() if each - middle > WORSE}
+            found.append((spread, Fit(scheme, bits, worse)))
+    return [fit for _, fit in sorted(found, key=lambda each: each[0])]
 
 
-def rounded(fit: Fit, pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
-    """Tells whether weights are off by no more than a rounding: (reference's, candidate's), each (outputs, inputs)."""
-    group, centred = fit.scheme
-    beyond = []
-    for x, y in pairs:
-        half = steps(x.double(), group, centred).repeat_interleave(group or x.shape[1], 1)
-        step = half / 2 ** (fit.bits - 1)
-        beyond.append(((x.double() - y.double()).abs() > UNIFORM * step).double().mean())
-    return not beyond or float(torch.stack(beyond).median()) < 1e-2
+def rounded(found: Sequence[Fit], pairs: Sequence[tuple[Tensor, ...]]) -> Fit | None:
+    """Chooses the rounding that weights are off by, or of which they have the few values; None where it is none.
+
+    pairs: weights of the reference and of the candidate, each (outputs, inputs); without any, errors alone decide.
+    """
+    if not pairs:
+        return found[0] if found else None
+    some = [tuple(x[:: max(1, len(x) // LOOKED_AT)].double() for x in pair) for pair in pairs]
+    most = {fit: [_most(fit, x, y) for x, y in some] for fit in found}
+    within = [fit for fit in found if median(most[fit]) <= (FLOATING if fit.scheme.group == 1 else UNIFORM)]
+    if within:
+        return min(within, key=lambda fit: sum(most[fit]))
+    groups = {fit: fit.scheme.group if fit.scheme.group > 1 else 0 for fit in found}
+    return next((fit for fit in found if median(_distinct(y, groups[fit]) for _, y in some) <= DISTINCT), None)
+
+
+def _most(fit: Fit, x: Tensor, y: Tensor) -> float:
+    """By how much of a step all weights but FEW are off at most."""
+    group, centred, _ = fit.scheme
+    step = steps(x, group, centred).repeat_interleave(group or x.shape[1], 1) / 2 ** (fit.bits - 1)
+    off = ((x - y).abs() / step.clamp_min(1e-300)).flatten()
+    return float(off.kthvalue(max(1, int((1 - FEW) * len(off)))).values)
+
+
+def _distinct(weights: Tensor, group: int) -> float:
+    """How many values the weights of a group have, as a share of their number."""
+    ordered = weights.unflatten(1, (-1, group or weights.shape[1])).sort(2).values
+    return float((ordered.diff(dim=2) != 0).double().mean())

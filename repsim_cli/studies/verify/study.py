@@ -15,10 +15,10 @@ from repsim_cli.models import precision
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
-from repsim_cli.studies.verify.error import Error, role_of
+from repsim_cli.studies.verify.error import Error, module_of, role_of
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import kind_of
-from repsim_cli.studies.verify.quantised import fitted, noise_of
+from repsim_cli.studies.verify.quantised import fits, inputs_last, noise_of
 from repsim_cli.studies.verify.quantised import rounded as as_rounded
 from repsim_cli.studies.verify.replay import Description, Finding, Replayed, recorded, replayed
 from repsim_cli.studies.verify.rounding import Places, judged
@@ -80,7 +80,8 @@ def verified(
     order = list(dict.fromkeys(key for result in results for key in result.order))
     differences = merged(findings, order, model, candidate, tensors)
     blocks = {unit.key for unit in units if unit.block is not None}
-    if differences and differences[0].relative > OTHER and blocks < {each.unit for each in differences}:
+    everywhere = len(tensors.differ) > 0.9 * tensors.common and blocks < {each.unit for each in differences}
+    if differences and differences[0].relative > OTHER and everywhere:
         about = "other weights everywhere: another checkpoint"
         differences[0] = replace(differences[0], kind="checkpoint", about=about)
     fit = ""
@@ -126,21 +127,27 @@ def as_quantised(
     differences: list[Difference], findings: Sequence[Finding], reference: nn.Module, candidate: nn.Module
 ) -> tuple[str, list[Difference]]:
     """A sentence where the errors of the linear maps are those of rounded weights, and the differences that are not."""
-    first = {(found.key, found.place): found.about for found in reversed(findings) if found.about}
+    first = {(found.key, found.place): found for found in reversed(findings) if found.about}
     places = {(each.unit, each.place): each for each in differences}
-    maps = {place: about.noise for place in places if (about := first.get(place)) and about.noise}
-    inner = {place: noise for place, noise in maps.items() if places[place].block is not None}
-    fit = fitted(inner)
-    if fit is None:
-        return "", differences
+    maps = {place: about.noise for place in places if place in first and (about := first[place].about) and about.noise}
     ours, theirs = weights.named(reference), weights.named(candidate)
+
+    names = {place: f"{first[place].unit.short}.{place[1]}.weight" for place in maps}
+
+    def may_be_rounded(place: tuple[str, str]) -> bool:
+        """Not where the weights are the same, or what was done to them has another name."""
+        known = names[place] in theirs and theirs[names[place]].is_floating_point()
+        same = known and names[place] not in places[place].tensors
+        return places[place].block is not None and places[place].kind in (*OF_WEIGHTS, UNNAMED) and not same
+
+    inner = {place: noise for place, noise in maps.items() if may_be_rounded(place)}
     pairs = [
-        (ours[name], theirs[name])
+        tuple(inputs_last(side[names[place]], module_of(first[place])) for side in (ours, theirs))
         for place in inner
-        for name in places[place].tensors
-        if ours[name].ndim == 2 and theirs[name].is_floating_point() and ours[name].shape[1] % (fit.scheme[0] or 1) == 0
+        if names[place] in places[place].tensors and theirs[names[place]].is_floating_point()
     ]
-    if not as_rounded(fit, pairs):
+    fit = as_rounded(fits(inner), pairs)
+    if fit is None:
         return "", differences
     # the embeddings and the head may have bits of their own
     outside = {place for place, noise in maps.items() if place not in inner and noise.over.get(fit.scheme, 0.0) < -6}

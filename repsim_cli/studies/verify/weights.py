@@ -69,6 +69,8 @@ def change(name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, T
         return "transposed", "its weights are transposed"
     if x.ndim == 1 and name.endswith("bias"):
         return "offset", "it has another bias"
+    if x.ndim == 1 and "norm" in name and (abs(y - x).sub(1).abs() < EXACT).all():
+        return "gain", "its weights are off by 1: it multiplies by w, not by 1 + w, or the other way round"
     if x.ndim == 2:
         return _matrix(x, y)
     return None

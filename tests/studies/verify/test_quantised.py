@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.nights import nightly
+from helpers.tiny_configs import tiny_config
 from planted import Parts, batches, built, weight
 
 from repsim_cli.models.rounding import rounded, to_steps
@@ -26,6 +27,56 @@ def test_rounded_weights_are_as_quantised(reference, bits):
     said = float(answer.quantised.split("about ")[1].split()[0])
     assert said == pytest.approx(bits, abs=0.35)
     assert answer.lines()[1].startswith("  effect  next token: KL ")
+
+
+def q4_k(w):
+    """Steps and lowest values of groups of 32, in 6 bits of the largest of 8 groups, as GGUF's Q4_K."""
+    x = w.unflatten(1, (-1, 8, 32))
+    low = (-x.amin(3)).clamp_min(0)
+    step = (x.amax(3) + low) / 15
+    step, low = ((part / (unit := part.amax(2, keepdim=True) / 63)).round() * unit for part in (step, low))
+    step, low = step[..., None], low[..., None]
+    return (((x + low) / step).round().clamp(0, 15) * step - low).flatten(1)
+
+
+def by_levels(levels, group):
+    """The nearest of a few values, in the size of the largest of a group."""
+
+    def nearest(w):
+        x = w.unflatten(1, (-1, group))
+        size = x.abs().amax(2, keepdim=True)
+        return (levels[((x / size)[..., None] - levels).abs().argmin(-1)] * size).flatten(1)
+
+    return nearest
+
+
+def fp8(w):
+    return (w / w.abs().amax() * 448).to(torch.float8_e4m3fn).float() * w.abs().amax() / 448
+
+
+NORMAL = torch.special.ndtri(torch.linspace(0.02, 0.98, 16))
+FP4 = torch.tensor([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6]) / 6
+FORMATS = {
+    "Q4_K": (q4_k, 4.0, "groups of 32 weights"),
+    "floating 8 bits": (fp8, 4.4, "floating, a step in the size of each weight"),
+    "levels of a normal distribution": (by_levels(NORMAL / NORMAL.max(), 64), 4.2, ""),
+    "floating 4 bits": (by_levels(FP4, 32), 3.4, "groups of 32 weights"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_others_are_as_quantised(name, monkeypatch):
+    wide = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 1}
+    monkeypatch.setattr("planted.tiny_config", lambda name: {**tiny_config(name), **wide})
+    exact = built("llama")
+    other, (made, bits, steps) = copy.deepcopy(exact), FORMATS[name]
+    for module in Parts(other).blocks[0].modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = made(module.weight.data)
+    answer = verified(exact, other, batches(exact)[:2])
+    assert answer.verdict == AS_QUANTISED
+    assert float(answer.quantised.split("about ")[1].split()[0]) == pytest.approx(bits, abs=0.35)
+    assert f"({steps}" in answer.quantised
 
 
 def test_the_map_that_is_worse_than_the_others_stands_out(reference):
