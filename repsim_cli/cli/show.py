@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,21 +27,19 @@ from repsim_cli.runs.content import (
     Verdict,
 )
 
-if TYPE_CHECKING:
-    pass
-
 
 def summary(folder: Path) -> list[str]:
     """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
     manifest = reader.read_manifest(folder)
     lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
+    whole = reader.read_results(folder) if manifest["status"] == "complete" or reader.has_results(manifest) else None
+    if whole is not None:
+        lines += [f"  {who}: {what}" for who, what in whole.answers]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest.get("remedies"):
         lines.append(f"  remedies: {', '.join(f'{key} {_cell(value)}' for key, value in manifest['remedies'].items())}")
-    if manifest["status"] == "complete" or reader.has_results(manifest):
-        whole = reader.read_results(folder)
-        lines += [f"  {who}: {what}" for who, what in whole.answers]
+    if whole is not None:
         many = len(whole.measures) > SHOWN_MEASURES
         for measure in whole.measures:
             lines += _measure_lines(folder, measure, brief=many)

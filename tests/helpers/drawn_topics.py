@@ -19,6 +19,7 @@ from repsim_cli.studies.similarity import finding_feature_maps as feature_maps
 from repsim_cli.studies.similarity import finding_robustness as robustness
 from repsim_cli.studies.stitching import finding as stitching
 from repsim_cli.studies.training_run import finding_convergence as convergence
+from repsim_cli.studies.tuned import finding as tuned
 from repsim_cli.studies.universality import finding as universality
 from repsim_cli.studies.universality.rule import UNCLEAR
 from repsim_cli.studies.views import finding_couplings as couplings
@@ -336,6 +337,23 @@ def of_measures(count: int, depth: int, models: list[str], alike: bool) -> Any:
 
 SEEDS = named(3, "bert_base_uncased_finetuned_on_mnli")
 MEASURES = ["cka", "cka_unbiased", "procrustes", "geometry_score", "representation_topology_divergence"]
+
+
+def changed_blocks(models, depth):
+    """Blocks 1 to 3 of each model changed."""
+    own = [0.03 if 0 < block < 4 else 0.0 for block in range(depth)]
+    of = tuned.Blocks(
+        own=own,
+        carried=[0.0 if block < 2 else 0.1 for block in range(depth)],
+        weights=[x / 10 for x in own],
+        rounding=[2e-7] * depth,
+        above=[1, 2, 3],
+        rounded=[],
+        restored=[None] * depth,
+    )
+    return tuned._blocks([tuned.by_block_curve(model, of) for model in models])
+
+
 TOPICS: dict[str, Callable[[], Any]] = {
     "boxes of 2 groups": partial(boxes, 4, "m", 2),
     "boxes of 6 groups": partial(boxes, 60, LONG, 6),
@@ -369,6 +387,8 @@ TOPICS: dict[str, Callable[[], Any]] = {
     "changes of one task": partial(changes, ["mnli"], ["frozen_below_6", "frozen_below_12", "pruned to 70 %"]),
     "changes of 6 tasks": partial(changes, ["mnli", "qqp", "stsb", "sst2", "cola", "rte"], named(4, "frozen_below")),
     "learning": partial(learned, SEEDS),
+    "changed blocks": partial(changed_blocks, ["m"], 12),
+    "changed blocks of 3 models": partial(changed_blocks, SEEDS, 80),
     "2 measures": partial(of_measures, 2, 6, ["m", "n"], True),
     "58 measures": partial(of_measures, 58, 24, SEEDS[:2], False),
 }  # fmt: skip
