@@ -31,12 +31,8 @@ Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
 
-ALL_REMEDIES = (
-    "skip",
-    "skip_tokens",
-    "drop_features",
-    "normalise",
-)  # of rows or features that outweigh the others
+# of rows or features that outweigh the others
+ALL_REMEDIES = ("skip", "skip_tokens", "drop_features", "normalise")
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
 EVERYTHING = 1 << 30  # sequences, where all are wanted
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
@@ -78,6 +74,10 @@ class Extract:
         second moments of all rows, in as few passes over them as fit into memory.
     batch_rows: rows per batch.
     rows: rows in the sample of `full`, at most. `auto` in a configuration: 4096; 1024 pooled ones.
+    pairs: which pairs of rows count. `all`; or those of `other_documents`: rows of one document are alike in any two
+        models, related or not, so pairs of them are left out (of documents that `significance.clusters` names) by
+        cka_unbiased, rsa, rsa_euclidean and measures of nearest neighbours but cknna; the others have no such form and
+        keep all pairs. `auto`: other documents, where each batch has rows of enough of them, else all, with a warning.
     skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:
         `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
         leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
@@ -109,6 +109,7 @@ class Extract:
     estimate: ESTIMATES = "per_batch"
     batch_rows: Positive = 1024
     rows: Positive = 4096
+    pairs: Literal["auto", "other_documents", "all"] = "all"
     skip: Medium0 = 0
     skip_tokens: list[Literal["newline", "bos", "eos", "sep", "cls", "unk"]] = field(default_factory=list)
     drop_features: Annotated[float, Field(gt=0, le=1)] = 1.0

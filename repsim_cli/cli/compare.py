@@ -102,7 +102,8 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
     for measured in result.results.measures:
         estimate, better = measured.estimate, "larger" if measured.larger_is_closer else "smaller"
         rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
-        yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}"
+        pairs = f", {measured.pairs}" if measured.pairs else ""
+        yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}{pairs}"
         for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
             values = result.matrix(first, second, measured.label).values
             yield f"    {first} x {second}  {spread(values)}"

@@ -108,6 +108,7 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
         f"  {measure.label}: {measure.card['label']}, {better} is closer, {estimate['kind']}, "
         f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')} in "
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
+        f"{', ' + measure.pairs if measure.pairs else ''}"
     )
     shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:

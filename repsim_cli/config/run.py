@@ -242,6 +242,11 @@ def _unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract |
         for key, value in (extract.remedies if extract is not None else {}).items()
         if key not in study.takes_remedies
     ]
+    if extract is not None and extract.pairs != "all" and not study.takes_pairs:
+        problems.append(
+            f"extract.pairs: the study {plain['study']} compares all pairs of rows, got {extract.pairs}; set "
+            "extract.pairs=all"
+        )
     if plain["hardware"].get("by_block") == "always" and not study.by_block:
         problems.append(
             f"hardware.by_block: the study {plain['study']} needs whole models, got always; set hardware.by_block=auto"

@@ -43,7 +43,8 @@ class Content:
     """What determines the matrices of a run.
 
     models: a hash of the rows of each reading, None where there is none. shared: what solved pairs depend on too.
-    whole: what only the matrix of all models depends on. labels: a digest of the rows' classes.
+    whole: what only the matrix of all models depends on. labels: a digest of the rows' classes. pairs: of the documents
+    of whose rows pairs are left out.
     """
 
     readings: Sequence[Reading]
@@ -51,6 +52,7 @@ class Content:
     shared: Mapping[str, Any]
     whole: Mapping[str, Any]
     labels: str | None
+    pairs: str | None = None
 
     @classmethod
     def of(
@@ -60,9 +62,11 @@ class Content:
         identities: Identities,
         *,
         by: str,
+        pairs: str | None = None,
         **whole: Any,
     ) -> "Content":
-        """by: the module that computes from these rows. whole: what else the matrices of all models depend on."""
+        """by: the module that computes from these rows. pairs: as of the Content. whole: what else the matrices of all
+        models depend on."""
         extract, hardware, code = extraction.extract, extraction.hardware, code_of(by)
         given = next(iter(sequences.values()), None)
         codes = None if given is None else row_labels(given, extract)
@@ -96,6 +100,7 @@ class Content:
             },
             whole={"seed": extraction.seed, "tile": hardware.tile, **whole},
             labels=None if codes is None else digest([codes]),
+            pairs=pairs,
         )
 
     def of_matrix(self, measure: Measure) -> str | None:
@@ -146,6 +151,7 @@ class Content:
             "settings": dict(measure.settings),
             "its code": code_of_measure(measure),
             "labels": self.labels if measure.card.labelled else None,
+            "pairs": None if measure.apart is None else self.pairs,
         }
 
 

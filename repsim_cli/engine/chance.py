@@ -21,6 +21,7 @@ from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, 
 from repsim_cli.engine.permuted import permuted
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, own_rows, within
+from repsim_cli.measures.documents import alike
 from repsim_cli.measures.inner import Matrix, Products
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
@@ -79,7 +80,10 @@ def mean_of(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:
 
 
 def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
-    """Computes the mean over all pairings, where the measure is a sum over cells; None elsewhere."""
+    """Computes the mean over all pairings, where the measure is a sum over cells; None elsewhere, and where other pairs
+    of rows are left out in each pairing, as units are not the documents of whose rows pairs are left out."""
+    if prepared.documents is not None and not alike(prepared.documents.cpu(), torch.from_numpy(here.units)):
+        return None
     if isinstance(prepared, PreparedProducts):
         if prepared.expected is None:
             return None

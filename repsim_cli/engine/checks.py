@@ -17,6 +17,7 @@ from repsim_cli.runs.results import Run
 T = TypeVar("T")
 
 FEWEST = 3  # rows; after centring, two rows are alike in all representations
+FEWEST_DOCUMENTS = 3  # of whose rows pairs can be left out
 FEW = 30  # rows, that many measures say little about
 
 
@@ -112,6 +113,25 @@ def check_documents(significance: Significance, models: Mapping[str, AnySource])
             "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "
             "or declare the rows independent with significance.clusters=row"
         )
+
+
+def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
+    """Raises BadInput where pairs of rows of one document are to be left out, and nothing says which these are."""
+    told = [isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values()]
+    if extract.pairs == "other_documents" and not any(told):
+        raise BadInput(
+            f"extract.pairs: nothing says which rows of '{next(iter(models))}' are of one document, got "
+            "other_documents; give the document of each row (`documents` beside the arrays, or documents=[...] from "
+            "Python), or set extract.pairs=all"
+        )
+
+
+def pairs_lacking(sizes: Sequence[int], measures: Mapping[str, Measure]) -> str:
+    """Says why a batch has too few pairs of rows of different documents, if so. sizes: rows of each document."""
+    if len(sizes) < FEWEST_DOCUMENTS:
+        return f"rows of {len(sizes)} documents, where {FEWEST_DOCUMENTS} are needed"
+    left, needed = sum(sizes) - max(sizes), max(bound.rows_needed for bound in measures.values() if bound.apart)
+    return "" if left >= needed else f"{left} rows beside those of its largest document, where {needed} are needed"
 
 
 def check_groups(

@@ -17,8 +17,10 @@ from repsim_cli.engine.bounds import most_rows
 from repsim_cli.engine.checks import (
     check_documents,
     check_measure,
+    check_pairs,
     check_rows,
     check_targets,
+    pairs_lacking,
     suitable,
     warn_of_few_rows,
 )
@@ -45,6 +47,8 @@ class Comparison(Extraction):
 
     Known once the rows are counted:
     clusters: which rows depend on each other. exchanged: those that permutations move; None: no permutation is drawn.
+    apart: the document of every row, from 0, where measures that have such a form leave out pairs of rows of one
+        document; None: all pairs count.
     units: which rows chance is of random pairings of; None: it is not known, `unknown` says why.
     room: bytes for the cross products of second moments in one pass over the rows. groups: layers whose rows are in
     memory together; None: all.
@@ -59,6 +63,7 @@ class Comparison(Extraction):
     side_by_side: bool = False
     clusters: Clusters | None = None
     exchanged: Segments | None = None
+    apart: np.ndarray | None = None
     units: Exchange | None = None
     unknown: str = ""
     room: float = 0.0
@@ -120,6 +125,7 @@ class Comparison(Extraction):
             significance or self.significance, self.readings, self.data, sequences, self.extract, self.total
         )
         clustered = replace(self, clusters=clusters, whole=clusters.whole)
+        clustered = replace(clustered, apart=clustered._apart(run, (significance or self.significance).clusters))
         units, unknown = clustered._units()
         return replace(clustered, exchanged=clustered._exchanged(run), units=units, unknown=unknown)
 
@@ -132,6 +138,43 @@ class Comparison(Extraction):
             return None, f"extract.estimate={self.extract.estimate} holds no pairs of rows; use full or per_batch"
         units = self.clusters.exchange(self._numbers_of_batches())
         return units, "" if units else "no two documents or sequences of a batch have rows in the same places"
+
+    def _apart(self, run: Run, clusters: str) -> np.ndarray | None:
+        """The documents of whose rows pairs are left out, if any are. Raises BadInput where too few would be left."""
+        wanted, forms = self.extract.pairs, {label: x for label, x in self.measures.items() if x.apart is not None}
+        if wanted == "all":
+            return None
+        if wanted == "other_documents" and clusters == "row":
+            raise BadInput(
+                "significance.clusters: rows of a document are declared independent of each other, got row with "
+                "extract.pairs=other_documents; set extract.pairs=all, or another significance.clusters"
+            )
+        documents = np.unique(self.documents, return_inverse=True)[1]
+        if not forms or len(documents) == documents.max(initial=-1) + 1:
+            return None
+        for rows in self._numbers_of_batches():
+            sizes = np.unique(documents[rows], return_counts=True)[1].tolist()
+            if lacking := pairs_lacking(sizes, forms):
+                lacking = f"extract.pairs: a batch has {lacking}"
+                if wanted == "other_documents":
+                    raise BadInput(
+                        f"{lacking}, got other_documents; give more documents, raise the rows of a batch, or set "
+                        "extract.pairs=all"
+                    )
+                run.warn(f"{lacking}, so that all pairs of rows count; values are above 0 for unrelated models too")
+                return None
+        return documents
+
+    def documents_apart(self, batch: int) -> torch.Tensor | None:
+        """The document of every row of a batch, from 0, where pairs of rows of one document are left out."""
+        if self.apart is None:
+            return None
+        codes = np.unique(self.apart[self.numbers(batch)], return_inverse=True)[1]
+        return torch.from_numpy(codes).to(self.hardware.device)
+
+    def pairs_of(self, measure: Measure) -> str:
+        """Which pairs of rows the measure is of: `other_documents` or `all`."""
+        return "all" if self.apart is None or measure.apart is None else "other_documents"
 
     def _numbers_of_batches(self) -> list[np.ndarray]:
         return [self.numbers(batch) for batch in range(self.batches)]
@@ -185,6 +228,7 @@ def comparison_of(
     several = bool(live) and (extract.unit in ("token", *WORDS) or extraction.data.packs(extract))
     stored |= any(isinstance(source, Precomputed) and source.documents is not None for source in models.values())
     check_documents(significance, models)
+    check_pairs(extract, models)
     dependent = significance.clusters not in BUILT_IN or (significance.clusters == "document" and (several or stored))
     judging.check(significance, extract.estimate, dependent)
     check_family(significance, [len(reading.layers) for reading in extraction.readings])

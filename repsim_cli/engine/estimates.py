@@ -21,6 +21,7 @@ from repsim_cli.engine.processes import Work
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, value_of
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, within
+from repsim_cli.measures.inner import Documents
 
 
 @dataclass
@@ -112,6 +113,7 @@ def estimate_all_pairs(
     wanted: Wanted | None = None,
     work: Work | None = None,
     places: Callable[[int], Places | None] = lambda batch: None,
+    documents: Callable[[int], Documents | None] = lambda batch: None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
 
@@ -127,6 +129,7 @@ def estimate_all_pairs(
     wanted: as in `all_pairs`. A cell that has no value in a batch has none: the matrices say why.
     work: where the pairs of slow measures are solved; their details are among the statistics.
     places(batch): of its rows, where the means of inner products over random pairings are wanted.
+    documents(batch): of its rows, where pairs of rows of one document are left out.
     """
     for measure in measures.values():
         check_estimate(measure, estimate)
@@ -148,11 +151,12 @@ def estimate_all_pairs(
         undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
         with noticed(notices, measures):
             if summed:
-                sums = hsic_products(measures, batch, names, tile=tile, lack=undefined.add)
+                sums = hsic_products(measures, batch, names, tile=tile, lack=undefined.add, documents=documents(seen))
                 values = {(label,): hsic for label, hsic in sums.items()}
             else:
                 given = partial(statistics, seen)
                 more = {"wanted": wanted, "work": work, "batch": seen, "lack": undefined.add, "places": places(seen)}
+                more["documents"] = documents(seen)
                 values = _observed(measures, batch, names, given, tile=tile, labels=labels(seen), **more)
                 values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1

@@ -17,8 +17,8 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import Grams
 from repsim_cli.measures import Measure, OfHsic
-from repsim_cli.measures.base import at
-from repsim_cli.measures.inner import Kernel, Tiles, cells_of_tiles, states_of, tiles_of
+from repsim_cli.measures.base import at, of_other_documents
+from repsim_cli.measures.inner import Documents, Kernel, Tiles, cells_of_tiles, states_of, tiles_of
 
 Stream = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]
@@ -44,6 +44,18 @@ def kernels_of(measures: Mapping[str, Measure]) -> list[Kernel] | None:
     return kernels if len(made) == len(measures) else None
 
 
+def kernels_by_batch(
+    measures: Mapping[str, Measure], documents: Callable[[int], Documents | None] = lambda batch: None
+) -> Callable[[int], list[Kernel]]:
+    """Gives the kernels of a batch. documents: as in `estimate_all_pairs`."""
+
+    def kernels_at(batch: int) -> list[Kernel]:
+        these = documents(batch)
+        return kernels_of({label: of_other_documents(measure, these) for label, measure in measures.items()}) or []
+
+    return kernels_at
+
+
 def in_groups(widths: Sequence[int], most: float) -> list[list[int]]:
     """Layers in order, in groups of at most `most` features, or of a single layer.
 
@@ -61,7 +73,7 @@ def in_groups(widths: Sequence[int], most: float) -> list[list[int]]:
 
 def packed(
     keep: Keep,
-    measures: Mapping[str, Measure],
+    kernels_at: Callable[[int], Sequence[Kernel]],
     groups: Sequence[Sequence[int]],
     stream: Stream,
     shape: Shape,
@@ -72,22 +84,23 @@ def packed(
     """The batches of all layers, from batch k on, in a form that `estimate_all_pairs` takes instead of rows.
 
     stream(layers): a fresh stream of batches of these layers. keep(layers, save): the folder of the files of a group,
-    which save(folder) makes where an earlier run has not.
+    which save(folder) makes where an earlier run has not. kernels_at(batch): the same, but for their documents.
     """
-    kernels = kernels_of(measures) or []
+    kernels = kernels_at(0)
 
     def save(group: Sequence[int], folder: Path) -> None:
         folder.mkdir()
         files = {layer: [_new(stem, shape) for stem in _stems(folder, layer, kernels)] for layer in group}
         for batch, rows in enumerate(stream(group)):
+            here = kernels_at(batch)
             for layer, x in zip(group, rows, strict=True):
                 try:
-                    states = at(names[layer], partial(states_of, kernels, x, {}))
+                    states = at(names[layer], partial(states_of, here, x, {}))
                 except Degenerate:  # all rows are equal
                     for _, diagonal in files[layer]:
                         diagonal[batch, -1] = np.nan
                     continue
-                for kernel, (cells, diagonal) in zip(kernels, files[layer], strict=True):
+                for kernel, (cells, diagonal) in zip(here, files[layer], strict=True):
                     tiles = tiles_of(kernel, states[kernel], shape.rows, shape.tile)
                     cells[batch] = tiles.cells.cpu().numpy()
                     diagonal[batch, :-1] = tiles.diagonal.cpu().numpy()

@@ -25,7 +25,7 @@ from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_table
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joined, of_sums
 from repsim_cli.engine.expected import Places, places_of
-from repsim_cli.engine.grams import Keep, Shape, packed
+from repsim_cli.engine.grams import Keep, Shape, kernels_by_batch, packed
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.moments import moment_pairs, passes_of
 from repsim_cli.engine.one_by_one import note_name
@@ -86,6 +86,7 @@ def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], ident
             "jackknife": [significance.jackknife, _jackknifed(comparison)],
             "chance": None if (units := comparison.units) is None else digest([units.units, units.places]),
         },
+        pairs=None if comparison.apart is None else digest([comparison.apart]),
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
         passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
     )
@@ -172,7 +173,8 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
         shape = Shape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
         keep = kept_tiles(run, rows, measures, shape, progress)
         stream = partial(rows.of_layers, progress=progress)
-        return packed(keep, measures, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
+        kernels = kernels_by_batch(measures, comparison.documents_apart)
+        return packed(keep, kernels, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
 
     with Work(
         folder=run.folder,
@@ -205,6 +207,7 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
             wanted=comparison.wanted,
             work=work,
             places=places_for(comparison),
+            documents=comparison.documents_apart,
         )
     if jackknifed:
         for label, matrix in matrices.items():
@@ -263,6 +266,7 @@ def drawn(
         tile=comparison.hardware.tile,
         labels=comparison.labels(sequences),
         sizes=sizes_of(comparison),
+        documents=comparison.documents_apart,
         notes=notes,
         progress=progress,
     )
@@ -281,6 +285,7 @@ def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Sha
     one that was cut off resumes with the next group."""
     layers, diagnosis = rows.extraction.layers, rows.diagnosis
     parts = {"models": rows.identities, "measures": list(measures), "shape": shape, "groups": rows.groups}
+    parts |= {"pairs": rows.extraction.extract.pairs}
     entry = Entry("packed", key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
     entry.load()
 

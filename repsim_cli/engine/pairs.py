@@ -31,9 +31,10 @@ from repsim_cli.engine.undefined import (
     with_stand_ins,
 )
 from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
-from repsim_cli.measures.base import at, issued_by, self_products, within
+from repsim_cli.measures.base import at, issued_by, of_other_documents, self_products, within
 from repsim_cli.measures.inner import (
     AnyKernel,
+    Documents,
     Features,
     Kernel,
     Packed,
@@ -95,13 +96,15 @@ Batch = Sequence[Tensor] | Sequence[Grams]
 class _Prepared:
     """The representations of one batch as one measure sees them, while they are held.
 
-    details: further numbers of every pair, of a slow measure.
+    details: further numbers of every pair, of a slow measure. documents: of the rows, where pairs of rows of one
+    document are left out.
     """
 
     names: Sequence[str]
     rows: int
     tile: int
     details: Mapping[str, Matrix] = field(default_factory=dict)
+    documents: Documents | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +150,7 @@ def all_pairs(
     batch: int = 0,
     lack: Lack = refused,
     places: Places | None = None,
+    documents: Documents | None = None,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
 
@@ -157,9 +161,12 @@ def all_pairs(
     are NaN. Errors and warnings name the representations. work: where the pairs of slow measures are solved and noted,
     under the number of the batch; by default in this process. lack: is told of cells without a value, which are NaN;
     by default it raises Degenerate. A measure without any value is not observed. places: of the rows, where the means
-    of inner products over random pairings are wanted.
+    of inner products over random pairings are wanted. documents: of the rows, where pairs of rows of one document are
+    left out by the measures that have such a form; None: all pairs count.
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
+    apart = {label: documents for label, measure in measures.items() if measure.apart is not None}
+    measures = {label: of_other_documents(measure, documents) for label, measure in measures.items()}
     show = work.show if work is not None and batch == 0 else hidden
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
@@ -171,7 +178,7 @@ def all_pairs(
         matrices[label] = masked(values, undefined)
         show(label, partial(array, matrices[label]), 0)
         if prepared is not None:
-            observe(label, prepared.measure, prepared, matrices[label])
+            observe(label, prepared.measure, replace(prepared, documents=apart.get(label)), matrices[label])
 
     for label, prepared in _inner_products(measures, representations, names, tile, without, places):
         measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
@@ -244,8 +251,10 @@ def hsic_products(
     *,
     tile: int,
     lack: Lack = refused,
+    documents: Documents | None = None,
 ) -> dict[str, Matrix]:
-    """HSIC of all pairs, not normalised, so that sums over batches add up. lack: as in `all_pairs`."""
+    """HSIC of all pairs, not normalised, so that sums over batches add up. lack, documents: as in `all_pairs`."""
+    measures = {label: of_other_documents(measure, documents) for label, measure in measures.items()}
     count, sums = len(representations), {}
     without: dict[str, Undefined] = {}
     for label, prepared in _inner_products(measures, representations, names, tile, without):

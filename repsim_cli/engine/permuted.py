@@ -70,11 +70,18 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
 
 
 def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
-    """The state of the reordered rows; the tensors of a fit have an entry per row."""
+    """The state of the reordered rows; the tensors of a fit have an entry per row. Pairs are left out by the documents
+    that stand in the other places, so that such a fit is made anew; a rank that leaves its document is kept."""
     values, scale, gram = state.features.values, state.features.scale, state.features.gram
     if isinstance(kernel, Packed):
-        return State(Features(packed(unpacked(values, n)[order][:, order]), scale))
+        cells = packed(unpacked(values, n)[order][:, order])
+        if kernel.left_out is not None:
+            cells.masked_fill_(kernel.left_out, 0)
+        return State(Features(cells, scale))
     fit = state.fit
+    if kernel.documents is not None:
+        features = Features(values[order], scale)
+        return State(features, kernel.fitted(features))
     if isinstance(fit, Tensor):
         fit = fit[order]
     elif fit is not None:

@@ -1,6 +1,7 @@
 """Matrices of all layers as results.json has them: a file per pair of models."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -93,7 +94,8 @@ def measure_record(
                 )
             )
     sampled = Sampled(matrix.estimate, matrix.rows, matrix.batches, available)
-    return _measured(run, label, measure, sampled, matrices, null)
+    measured = _measured(run, label, measure, sampled, matrices, null)
+    return replace(measured, estimate={**measured.estimate, "pairs": comparison.pairs_of(measure)})
 
 
 def listed(

@@ -29,7 +29,7 @@ from repsim_cli.engine.permuted import Progress, permuted, silent
 from repsim_cli.engine.validity import dependence, reasons
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
-from repsim_cli.measures.inner import Matrix, block_of
+from repsim_cli.measures.inner import Documents, Matrix, block_of
 
 SKEWED, HEAVY = 3.0, 5.0  # skewness and heaviness of a null above which the closed form does not know its tail
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
@@ -114,12 +114,15 @@ def drawn(
     labels: Callable[[int], Tensor | None],
     notes: Notes,
     sizes: Callable[[int], np.ndarray | None] = lambda batch: None,
+    documents: Callable[[int], Documents | None] = lambda batch: None,
     progress: Progress = silent,
 ) -> Beside:
     """For every batch, the values on the rows in segments (`tested`), and those under random pairings (`null`); NaN
     where there are none.
 
     labels(batch): a class code per row. sizes(batch): of the document of each row; None: all are of one size.
+    documents(batch): of each row, where pairs of rows of one document are left out. Whole documents trade places, so
+    that the same pairs are left out under all pairings.
     notes(batch, label, shape): a file of numbers for each measure, initially NaN, from which a stopped run resumes.
     progress(steps, measure): iterates over the permutations of a measure in a batch, and shows the progress.
     """
@@ -154,6 +157,7 @@ def drawn(
             "places": places_of(units, len(chosen), chosen[0].device),
             "tile": tile,
             "labels": None if codes is None else codes[rows],
+            "documents": None if (of := documents(batch)) is None else of[rows].unique(return_inverse=True)[1],
         }
         all_pairs(measures, chosen, names, observe=observe, lack=lambda *_: None, **given)
         return values_by_key

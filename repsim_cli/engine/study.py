@@ -54,7 +54,8 @@ class Study:
     """A question that a run asks. The keyword arguments of its constructor are its schema; it raises BadInput for what
     can be refused before any weights load. The keys of `**given: Unpack[OfRows]` are arguments like the others.
 
-    takes_remedies: the settings of extraction against few large features and places that it heeds.
+    takes_remedies: the settings of extraction against few large features and places that it heeds. takes_pairs: whether
+        it can leave pairs of rows of one document out.
     reads: what its measures read: `activations` or `attention`.
     by_block: whether models may be run block by block.
     takes_series: whether its models are series of checkpoints.
@@ -64,6 +65,7 @@ class Study:
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ()
+    takes_pairs: ClassVar[bool] = False
     reads: ClassVar[str] = "activations"
     by_block: ClassVar[bool] = False
     takes_series: ClassVar[bool] = False

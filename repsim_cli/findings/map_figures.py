@@ -263,7 +263,7 @@ def _measured(
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
-    treated = treatment(estimate.get("remedies", {}))
+    treated = "; ".join(filter(None, [treatment(estimate.get("remedies", {})), measured.pairs]))
     unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
     crosses = f" (×: p > {alpha:g}{unknown}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
     return heatmap(

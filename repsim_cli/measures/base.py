@@ -6,7 +6,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Hardware
 from repsim_cli.measures.cards import Card, Labels, Moments, Slow, Totals, Unit
 from repsim_cli.measures.centring import blocks, rounding_floor
-from repsim_cli.measures.inner import AnyKernel, Matrix, Packed, Products, State, products, states_of
+from repsim_cli.measures.inner import AnyKernel, Documents, Matrix, Packed, Products, State, products, states_of
 from repsim_cli.measures.room import check_room
 
 PACKED, WHOLE = 5.0, 3.0  # (n, n) matrices of float64 that a direct call of such kernels holds at a time
@@ -59,6 +59,7 @@ class Measure(ABC):
     slow: pairs take long enough to be solved in several processes.
     squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
     aligned(x, y): the map that attains the value, of `alignments.py`; None where there is none.
+    apart(documents): the same over pairs of rows of different documents alone; None where it has no such form.
     """
 
     name: str = ""
@@ -69,6 +70,7 @@ class Measure(ABC):
     slow: Slow | None = None
     squares: int = 0
     aligned: Callable[[Tensor, Tensor], Any] | None = None
+    apart: Callable[[Documents], "Measure"] | None = None
 
     def align(self, x: Any, y: Any) -> Any:
         """The map between two representations (n, d_x), (n, d_y) with paired rows that attains the measure's value: a
@@ -194,6 +196,13 @@ class OfHsic(InnerProduct):
     """An inner product whose estimate over batches may sum HSICs. terms(n): the divisor that makes a product one."""
 
     terms: Callable[[int], float]
+
+
+def of_other_documents(measure: Measure, documents: Documents | None) -> Measure:
+    """The measure over pairs of rows of different documents, where it has such a form; None: over all pairs."""
+    if documents is None or measure.apart is None:
+        return measure
+    return replace(measure.apart(documents), name=measure.name, card=measure.card, settings=measure.settings)
 
 
 def own_rows(state: Any, order: Tensor) -> Any:

@@ -4,10 +4,16 @@ Unbiased HSIC as a plain inner product: the U-centred Gram matrix (Szekely and R
 column means is K_ij - r_i/(n-2) - r_j/(n-2) + t/((n-1)(n-2)) off the diagonal and 0 on it, with r_i = -|x_i|^2
 the row sums of K without its diagonal, and t their sum. It costs no more than K and avoids the cancellation of the
 three-term formula.
+
+Without the pairs of rows of one document it is the projection of K without these cells on the complement of all
+a_i + a_j without them. With m_d rows in document d, r_i = -x_i.S_d the row sums of what is left of K (S_d: the sum of
+the rows of its document), r_d their sum over the document, T the sum of all offsets a_i and T_d that over a document,
+(n - m_d) a_i + T - T_d = r_i, of which the sum over a document is (n - 2 m_d) T_d + m_d T = r_d.
 """
 
 import functools
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +28,11 @@ from repsim_cli.measures import moments
 from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_products, cosine
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.centring import centred_rows
-from repsim_cli.measures.inner import AnyFeatures, CentredRows, Kernel, Matrix, Products, State
+from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products, State
 from repsim_cli.measures.rdm import SHAPE, distance_rows
+
+FEWEST = 3  # documents of whose rows pairs can be left out
+BLOCK = 1024  # rows at a time
 
 CENTRED = Kernel(features=centred_rows)
 
@@ -43,6 +52,61 @@ def u_centred(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: 
 
 
 U_CENTRED = Kernel(features=centred_rows, fit=half_offsets, cells=u_centred)
+
+
+class Apart(NamedTuple):
+    """The o with U_ij = K_ij + o_i + o_j where rows are of different documents."""
+
+    offsets: Float[Tensor, " n"]
+    documents: Documents
+
+
+def offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
+    """Of features without column means. Raises Degenerate for fewer than three documents, of which no pairs are left
+    that tell the offsets apart."""
+    sizes = documents.bincount().double()
+    if len(sizes) < FEWEST:
+        raise Degenerate(
+            f"pairs of rows of {FEWEST} documents or more are needed, got {len(sizes)}; give more documents"
+        )
+    blocks = [slice(start, start + BLOCK) for start in range(0, len(documents), BLOCK)]
+    some = features.block(slice(1))
+    sums = some.new_zeros(len(sizes), some.shape[1])
+    for rows in blocks:
+        sums.index_add_(0, documents[rows], features.block(rows))
+    of_rows = -torch.cat([(features.block(rows) * sums[documents[rows]]).sum(1) for rows in blocks]).double()
+    offsets = solved(of_rows, documents, sizes)
+    return Apart(-offsets.to(some.dtype), documents)
+
+
+def solved(
+    of_rows: Float[Tensor, " n"], documents: Documents, sizes: Float[Tensor, " documents"]
+) -> Float[Tensor, " n"]:
+    """The offsets a_i of these row sums; a document may have half of the rows."""
+    n = len(documents)
+    of_documents = torch.zeros_like(sizes).index_add_(0, documents, of_rows)
+    left = n - 2 * sizes
+    half = (left == 0).nonzero()[:, 0]
+    if len(half):
+        total = (of_documents[half] / sizes[half])[0]
+    else:
+        total = (of_documents / left).sum() / (1 + (sizes / left).sum())
+    each = (of_documents - sizes * total) / left
+    if len(half):
+        each[half] = 0
+        each[half] = total - each.sum()
+    return (of_rows - total + each[documents]) / (n - sizes[documents])
+
+
+def u_centred_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    gram.add_(fit.offsets[rows, None]).add_(fit.offsets[columns])
+    first, second = fit.documents[rows], fit.documents[columns]
+    if rows != columns and first.max() < second.min():  # no document is in both, as usual of rows in order
+        return gram
+    return gram.masked_fill_(first[:, None] == second, 0)
+
+
+U_CENTRED_APART = Kernel(features=centred_rows, fit=offsets_apart, cells=u_centred_apart)
 
 
 def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
@@ -95,7 +159,8 @@ def cka() -> Measure:
         minimum_rows=4,
         cost="n^2 d once per layer, n^2/2 per pair",
         source="Song et al. 2012, eq. 5 (HSIC1), in the normalisation of Kornblith et al. 2019, eq. 3",
-        note="1: equal up to rotation, scale and offset; 0 on average for unrelated layers; may be negative.",
+        note="1: equal up to rotation, scale and offset; 0 on average for unrelated layers, if rows are independent or "
+        "paired across documents (extract.pairs); may be negative.",
     ),
 )
 def cka_unbiased() -> Measure:
@@ -108,7 +173,15 @@ def cka_unbiased() -> Measure:
     >>> round(measures.get("cka_unbiased")(x, x), 12)
     1.0
     """
-    return OfHsic(row=U_CENTRED, column=U_CENTRED, value=cosine, terms=lambda n: n * (n - 3))
+    return OfHsic(
+        row=U_CENTRED, column=U_CENTRED, value=cosine, terms=lambda n: n * (n - 3), apart=cka_of_other_documents
+    )
+
+
+def cka_of_other_documents(documents: Documents) -> Measure:
+    """`cka_unbiased` over pairs of rows of different documents."""
+    kernel, same = replace(U_CENTRED_APART, documents=documents), float(documents.bincount().square().sum())
+    return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n**2 - same - 2 * n)
 
 
 class Gaussian(NamedTuple):

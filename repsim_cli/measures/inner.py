@@ -7,11 +7,11 @@ All pairs of all representations are then a single product per tile, summed in f
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from repsim_cli.base.gram import DIAGONAL, halved
@@ -20,6 +20,7 @@ STRIP = 1 << 13  # terms of a float32 sum
 ALIGNED = 16  # numbers
 ROWS = 64  # representations in a block of the product, of which only the upper half is computed
 Matrix = Float[Tensor, "a b"]
+Documents = Int[Tensor, " n"]  # of every row, from 0
 
 
 class Features(NamedTuple):
@@ -90,19 +91,33 @@ class Kernel:
     fit(features): what the cells need from the whole matrix (row sums, a bandwidth); its tensors have an entry per row.
     cells(fit, gram, rows, columns): the tile of M from that of the Gram matrix, which it may overwrite.
     whole: whether the fit temporarily holds an (n, n) matrix.
+    documents: of the rows whose pairs are left out; the fit then takes them too, and is made anew for other orders of
+        the rows. Kernels that differ in them alone are equal, since a batch of rows has one list of documents.
     """
 
     features: Callable[[Tensor], AnyFeatures]
-    fit: Callable[[Any], Any] = lambda features: None
+    fit: Callable[..., Any] = lambda features: None
     cells: Callable[[Any, Tensor, slice, slice], Tensor] = unchanged
     whole: bool = False
+    documents: Documents | None = field(default=None, compare=False)
+
+    def fitted(self, features: AnyFeatures) -> Any:
+        return self.fit(features) if self.documents is None else self.fit(features, self.documents)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A symmetric (n, n) matrix with zero diagonal per representation: cells(x) -> its cells i < j, row by row."""
+    """A symmetric (n, n) matrix with zero diagonal per representation: cells(x) -> its cells i < j, row by row.
 
-    cells: Callable[[Tensor], Features]
+    left_out: which cells are of two rows of one document, where these are left out; cells(x, left_out) are 0 there. As
+        with the documents of a `Kernel`, matrices that differ in this alone are equal.
+    """
+
+    cells: Callable[..., Features]
+    left_out: Bool[Tensor, " cells"] | None = field(default=None, compare=False)
+
+    def made(self, x: Tensor) -> Features:
+        return self.cells(x) if self.left_out is None else self.cells(x, self.left_out)
 
 
 AnyKernel = Kernel | Packed
@@ -134,8 +149,8 @@ def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> 
     for kernel in kernels:
         make = kernel.cells if isinstance(kernel, Packed) else kernel.features
         if make not in made:
-            made[make] = make(x)
-        states[kernel] = State(made[make], None if isinstance(kernel, Packed) else kernel.fit(made[make]))
+            made[make] = kernel.made(x) if isinstance(kernel, Packed) else make(x)
+        states[kernel] = State(made[make], None if isinstance(kernel, Packed) else kernel.fitted(made[make]))
     return states
 
 
@@ -373,6 +388,6 @@ def block_of(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: in
     return kernel.cells(state.fit, gram_tile(state.features, rows, columns), rows, columns)
 
 
-def packed(square: Float[Tensor, "n n"]) -> Float[Tensor, " cells"]:
+def packed(square: Shaped[Tensor, "n n"]) -> Shaped[Tensor, " cells"]:
     """The cells i < j, row by row."""
     return torch.cat([row[i + 1 :] for i, row in enumerate(square)])

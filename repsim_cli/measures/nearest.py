@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centred
-from repsim_cli.measures.inner import Matrix
+from repsim_cli.measures.documents import alike
+from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.rank import precision
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
@@ -35,7 +37,8 @@ class Neighbours(NamedTuple):
     """The k nearest rows of every row, nearest first.
 
     similarities: of these rows. mutual: whether they have this row among their k nearest. units: all rows, of norm 1.
-    tied: whether some of them, or the next one, are equally near, so that the index decides.
+    tied: whether some of them, or the next one, are equally near, so that the index decides. documents: of the rows,
+    where neighbours are of other documents alone.
     """
 
     lists: Int[Tensor, "k n"]
@@ -43,6 +46,7 @@ class Neighbours(NamedTuple):
     mutual: Bool[Tensor, "k n"]
     units: Float[Tensor, "n d"]
     tied: bool = False
+    documents: Documents | None = None
 
 
 def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
@@ -53,38 +57,47 @@ def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
 
 
-def neighbours(x: Float[Tensor, "n d"], *, k: int) -> Neighbours:
+def neighbours(x: Float[Tensor, "n d"], *, k: int, documents: Documents | None = None) -> Neighbours:
     """The k nearest rows by cosine of centred rows, self excluded by index, equal similarities in index order.
+    documents: of the rows; neighbours are then of other documents.
 
     Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
-    several candidates for the k-th place, or where the rounding of the rows decides among them.
+    several candidates for the k-th place, or where the rounding of the rows decides among them. Raises Degenerate where
+    the largest document leaves fewer than k other rows.
     """
-    found, lost, tied = nearest(unit_rows(x), torch.promote_types(x.dtype, torch.float32), x, k=k)
+    if documents is not None and (left := len(x) - int(documents.bincount().max())) < k:
+        raise Degenerate(f"{k} rows of other documents are needed, got {left}; give more documents, or a smaller k")
+    found, lost, tied = nearest(unit_rows(x), torch.promote_types(x.dtype, torch.float32), x, k=k, documents=documents)
     warn_of_ties(tied, len(x), k)
     warn_of_rounding(lost - tied, len(x), k)
     return found
 
 
 def nearest(
-    exact: Float[Tensor, "n d"], dtype: torch.dtype, x: Float[Tensor, "n d"], *, k: int
+    exact: Float[Tensor, "n d"],
+    dtype: torch.dtype,
+    x: Float[Tensor, "n d"],
+    *,
+    k: int,
+    documents: Documents | None = None,
 ) -> tuple[Neighbours, int, int]:
     """Finds the same of rows of norm 1, and counts those of which rounding, and ties, decide the k-th place.
 
-    x: the rows as they were given. dtype: in which products are taken first."""
-    units = exact.to(dtype)
+    x: the rows as they were given. dtype: in which products are taken first. documents: as in `neighbours`."""
+    units, left_out = exact.to(dtype), partial(same_document, documents)
     every = torch.arange(len(x), device=x.device)
-    blocks = [largest(cosines(units, int(rows[0]), len(rows)), rows, k) for rows in every.split(_BLOCK)]
+    blocks = [largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(_BLOCK)]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     near, tied, any_tie = values.double() - 1, 0, False
     if len(unsure):
-        for rows, (best, where) in in_order(with_directions(exact), unsure, k):
+        for rows, (best, where) in in_order(with_directions(exact), unsure, k, left_out):
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
             any_tie |= bool((best[:, :-1] == best[:, 1:]).any())
             values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
     places = lists[:, :k].T.contiguous()
     mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
-    found = Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie)
+    found = Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie, documents)
     return found, rounded(near, k, x), tied
 
 
@@ -108,7 +121,17 @@ def with_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
     return torch.cat([units, directions], 1) if len(lost) else units
 
 
-def in_order(x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
+LeftOut = Bool[Tensor, "b n"]
+
+
+def same_document(documents: Documents | None, rows: Int[Tensor, " b"]) -> LeftOut | Int[Tensor, " b"]:
+    """What is left out for these rows: the rows themselves, or by cell those of their documents."""
+    return rows if documents is None else documents[rows, None] == documents
+
+
+def in_order(
+    x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int, left_out: Callable[[Tensor], Tensor] = lambda rows: rows
+) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
     """Blocks of these rows, each with minus half the squared distances to its k + 1 nearest rows and their indices;
     equally near rows are ordered by index.
 
@@ -129,7 +152,7 @@ def in_order(x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int) -> Iterat
             places = which[block]
             # every distinct row once, so that equal rows are equally near to the last bit
             near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)[:, which]
-            yield block, ordered(near, block, k, squares[places])
+            yield block, ordered(near, left_out(block), k, squares[places])
 
 
 def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
@@ -141,17 +164,21 @@ def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Te
     return torch.unique(x, dim=0, return_inverse=True)
 
 
-def largest(similarity: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int) -> Best:
-    """The k + 1 largest of every row, or all but the row itself: (values, indices), in any order where equal."""
-    similarity.scatter_(1, rows[:, None], -torch.inf)
+def largest(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:
+    """The k + 1 largest of every row, or all that are not left out: (values, indices), in any order where equal.
+    left_out: as of `same_document`."""
+    if left_out.dtype == torch.bool:
+        similarity.masked_fill_(left_out, -torch.inf)
+    else:
+        similarity.scatter_(1, left_out[:, None], -torch.inf)
     best = similarity.topk(min(k + 1, similarity.shape[1] - 1), dim=1)
     return best.values, best.indices
 
 
-def ordered(near: Float[Tensor, "b n"], rows: Int[Tensor, " b"], k: int, squares: Float[Tensor, " b"]) -> Best:
+def ordered(near: Float[Tensor, "b n"], left_out: Tensor, k: int, squares: Float[Tensor, " b"]) -> Best:
     """As `largest`, for minus half the squared distances of rows with these squared norms. Values that differ by
     rounding alone are equal, and equal values are ordered by index."""
-    values, indices = largest(near, rows, k)
+    values, indices = largest(near, left_out, k)
     tolerance = _TIE * (squares[:, None] - 2 * values[:, -1:])
     tied = (values[:, :-1] - values[:, 1:] <= tolerance).any(1).nonzero()[:, 0]
     if len(tied):
@@ -200,12 +227,16 @@ def warn_of_rounding(count: int, n: int, k: int) -> None:
 
 
 def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-    """The table of x[order]. Equally near rows go by their new index, as those of the other side do."""
-    if state.tied:
+    """The table of x[order]. Equally near rows go by their new index, as those of the other side do; neighbours are of
+    the documents that stand in the other places."""
+    documents = state.documents
+    if state.tied or (documents is not None and not alike(documents[order], documents)):
         units = state.units[order]
-        return nearest(units.double(), units.dtype, units, k=len(state.lists))[0]
+        return nearest(units.double(), units.dtype, units, k=len(state.lists), documents=documents)[0]
     lists = order.argsort().int()[state.lists[:, order].long()]
-    return Neighbours(lists, state.similarities[:, order], state.mutual[:, order], state.units[order])
+    return Neighbours(
+        lists, state.similarities[:, order], state.mutual[:, order], state.units[order], documents=documents
+    )
 
 
 class Stack(NamedTuple):
@@ -238,12 +269,17 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
 
 
 def measure(
-    functions: tuple[Callable, Callable], k: int, rows: int = 0, overlap: Callable[[Neighbours], Tensor] | None = None
+    functions: tuple[Callable, Callable | None],
+    k: int,
+    rows: int = 0,
+    overlap: Callable[[Neighbours], Tensor] | None = None,
+    documents: Documents | None = None,
 ) -> Pairwise:
-    """The measure with these (compare, compare_all), on the table of k neighbours."""
+    """The measure with these (compare, compare_all), on the table of k neighbours. documents: as in `neighbours`."""
     compare, compare_all = functions
     return Pairwise(
-        prepare=partial(neighbours, k=k),
+        prepare=partial(neighbours, k=k, **({} if documents is None else {"documents": documents})),
+        apart=partial(measure, functions, k, rows, overlap) if documents is None else None,
         compare=compare,
         compare_all=compare_all,
         permute=permuted,

@@ -1,7 +1,7 @@
 """Neighbour sets: do two representations give a row the same nearest neighbours?"""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -10,10 +10,10 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Positive
-from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, neighbours, permuted, stacked
+from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, stacked
 from repsim_cli.measures.rdm import SHAPE
 
 _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
@@ -244,7 +244,7 @@ def cycle_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("cycle_knn", k=1)(x, y), 6)
     0.0
     """
-    return Pairwise(prepare=partial(neighbours, k=k), compare=cycle, permute=permuted, minimum_rows=k + 1)
+    return measure((cycle, None), k)
 
 
 @measures.register(
@@ -276,4 +276,5 @@ def cknna(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("cknna", k=2)(x, y), 6)
     -1.0
     """
-    return measure((lambda a, b: float(cknna_all([a], [b])), cknna_all), k, rows=4)
+    bound = measure((lambda a, b: float(cknna_all([a], [b])), cknna_all), k, rows=4)
+    return replace(bound, apart=None)  # its sums are centred over all rows

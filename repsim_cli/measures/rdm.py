@@ -6,10 +6,11 @@ mean) they are computed from the difference of the rows.
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
@@ -19,9 +20,20 @@ from repsim_cli.measures.base import InnerProduct, Measure, Pairwise, cosine
 from repsim_cli.measures.cards import Card, Invariance
 from repsim_cli.measures.centring import FEW, centred, centred_rows, unit_of
 from repsim_cli.measures.distance_ranks import ranks
-from repsim_cli.measures.inner import AnyFeatures, Features, Kernel, Matrix, Packed, Products, State
+from repsim_cli.measures.documents import of_one_document
+from repsim_cli.measures.inner import (
+    AnyFeatures,
+    Documents,
+    Features,
+    Kernel,
+    Matrix,
+    Packed,
+    Products,
+    State,
+)
 from repsim_cli.measures.rank import SINGLE, precision
 
+LeftOut = Bool[Tensor, " cells"]
 _BLOCK = 512  # rows of a distance matrix held at a time
 _CLOSE = 1e-3  # squared distances below this share of the squared norms are computed from differences
 _STORED = 4  # units of the precision in which rows of norm 1 were stored: distances this close may be equal
@@ -76,26 +88,35 @@ def standardised(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[T
     return x / norms, sizes / norms
 
 
-def correlation_ranks(x: Float[Tensor, "n d"]) -> Features:
+def correlation_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> Features:
     if x.shape[1] < 3:
         raise Degenerate(f"rows need at least 3 features to correlate, got {x.shape[1]}; use rsa_euclidean")
     rows, sizes = standardised(x)
     units, scale = centred(rows)
     size = float(sizes.square().mean().sqrt())
-    return ranks_of(units, x, rounding(x, size / scale, 1 / scale))
+    return ranks_of(units, x, rounding(x, size / scale, 1 / scale), left_out)
 
 
-def euclidean_ranks(x: Float[Tensor, "n d"]) -> Features:
+def euclidean_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> Features:
     units, scale = centred(x.double() if len(x) <= FEW else x)
     offset = float(torch.linalg.vector_norm(x[:: len(x) // _SEEN + 1].double().mean(0) / scale))
-    return ranks_of(units, x, rounding(x, math.hypot(1, offset)))
+    return ranks_of(units, x, rounding(x, math.hypot(1, offset)), left_out)
 
 
-def ranks_of(units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float) -> Features:
-    """In the precision of x; of few rows, a rank of which weighs more, distances are in float64."""
+def ranks_of(
+    units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float, left_out: LeftOut | None = None
+) -> Features:
+    """In the precision of x; of few rows, a rank of which weighs more, distances are in float64. Cells that are
+    left out are 0, as if they were not there."""
     working = torch.float64 if x.dtype == torch.float64 else torch.float32
-    features = ranks(packed_distances(units if len(x) <= FEW else units.to(working)), blur)
-    return Features(features.values.to(working))
+    cells = packed_distances(units if len(x) <= FEW else units.to(working))
+    if left_out is None:
+        return Features(ranks(cells, blur).values.to(working))
+    kept = ~left_out
+    # numpy chooses cells several times as fast; the others are let go before the ranks need room
+    cells = torch.from_numpy(cells.numpy()[kept.numpy()]) if cells.device.type == "cpu" else cells[kept]
+    ranked = ranks(cells, blur).values.to(working)
+    return Features(ranked.new_zeros(len(kept)).masked_scatter_(kept, ranked))
 
 
 def rounding(x: Float[Tensor, "n d"], size: float, least: float = 1.0) -> float:
@@ -134,6 +155,15 @@ CORRELATION_RANKS = Packed(cells=correlation_ranks)
 EUCLIDEAN_RANKS = Packed(cells=euclidean_ranks)
 DISTANCES = Packed(cells=euclidean)
 CENTRED_DISTANCES = Kernel(features=centred_rows, fit=double_centring, cells=centred_distances)
+
+
+def of_ranks(kernel: Packed) -> InnerProduct:
+    """The correlation of ranked distances; also between rows of different documents alone."""
+
+    def apart(documents: Documents) -> InnerProduct:
+        return of_ranks(replace(kernel, left_out=of_one_document(documents)))
+
+    return InnerProduct(row=kernel, column=kernel, value=cosine, apart=apart if kernel.left_out is None else None)
 
 
 def difference(unit: Callable[[State], float]) -> InnerProduct:
@@ -204,7 +234,7 @@ def rsa() -> Measure:
     >>> round(measures.get("rsa")(x, x), 12)
     1.0
     """
-    return InnerProduct(row=CORRELATION_RANKS, column=CORRELATION_RANKS, value=cosine)
+    return of_ranks(CORRELATION_RANKS)
 
 
 @measures.register(
@@ -230,7 +260,7 @@ def rsa_euclidean() -> Measure:
     >>> round(measures.get("rsa_euclidean")(x, x), 12)
     1.0
     """
-    return InnerProduct(row=EUCLIDEAN_RANKS, column=EUCLIDEAN_RANKS, value=cosine)
+    return of_ranks(EUCLIDEAN_RANKS)
 
 
 @measures.register(

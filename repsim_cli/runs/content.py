@@ -109,9 +109,9 @@ class Matrix:
 class Measured:
     """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
 
-    estimate: kind, rows, rows_available, batches, and unit where it is not rows. null: how significance was tested, or
-    None. chance: what its level is of (units, the share of rows with a partner, batches, mean, spread, orders), or
-    why it is not known (unknown).
+    estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
+    null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
+    batches, mean, spread, orders), or why it is not known (unknown).
     """
 
     name: str
@@ -126,6 +126,11 @@ class Measured:
     @property
     def larger_is_closer(self) -> bool:
         return self.card["larger_is_closer"]
+
+    @property
+    def pairs(self) -> str:
+        """Which pairs of rows it is of, in words; empty where these are all."""
+        return "pairs of rows of different documents" if self.estimate.get("pairs") == "other_documents" else ""
 
 
 @dataclass(frozen=True, kw_only=True)

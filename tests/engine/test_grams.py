@@ -10,7 +10,7 @@ from helpers.recorded import recorded
 from repsim_cli import measures
 from repsim_cli.engine import footprint, grams
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.grams import Shape, packed
+from repsim_cli.engine.grams import Shape, kernels_by_batch, packed
 from repsim_cli.engine.rows import Rows
 from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
 from repsim_cli.runs import reader
@@ -38,8 +38,9 @@ def test_products_of_tiles_are_products(n, tile, dtype):
         assert len(tiles[0].cells) == cells_of_tiles(n, tile)
 
 
+@pytest.mark.parametrize("pairs", ["all", "other_documents"])
 @pytest.mark.parametrize("estimate", ["per_batch", "ratio_of_sums"])
-def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate):
+def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate, pairs):
     xs, bound, size = rows_of(420), {name: measures.get(name) for name in NAMES}, 140
     starts, names, read = range(0, 420, size), list("abcd"), []
 
@@ -47,7 +48,10 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate):
         read.append(list(chosen))
         return ([xs[a][i : i + size] for a in chosen] for i in starts)
 
-    settings = {"names": names, "estimate": estimate, "tile": 64}
+    def documents(batch):
+        return None if pairs == "all" else torch.arange(size) // (10 + batch)
+
+    settings = {"names": names, "estimate": estimate, "tile": 64, "documents": documents}
     expected, _ = estimate_all_pairs(bound, lambda seen: stream(range(4)), **settings)
     read.clear()
 
@@ -57,7 +61,9 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate):
             save(folder)
         return folder
 
-    batches = packed(keep, bound, [[0, 1], [2], [3]], stream, Shape(3, size, 64), names=names)
+    batches = packed(
+        keep, kernels_by_batch(bound, documents), [[0, 1], [2], [3]], stream, Shape(3, size, 64), names=names
+    )
     assert read == [[0, 1], [2], [3]]
     found, _ = estimate_all_pairs(bound, batches, **settings)
     for name in NAMES:

@@ -41,6 +41,7 @@ class Similarity(Study):
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    takes_pairs: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
 
     def __init__(

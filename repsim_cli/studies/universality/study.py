@@ -81,6 +81,7 @@ class Universality(Study):
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    takes_pairs: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,0 +1,22 @@
+"""Which pairs of rows are of one document."""
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.measures.inner import Documents, packed
+
+
+def of_one_document(documents: Documents) -> Bool[Tensor, " cells"]:
+    """Tells which packed cells are of two rows of one document. Raises Degenerate where all are."""
+    left_out = packed(documents[:, None] == documents)
+    if bool(left_out.all()):
+        raise Degenerate("no two rows are of different documents, got one document; give more documents")
+    return left_out
+
+
+def alike(documents: Documents, others: Documents) -> bool:
+    """Tells whether rows are of one document by both lists or by neither."""
+    both = torch.stack([documents, others]).unique(dim=1).shape[1]
+    return both == len(documents.unique()) == len(others.unique())
