@@ -16,7 +16,7 @@ from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
 
-PERMUTATIONS, WIDTH = 19, 8  # of so few one in 20 has p = 0.05, as of many
+PERMUTATIONS, WIDTH = {"level": 19, "power": 99}, 8  # of 19 one in 20 has p = 0.05, as of many
 Sides = list[torch.Tensor]
 Rng = np.random.Generator
 
@@ -69,9 +69,10 @@ def judged(
     alike: np.ndarray | None = None,
     order: str = "any",
     properties: Mapping[str, np.ndarray] | None = None,
+    permutations: int = PERMUTATIONS["level"],
 ) -> judging.Judged:
     """What a run with permutations says of two models of one layer."""
-    settings = Significance(method="permutation", permutations=PERMUTATIONS, order=order)  # type: ignore[arg-type]
+    settings = Significance(method="permutation", permutations=permutations, order=order)  # type: ignore[arg-type]
     exchanged = segments([documents], [beginnings], None if alike is None else [alike])
     known = properties or {}
     measure = measures.get(name)
@@ -115,6 +116,7 @@ def of_documents(
     within: int = 0,
     labelled: int = 0,
     clusters: int = 0,
+    permutations: int = PERMUTATIONS["level"],
 ) -> judging.Judged:
     """within, labelled, clusters: of so many groups of documents, in turn, those of one group trade places, are known
     as a label, or are exchanged as one."""
@@ -123,8 +125,9 @@ def of_documents(
     alike = documents % within if within else None
     if clusters:
         documents = documents % clusters
-    known = {"label": documents % labelled} if labelled else {}
-    return judged(rng, sides, name, documents, beginnings, alike=alike, order=order, properties=known)
+    known: dict = {"label": documents % labelled} if labelled else {}
+    more = {"alike": alike, "order": order, "properties": known, "permutations": permutations}
+    return judged(rng, sides, name, documents, beginnings, **more)
 
 
 def first_row_the_same(rng: Rng) -> judging.Judged:
@@ -135,7 +138,7 @@ def first_row_the_same(rng: Rng) -> judging.Judged:
     return judged(rng, sides, "mutual_knn", documents, beginnings)
 
 
-def of_tokens(context: float, name: str, rng: Rng) -> judging.Judged:
+def of_tokens(context: float, name: str, permutations: int, rng: Rng) -> judging.Judged:
     """Independent rows: a table of each model for 30 tokens, noise, and context that both may see."""
     n = 240
     tokens, rows = rng.integers(30, size=n), np.arange(n)
@@ -146,7 +149,7 @@ def of_tokens(context: float, name: str, rng: Rng) -> judging.Judged:
         ).float()
         for mix in rng.normal(size=(2, WIDTH, WIDTH)) / np.sqrt(WIDTH)
     ]
-    return judged(rng, sides, name, rows, np.full(n, BOTH), alike=tokens)
+    return judged(rng, sides, name, rows, np.full(n, BOTH), alike=tokens, permutations=permutations)
 
 
 def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, rng: Rng) -> float:
@@ -203,7 +206,10 @@ def tests_of(kind: str, nominal: float, draws: int, added: str, **given: float) 
     return [
         Promise(
             P, f"{setting}{added}; {name}", kind, nominal, draws,
-            partial(rejects, partial(of_documents, lengths, effects, name, **more, **given)),
+            partial(
+                rejects,
+                partial(of_documents, lengths, effects, name, permutations=PERMUTATIONS[kind], **more, **given),
+            ),
         )
         for setting, (lengths, effects, more) in TESTED.items()
         for name in NAMES
@@ -214,7 +220,7 @@ def tests_of_tokens(kind: str, nominal: float, draws: int, setting: str, context
     return [
         Promise(
             P, f"within a token, {setting}; {name}", kind, nominal, draws,
-            partial(rejects, partial(of_tokens, context, name)),
+            partial(rejects, partial(of_tokens, context, name, PERMUTATIONS[kind])),
         )
         for name in NAMES
     ]  # fmt: skip

@@ -105,10 +105,12 @@ def single(rng: np.random.Generator, shapes: int) -> float:
     return float(rule.judge(cell).above <= ALPHA)
 
 
-def banded(rng: np.random.Generator, sizes: tuple[int, ...], kind: int, noise: float) -> float:
-    """Whether the band holds the mean. Values are sums of one number of each model, and of the pair."""
+def banded(rng: np.random.Generator, sizes: tuple[int, ...], kind: int, noise: float, wide: float = 1.0) -> float:
+    """Whether the band holds the mean. Values are sums of one number of each model, and of the pair. wide: spread of the
+    last group."""
     count = sum(sizes)
     shifts, pairs = rng.normal(size=(count, 1)), noise * rng.normal(size=(count, count, 1))
+    shifts[-sizes[-1] :] *= wide
     values = shifts[:, None] + shifts + pairs + pairs.swapaxes(0, 1)
     groups = {str(i): [f"{i}.{j}" for j in range(size)] for i, size in enumerate(sizes)}
     depths = Depths(groups, values, np.ones(1), larger_is_closer=True)
@@ -126,8 +128,10 @@ def bands() -> list[Promise]:
                 where = f"{count} models, effects of models {pairs}"
                 draw = partial(banded, sizes=sizes, kind=kind, noise=noise)
                 promises.append(Promise(f"band over models, pairs {what}", where, "cover", LEVEL, 2000, draw))
-    unequal = partial(banded, sizes=(10, 3), kind=1, noise=0.0)
-    promises.append(Promise("band over models, pairs of two groups", "10 and 3 models", "cover", LEVEL, 2000, unequal))
+    for sizes, wide in (((10, 3), 1.0), ((20, 3), 1.0), ((10, 3), 3.0)):
+        unequal = partial(banded, sizes=sizes, kind=1, noise=0.0, wide=wide)
+        where = f"{sizes[0]} and {sizes[1]} models" + (" of thrice the spread" if wide > 1 else "")
+        promises.append(Promise("band over models, pairs of two groups", where, "cover", LEVEL, 2000, unequal))
     return promises
 
 

@@ -22,7 +22,7 @@ from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
-from repsim_cli.findings.jackknife import interval, over_models
+from repsim_cli.findings.jackknife import interval, over_models, satterthwaite
 from repsim_cli.findings.layers import block_of, point_of
 from repsim_cli.runs.content import Axis, Band, Curve, Facts, Measured
 
@@ -147,7 +147,9 @@ def curves(
         places = np.array(pairs)
         lines, bands = values[places[:, 0], places[:, 1]], {}
         if min(len(depths.groups[name]) for name in kind) >= FEWEST:
-            low, high = interval(lines.mean(0), over_models(_left_out(lines, places, kind)), level, bounds)
+            counts = np.array([len(depths.groups[name]) for name in dict.fromkeys(kind)])
+            error = over_models(_left_out(lines, places, kind), float(satterthwaite(1 / counts, counts)))
+            low, high = interval(lines.mean(0), error, level, bounds)
             of = f"{100 * level:g} % over models"
             bands["models"] = Band(low=low.tolist(), high=high.tolist(), of=of)
         by_name[free(f"{quantity}, {point}, {'-'.join(kind)}", by_name)] = Curve(

@@ -1,11 +1,12 @@
 """Errors and intervals over models, of which each is left out in turn: pairs of models are no units, models are."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 
 class Error(NamedTuple):
@@ -15,19 +16,25 @@ class Error(NamedTuple):
     freedom: Float[np.ndarray, "..."]
 
 
-def over_models(left: Sequence[Float[np.ndarray, "m ..."]]) -> Error:
+def over_models(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.inf) -> Error:
     """Estimates the standard error of a statistic from what it is without each model (Efron 1982).
 
     left: for every group of models the statistic without each of its models. Groups are taken as independent: their
     variances add up, and Satterthwaite's (1946) degrees of freedom lie between those of the smallest
-    group and those of all. Where nothing varies, they are those of the smallest group.
+    group and those of all. Where nothing varies, they are those of the smallest group. most: degrees of freedom, where
+    it is known what they would be if all models had one spread; few that happen to be alike would be taken for many.
     """
     parts = np.array([np.var(x, axis=0) * (len(x) - 1) for x in left])
-    freedoms = np.array([max(1.0, len(x) - 1) for x in left]).reshape(-1, *[1] * (parts.ndim - 1))
-    variance, spread = parts.sum(0), (parts**2 / freedoms).sum(0)
-    varies = spread > 0
-    freedom = np.where(varies, variance**2 / np.where(varies, spread, 1.0), freedoms.min())
-    return Error(np.sqrt(variance), freedom)
+    counts = np.array([len(x) for x in left])
+    varies = (parts > 0).any(0)
+    freedom = np.where(varies, satterthwaite(np.where(varies, parts, 1.0), counts), max(1, counts.min() - 1))
+    return Error(np.sqrt(parts.sum(0)), np.minimum(freedom, most))
+
+
+def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g"]) -> Float[np.ndarray, "..."]:
+    """Computes the degrees of freedom of a sum of variances, each estimated from so many models, 1 or more."""
+    freedoms = np.maximum(1, counts - 1).reshape(-1, *[1] * (parts.ndim - 1))
+    return parts.sum(0) ** 2 / (parts**2 / freedoms).sum(0)
 
 
 def interval(

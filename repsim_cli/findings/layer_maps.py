@@ -63,8 +63,8 @@ class Map:
             widths=[self.widths[i] for i in at.tolist()],
         )
 
-    def by_chance(self, name: str) -> np.ndarray:
-        """What a measure gives for two representations that share nothing: the best of a layer's neurons correlates a
+    def of_noise(self, name: str) -> np.ndarray:
+        """What a measure gives for independent normal rows of these widths: the best of a layer's neurons correlates a
         little with any, and biased CKA of n rows is at most the root of the product of the widths over n - 1. Rows
         count as independent: repeated words raise both further. Of other measures 0."""
         widths = np.array(self.widths, float)

@@ -199,13 +199,13 @@ def adjacent_layers_are_closer(whole: Map, values: np.ndarray) -> Weighed | Unte
 
 # ---- claims on the maps of two measures together ----
 
-ABOVE_CHANCE = "mean similarity above chance"
+ABOVE_NOISE = "mean similarity above that of independent normal rows"
 OVER_FAMILIES = "across families over that within them (without a layer itself)"
 
 
 @claim(
     "Wu et al. 2020, section 5.1",
-    statistic=f"{ABOVE_CHANCE}, {OVER_FAMILIES}: cka minus neuronsim",
+    statistic=f"{ABOVE_NOISE}, {OVER_FAMILIES}: cka minus neuronsim",
     threshold=0.0,
     unit="model",
     on="neuronsim and cka",
@@ -217,7 +217,7 @@ def neurons_are_block_diagonal(whole: Map) -> Weighed | Untestable:
 
 @claim(
     "Wu et al. 2020, section 5.2, figure 4",
-    statistic=f"{ABOVE_CHANCE}, {OVER_FAMILIES}: attention_js minus attention_cka",
+    statistic=f"{ABOVE_NOISE}, {OVER_FAMILIES}: attention_js minus attention_cka",
     threshold=0.0,
     unit="model",
     on="attention_js and attention_cka",
@@ -229,7 +229,7 @@ def single_heads_match_across_families(whole: Map) -> Weighed | Untestable:
 
 @claim(
     "Wu et al. 2020, section 5.1",
-    statistic=f"{ABOVE_CHANCE}, between models over that within one (without a layer itself): cka minus neuronsim",
+    statistic=f"{ABOVE_NOISE}, between models over that within one (without a layer itself): cka minus neuronsim",
     threshold=0.0,
     unit="model",
     on="neuronsim and cka",
@@ -247,7 +247,7 @@ def _shared(whole: Map, less: str, more: str) -> Weighed | Untestable:
     """Whether measure `more` keeps more across families of what it has within them than measure `less` does."""
     if absent := [name for name in (more, less) if name not in whole.values]:
         return Untestable(f"needs the measure {absent[0]}")
-    apart = {name: whole.values[name] - whole.by_chance(name) for name in (more, less)}
+    apart = {name: whole.values[name] - whole.of_noise(name) for name in (more, less)}
     same, across, owners = whole.cells(True), whole.cells(False), whole.owners()
 
     def gap(kept: np.ndarray) -> float:

@@ -815,7 +815,7 @@ def test_untrained_twins_are_subtracted():
     assert ALL["early_layers_agree"](none, falls).why == "needs 3 trained models of 6 layers or more"
 
 
-def test_the_best_of_many_neurons_by_chance():
+def test_the_best_of_many_independent_neurons():
     rng = np.random.default_rng(0)
     found = [np.abs(np.corrcoef(rng.normal(size=(21, 50)))[0, 1:]).max() for _ in range(400)]
     assert np.mean(found) == pytest.approx(best_of(20, 50), abs=0.01)

@@ -100,7 +100,7 @@ def test_means_by_depth_take_both_directions_of_a_pair():
     assert [list(each.bands) for each in found.values()] == [["models"], [], []]
 
 
-@pytest.mark.parametrize("sizes", [(3, 3), (4, 3), (5, 5), (10, 4)])
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 3), (5, 5), (10, 4), (20, 3)])
 @pytest.mark.parametrize("noise", [0.0, 1.0])
 def test_bands_cover_what_they_promise(sizes, noise):
     """Values made of an effect of each of two models, and of noise of the pair: many pairs, but few models."""

@@ -13,7 +13,7 @@ import scipy
 import scipy.special
 from jaxtyping import Float
 
-from repsim_cli.findings.jackknife import Error, interval, over_models
+from repsim_cli.findings.jackknife import Error, interval, over_models, satterthwaite
 
 SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "below untrained", "unrelated", "not told apart"
 WEAKEST = (UNRELATED, UNTRAINED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
@@ -220,8 +220,9 @@ def power(seeds: int, models: int, values: int, margin: float, alpha: float) -> 
 def _planned(seeds: int, models: int, margin: float) -> tuple[float, float]:
     """Computes the variance of the contrast of `same` where the variance of a model is 1, and its degrees of
     freedom."""
-    parts = np.array([(1 - 2 * (1 - margin)) ** 2 / seeds, 1 / models])
-    return float(parts.sum()), float(parts.sum() ** 2 / (parts**2 / (np.array([seeds, models]) - 1)).sum())
+    counts = np.array([seeds, models])
+    parts = np.array([1 - 2 * (1 - margin), 1]) ** 2 / counts
+    return float(parts.sum()), float(satterthwaite(parts, counts))
 
 
 def needed(seeds: int, models: int, values: int, margin: float, alpha: float) -> tuple[int, int] | None:
