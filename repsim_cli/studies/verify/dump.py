@@ -99,7 +99,10 @@ def dump_files(place: Path) -> list[Path]:
     if not place.is_dir() or (place / "config.json").exists():
         return []
     files = sorted((f for f in place.iterdir() if f.suffix in SUFFIXES), key=lambda file: natural(file.name))
-    return files if files and {*_opened(files[0])[0]} & {*TOKENS} else []
+    if not files:
+        return []
+    shapes, _, integers = _opened(files[0])
+    return files if {*shapes, *integers} & {*TOKENS} else []
 
 
 def read_dump(

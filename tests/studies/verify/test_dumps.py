@@ -151,6 +151,9 @@ def test_layouts(models, tmp_path):
         count = {"lens.npz": 3, "sparse.npz": 2}.get(name, 4)
         assert len(answer.right) == count, name
     assert answer.right == ["embed to block 0", "blocks 1 to 2"]
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "table.parquet").rename(tmp_path / "prompts" / "0.parquet")
+    assert repsim_cli.verify(tmp_path / "prompts", model).verdict == "IDENTICAL"
 
 
 def test_sequences_of_one_file(models, tmp_path):
