@@ -17,7 +17,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import level_of
 from repsim_cli.figures.heatmap import colour_range, colours
 from repsim_cli.runs import so_far
-from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, QUANTITIES, Matrix, Measured, Results, Side
+from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, OF_BLOCKS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.runs.reader import (
     closest,
     has_results,
@@ -35,7 +35,13 @@ NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quanti
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
 BOTH = 9_500_000  # bytes of numbers and figures
 # of figures, by how their names begin
-TABLES = {"stitching": "stitching", "probes": "probes", "diagnostics": DIAGNOSTICS, "boundaries": "boundaries"}
+TABLES = {
+    "stitching": "stitching",
+    "probes": "probes",
+    "diagnostics": DIAGNOSTICS,
+    "boundaries": "boundaries",
+    "blocks": OF_BLOCKS,
+}
 LEAVES, SHORT = 60, 300  # of a fact of a study that stands in a table, and characters of each
 ELSEWHERE = ("warnings", "timings", "peak_memory_mb_after", "command", "overrides", "files")  # in the page
 

@@ -140,7 +140,7 @@ def where(blocks: Blocks, outside: Sequence[tuple[str, float | None]]) -> str:
     """A sentence: every range of blocks with a change of its own, and those without. outside: weights that changed
     outside of blocks, and how much.
 
-    >>> more = dict(carried=[], weights=[], rounding=[], rounded=[], restored=[])
+    >>> more = dict(carried=[], weights=[0, 0, 0.1, 0.1, 0], rounding=[], rounded=[], restored=[])
     >>> where(Blocks(own=[0, 0, .1, .31, 0], above=[2, 3], **more), [])
     'blocks 2 to 3: own change 0.1 to 0.31; blocks 0 to 1, 4: none above rounding'
     """
@@ -150,12 +150,16 @@ def where(blocks: Blocks, outside: Sequence[tuple[str, float | None]]) -> str:
     ]
     if blocks.rounded:
         parts.append(f"{blocks_named(blocks.rounded)}: the base's weights, rounded to 16 bits")
-    if blocks.unchanged:
-        everywhere = len(blocks.unchanged) == len(blocks.own)
+    within = [block for block in blocks.unchanged if blocks.weights[block]]
+    if within:
+        parts.append(f"{blocks_named(within)}: other weights, whose own change is within rounding")
+    untouched = [block for block in blocks.unchanged if block not in within]
+    if untouched:
+        everywhere = len(untouched) == len(blocks.own)
         parts.append(
             "no block changes anything above rounding"
             if everywhere
-            else f"{blocks_named(blocks.unchanged)}: none above rounding"
+            else f"{blocks_named(untouched)}: none above rounding"
         )
     if outside:
         named = [f"{name} by {size:.2g}" if size is not None else name for name, size in outside[:NAMED]]

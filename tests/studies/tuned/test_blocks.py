@@ -14,6 +14,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.runs.content import CARRIED, OWN
 from repsim_cli.studies.tuned.blocks import Stack, batches_of, of_blocks, promoted, refusal, restored
 from repsim_cli.studies.tuned.changes import decoded, differences, divergences
+from repsim_cli.studies.tuned.finding import Blocks, where
 from repsim_cli.studies.tuned.models import whole
 
 KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
@@ -192,6 +193,24 @@ def test_putting_a_block_back():
     assert float(change["two"]["restored"][1]) == pytest.approx(1 - effect(other) / effect(two), rel=1e-4)
     assert [x is y for x, y in zip(two.blocks, base.blocks, strict=True)] == [False] * 6  # they are where they were
     assert restored(base, copied(base), given, EXTRACT, [0]).isnan().all()
+
+
+def test_the_sentence():
+    """Ranges with a change of their own, weights that change nothing above rounding, and what was rounded."""
+    more = {"carried": [], "rounding": [], "restored": [None] * 5}
+    said = where(
+        Blocks(own=[0.2, 1e-9, 0, 1e-3, 0], weights=[1, 1e-8, 0, 1e-3, None], above=[0], rounded=[3], **more), []
+    )
+    assert said == (
+        "block 0: own change 0.2; block 3: the base's weights, rounded to 16 bits; "
+        "block 1: other weights, whose own change is within rounding; blocks 2, 4: none above rounding"
+    )
+    none = Blocks(own=[0.0] * 2, weights=[0.0] * 2, above=[], rounded=[], **more)
+    assert where(none, []) == "no block changes anything above rounding"
+    outside = [("embed.weight", 0.25), ("norm.bias", None), ("head.weight", 1.0), ("head.bias", 1.0)]
+    assert where(none, outside).endswith(
+        "; outside the blocks embed.weight by 0.25, norm.bias, head.weight by 1 and 1 more"
+    )
 
 
 def test_blocks_that_cannot_be_run_alone():
