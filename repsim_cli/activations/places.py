@@ -124,6 +124,20 @@ def row_tokens(sequences: Sequences, extract: Extract, before: bool = False) -> 
     return ids[_row_places(sequences, extract)].astype(np.int64)
 
 
+def row_identities(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
+    """Which token every row of the run is of, or which word (by all of its pieces), in row order; None of pooled rows
+    and images."""
+    if extract.unit not in ("token", *WORDS) or sequences.inputs.ndim != 2:
+        return None
+    if extract.unit == "token":
+        return row_tokens(sequences, extract)
+    assert sequences.word is not None
+    known: dict[bytes, int] = {}
+    each = zip(sequences.ids, sequences.word, _row_places(sequences, extract), strict=True)
+    words = (ids[of == word].tobytes() for ids, of, rows in each for word in of[rows])
+    return np.array([known.setdefault(pieces, len(known)) for pieces in words], dtype=np.int64)
+
+
 def row_properties(data: Data, sequences: Sequences, extract: Extract) -> dict[str, list[str]]:
     """By name, what the columns of the data say of every row of the run, in row order: of its example or its word."""
     if sequences.example is None:

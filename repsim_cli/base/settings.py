@@ -328,6 +328,7 @@ class Significance:
     chance: the level of chance of every value, the mean over random pairings of documents (of sequences where there are
         too few) that leave no row in place which has a partner: exact for inner products and shared neighbours, of
         others one level of at most 16 pairs of layers.
+    floor: of rows that are tokens or words, what two tables of random vectors per token have in the layers' place.
     method: `permutation`: p values from random pairings of the rows, for every measure that depends on the pairing.
         `closed_form`: from its exact mean and variance, for inner products of matrices on independent rows.
     permutations: how many pairings are drawn; the same ones for all layers.
@@ -352,6 +353,7 @@ class Significance:
     """
 
     chance: bool = True
+    floor: bool = True
     method: Literal["none", "closed_form", "permutation"] = "none"
     permutations: Annotated[int, Field(ge=19, le=10**6)] = 199
     clusters: str = "document"

@@ -117,6 +117,8 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
                 if needed := measured.null.get("permutations_for_q"):
                     yield f"      q is left out, as it cannot be small: significance.permutations={needed} would do"
             yield f"    {_chance(result.chance(first, second, measured.label), measured.chance or {})}"
+            if measured.token_alone:
+                yield f"    {measured.token_alone}"
     if result.warnings:
         yield f"  warnings: {len(result.warnings)}, see repsim show {result.folder}"
     yield f"  folder: {result.folder}"

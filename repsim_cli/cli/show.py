@@ -110,6 +110,8 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
         f"{', ' + measure.pairs if measure.pairs else ''}"
     )
+    if measure.token_alone:
+        yield f"    {measure.token_alone}"
     shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:
         yield f"    {spread(np.concatenate([values.ravel() for _, values in shown]))}"

@@ -33,7 +33,7 @@ from repsim_cli.measures import Measure
 from repsim_cli.models.source import Precomputed, PrecomputedWords
 from repsim_cli.runs.results import Run
 
-NONE = Significance(chance=False)  # values alone
+NONE = Significance(chance=False, floor=False)  # values alone
 FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine import chance
+from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
 from repsim_cli.engine.comparison import Comparison
@@ -86,6 +86,7 @@ def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], ident
             "jackknife": [significance.jackknife, _jackknifed(comparison)],
             "chance": None if (units := comparison.units) is None else digest([units.units, units.places]),
         },
+        floor=significance.floor,
         pairs=None if comparison.apart is None else digest([comparison.apart]),
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
         passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
@@ -200,7 +201,7 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
             statistics=judging.statistics(
                 comparison.significance, lambda batch: documents[comparison.numbers(batch)], chance_of(comparison)
             ),
-            beside=null or (lambda *_: {}),
+            beside=floor.together([null, floor.beside(comparison, rows.sequences, labels)]),
             each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,
             save=save,
@@ -349,7 +350,8 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
             extra["low"], extra["high"] = judging.bands(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
-        record = replace(measure_record(run, comparison, label, matrix, extra, judged.null), chance=by_chance.about)
+        record = measure_record(run, comparison, label, matrix, extra, judged.null)
+        record = replace(record, chance=by_chance.about, floor=floor.record(matrix, comparison))
         measured.append(record)
         for each in record.matrices if judged.null is not None else ():
             models = each.rows.model, each.columns.model

@@ -271,7 +271,11 @@ def _measured(
         by_block(rows)[0] if said else rows,
         by_block(columns)[0] if said else columns,
         title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
-        + "".join(f"\n{line}" for line in (treated, level[1] if level else "") if line),
+        + "".join(
+            f"\n{line}"
+            for line in (treated, level[1] if level else "", measured.token_alone if quantity == "values" else "")
+            if line
+        ),
         bar_label="standard error" if quantity == "se" else bar_label(card),
         limits=limits or colour_range(values, card, quantity),
         colours=colours(card, quantity),

@@ -110,8 +110,10 @@ class Measured:
     """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
 
     estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
+    estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
     null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
-    batches, mean, spread, orders), or why it is not known (unknown).
+    batches, mean, spread, orders), or why it is not known (unknown). floor: what the token alone gives (value, unit,
+    of, width, batches); None of rows that are no tokens or words.
     """
 
     name: str
@@ -122,10 +124,18 @@ class Measured:
     matrices: list[Matrix]
     null: dict[str, Any] | None = None
     chance: dict[str, Any] | None = None
+    floor: dict[str, Any] | None = None
 
     @property
     def larger_is_closer(self) -> bool:
         return self.card["larger_is_closer"]
+
+    @property
+    def token_alone(self) -> str:
+        """The floor of the token, in words; empty where it is not known."""
+        if self.floor is None:
+            return ""
+        return f"the {self.floor['unit']} alone: {self.floor['value']:z.2f}, {self.floor['of']}"
 
     @property
     def pairs(self) -> str:

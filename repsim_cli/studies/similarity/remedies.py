@@ -60,7 +60,7 @@ def _under(
     raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
     given = skipping(raw, comparison.tokenizers, extract)
     total = total_rows(comparison.readings, given, extract)
-    treated = replace(comparison, extract=extract, total=total, significance=Significance(chance=False))
+    treated = replace(comparison, extract=extract, total=total, significance=Significance(chance=False, floor=False))
     treated = replace(treated, measures=_suitable(run, comparison, name, extract, total)).clustered(run, given)
     made, _ = matrices_of(run, treated, given, identities=run.manifest["models"])
     matrices = {}

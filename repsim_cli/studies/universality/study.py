@@ -110,7 +110,9 @@ class Universality(Study):
             key = (*models, *(["tested"] if tested else []))
             if key not in known:
                 significant = (
-                    replace(significance, chance=False) if tested else Significance(clusters="row", chance=False)
+                    replace(significance, chance=False, floor=False)
+                    if tested
+                    else Significance(clusters="row", chance=False, floor=False)
                 )
                 known[key] = comparison_of({**given, "model": models}, significant)
                 footprint.check_fits(known[key])

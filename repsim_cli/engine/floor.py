@@ -1,0 +1,98 @@
+"""The floor of the token: a measure between two tables of random vectors per token, in the place of two layers.
+
+Rows of one token are then alike on both sides, and nothing else is shared: what is left is the input, without a model.
+One number per measure, whatever the layers: tables are as wide as these are in the median. Random vectors of different
+tokens are the nearer to orthogonal the wider they are, so that the width counts: of very wide tables CKA is 1. A trace
+of noise of each row keeps rows of one token from being equal, so that no tie between neighbours goes by the index.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.places import row_identities
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.estimates import Beside, Key
+from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
+from repsim_cli.measures import Measure
+from repsim_cli.measures.base import MeasureWarning
+
+FLOOR = "floor"  # the statistic of a batch
+BATCHES = 2  # of a run, from which it is taken
+NOISE = 0.1  # of rows, in standard deviations of a table
+OF = "two tables of {} random numbers per {}"
+
+
+def width_of(comparison: Comparison) -> int:
+    """Features of the tables: those of the layers, in the median."""
+    return int(np.median([layer.width for layer in comparison.layers]))
+
+
+def tables(tokens: np.ndarray, width: int, seed: list[int]) -> list[Tensor]:
+    """Rows (n, width) of two tables of normal vectors, one per token, independent of each other."""
+    _, codes = np.unique(tokens, return_inverse=True)
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(2):
+        table = rng.standard_normal((codes.max() + 1, width), dtype=np.float32)
+        noise = rng.standard_normal((len(codes), width), dtype=np.float32)
+        made.append(torch.from_numpy(table[codes] + NOISE * noise))
+    return made
+
+
+def beside(
+    comparison: Comparison, sequences: Mapping[str, Sequences], labels: Callable[[int], Tensor | None]
+) -> Beside | None:
+    """Makes what observes the floor beside the values of a batch; None where rows are no tokens or words of texts."""
+    given = next(iter(sequences.values()), None)
+    tokens = None if given is None else row_identities(given, comparison.extract)
+    if tokens is None or not comparison.significance.floor:
+        return None
+    measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
+    device, width = comparison.hardware.device, width_of(comparison)
+
+    def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
+        found: dict[Key, Tensor] = {}
+        if batch >= BATCHES:
+            return found
+        xs = [x.to(device) for x in tables(tokens[comparison.numbers(batch)], width, [comparison.seed, batch])]
+        of_rows = {"labels": labels(batch), "documents": comparison.documents_apart(batch)}
+        for label, measure in measures.items():
+            if (value := _value(measure, xs, comparison.hardware.tile, of_rows)) is not None:
+                found[label, FLOOR] = value
+        return found
+
+    return observe
+
+
+def together(parts: Sequence[Beside | None]) -> Beside:
+    """Observes what all of these do."""
+    return lambda batch, rows: {k: v for part in parts if part is not None for k, v in part(batch, rows).items()}
+
+
+def _value(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, Any]) -> Tensor | None:
+    """The mean of both directions; None where the measure has no value."""
+    wanted = ~torch.eye(2, dtype=torch.bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MeasureWarning)  # of the tables
+        try:
+            values = all_pairs({"m": measure}, xs, tile=tile, wanted=wanted, lack=lambda *_: None, **given)["m"]
+        except Degenerate:
+            return None
+    value = values[wanted].mean().cpu()
+    return value if bool(value.isfinite()) else None
+
+
+def record(matrix: SimilarityMatrix, comparison: Comparison) -> dict[str, Any] | None:
+    """What results.json says of it; None where it is not known."""
+    if FLOOR not in matrix.statistics:
+        return None
+    unit, width = comparison.extract.unit, width_of(comparison)
+    about = {"unit": unit, "of": OF.format(width, unit), "width": width, "batches": min(BATCHES, matrix.batches)}
+    return {"value": float(matrix.statistics[FLOOR]), **about}
