@@ -106,8 +106,8 @@ def single(rng: np.random.Generator, shapes: int) -> float:
 
 
 def banded(rng: np.random.Generator, sizes: tuple[int, ...], kind: int, noise: float, wide: float = 1.0) -> float:
-    """Whether the band holds the mean. Values are sums of one number of each model, and of the pair. wide: the spread of
-    the last group."""
+    """Whether the band holds the mean. Values are sums of one number of each model and of the pair. wide: spread of the
+    last group."""
     count = sum(sizes)
     shifts, pairs = rng.normal(size=(count, 1)), noise * rng.normal(size=(count, count, 1))
     shifts[-sizes[-1] :] *= wide

@@ -2,7 +2,8 @@
 their estimates.
 
 In this order: rows of skipped places and tokens are left out, then features with a large share of the variance, then
-features or rows are brought to one scale. Shares and scales come from one pass over all rows that are left.
+features, directions or rows are brought to one scale. Shares and scales come from one pass over all rows that are left,
+directions from rows spread over it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.places import places_run
+from repsim_cli.activations.principal import Capped, Sample, capped
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import Block, regrouped
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.runs.content import LEFT_OUT, LEFT_OUT_COLUMNS, Table
+from repsim_cli.runs.content import CAPPED, CAPPED_COLUMNS, LEFT_OUT, LEFT_OUT_COLUMNS, Table
 
 PASSED = 1024  # rows whose sums are added at a time, however they come
 DEAD = 1e-6  # share of a feature's root mean square below which its standard deviation is rounding
@@ -98,12 +100,14 @@ def special(tokenizer: Any, name: str) -> int | None:
 
 class Scaling(NamedTuple):
     """What is done to the features of a layer. kept: those that are not left out, None: all; scale: what they are
-    multiplied by, None: nothing; dropped, share: the features that are left out and their share of the variance."""
+    multiplied by, None: nothing; dropped, share: the features that are left out and their share of the variance;
+    capped: the directions whose variance is."""
 
     kept: Int[Tensor, " k"] | None
     scale: Float[Tensor, " k"] | None
     dropped: list[int]
     share: float
+    capped: Capped | None = None
 
 
 class Remedies:
@@ -135,7 +139,10 @@ class Remedies:
     def measure(self, stream: Iterator[Block], layers: Sequence[Layer]) -> None:
         """Takes shares and scales of features from all rows of the run, which pass in this stream."""
         count, shifts, sums, squares = 0, [], [], []
+        sample = Sample() if self.extract.normalise == "directions" else None
         for batch in regrouped(stream, PASSED, 0, rest=True):
+            if sample is not None:
+                sample.add(batch)
             wide = [x.double() for x in batch]
             if not shifts:
                 shifts = [x.mean(0) for x in wide]
@@ -145,10 +152,14 @@ class Remedies:
                 total += x.sum(0)
                 square += x.square_().sum(0)
             count += len(wide[0])
-        for layer, shift, total, square in zip(layers, shifts, sums, squares, strict=True):
+        for number, (layer, shift, total, square) in enumerate(zip(layers, shifts, sums, squares, strict=True)):
             variance = (square - total**2 / count).clamp_min(0) / count
             mean = shift + total / count
-            self.scalings[layer] = scaling_of(variance, mean, self.extract, layer)
+            scaling = scaling_of(variance, mean, self.extract, layer)
+            if sample is not None:
+                rows = sample.of(number)
+                scaling = scaling._replace(capped=capped(rows if scaling.kept is None else rows[:, scaling.kept.cpu()]))
+            self.scalings[layer] = scaling
 
     def apply(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
         """The rows of the run as they are compared."""
@@ -164,17 +175,25 @@ class Remedies:
             x = x[:, scaling.kept.to(x.device)]
         if scaling is not None and scaling.scale is not None:
             x = x * scaling.scale.to(x.device)
+        if scaling is not None and scaling.capped is not None:
+            x = scaling.capped.apply(x)
         if self.extract.normalise == "rows":
             norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             x = x / torch.where(norms > 0, norms, 1)
         return x
 
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
-        """The features that are left out, a row per layer; no table where none can be."""
-        if self.extract.drop_features >= 1:
-            return {}
-        rows = [[layer.model, layer.name, *left_out(self.scalings[layer])] for layer in layers]
-        return {LEFT_OUT: Table(columns=LEFT_OUT_COLUMNS, rows=rows)}
+        """The features that are left out and the directions that are capped, a row per layer; no table where there can
+        be none."""
+        tables = {}
+        if self.extract.drop_features < 1:
+            rows = [[layer.model, layer.name, *left_out(self.scalings[layer])] for layer in layers]
+            tables[LEFT_OUT] = Table(columns=LEFT_OUT_COLUMNS, rows=rows)
+        if self.extract.normalise == "directions":
+            found = [(layer, self.scalings[layer].capped) for layer in layers]
+            rows = [[x.model, x.name, *((len(at.factors), at.share) if at else (0, 0.0))] for x, at in found]
+            tables[CAPPED] = Table(columns=CAPPED_COLUMNS, rows=rows)
+        return tables
 
 
 def left_out(scaling: Scaling) -> list[Any]:

@@ -85,7 +85,9 @@ class Extract:
     skip_tokens: tokens whose places are left out in the same way, also where the text spells them out: `newline` (white
         space with a line break), `bos`, `eos`, `sep`, `cls`, `unk`.
     drop_features: features with more than this share of their layer's variance are left out; 1: none.
-    normalise: `features` divides every feature by its standard deviation, `rows` every row, as it is, by its norm.
+    normalise: `features` divides every feature by its standard deviation, which undoes invariance to rotation.
+        `directions` shrinks the principal directions that hold more than 5 % of the variance until none does.
+        `rows` divides every row, as it is, by its norm.
         `auto` in a configuration is, for the tokens and words of language models in studies that take remedies, skip=4
         (words: 2) and normalise=features, and elsewhere 0 and `none`.
 
@@ -113,7 +115,7 @@ class Extract:
     skip: Medium0 = 0
     skip_tokens: list[Literal["newline", "bos", "eos", "sep", "cls", "unk"]] = field(default_factory=list)
     drop_features: Annotated[float, Field(gt=0, le=1)] = 1.0
-    normalise: Literal["none", "features", "rows"] = "none"
+    normalise: Literal["none", "features", "directions", "rows"] = "none"
 
     @property
     def pooled(self) -> bool:
@@ -127,7 +129,7 @@ class Extract:
     @property
     def features_changed(self) -> bool:
         """Whether something must be known of all rows before any is used."""
-        return self.drop_features < 1 or self.normalise == "features"
+        return self.drop_features < 1 or self.normalise in ("features", "directions")
 
     @property
     def remedies(self) -> dict[str, Any]:
@@ -144,7 +146,11 @@ REMEDIED: dict[str, Callable[[Any], str]] = {
     "skip": lambda places: f"without the first {places} places",
     "skip_tokens": lambda names: f"without {', '.join(names)}",
     "drop_features": lambda share: f"without features above {share:g} of the variance",
-    "normalise": {"features": "features at unit variance", "rows": "rows at unit norm"}.__getitem__,
+    "normalise": {
+        "features": "features at unit variance",
+        "directions": "no direction above 5 % of the variance",
+        "rows": "rows at unit norm",
+    }.__getitem__,
 }
 
 

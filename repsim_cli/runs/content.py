@@ -55,6 +55,8 @@ REMEDY = "remedy"  # the kind of a matrix under one, of the measure and remedy t
 # the table of features that are left out
 LEFT_OUT = "features left out"
 LEFT_OUT_COLUMNS = ["model", "layer", "features left out", "which", "their share of the variance"]
+CAPPED = "directions capped"
+CAPPED_COLUMNS = ["model", "layer", "directions capped", "their share of the variance before"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,6 +165,7 @@ def test_they_are_those_of_plain_numpy_in_this_order():
     kept = x[left]
     assert treated(x, extract(skip=2), left) == pytest.approx(kept, rel=1e-5)
     assert treated(x, extract(normalise="features"), left) == pytest.approx(kept / kept.std(0), rel=1e-4)
+    assert treated(x, extract(normalise="directions"), left) == pytest.approx(kept, rel=1e-5)  # too narrow
     assert treated(x, extract(normalise="rows"), left) == pytest.approx(
         kept / np.linalg.norm(kept, axis=1, keepdims=True), rel=1e-5
     )

@@ -24,8 +24,10 @@ REMEDIES: Mapping[str, Mapping[str, Any]] = {
     "none": {},
     "skip 4": {"skip": 4},
     "features": {"normalise": "features"},
+    "directions": {"normalise": "directions"},
     "rows": {"normalise": "rows"},
     "skip 4, features": {"skip": 4, "normalise": "features"},
+    "skip 4, directions": {"skip": 4, "normalise": "directions"},
     "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
 }
 NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps

@@ -37,7 +37,9 @@ def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newe
     assert not [warning for warning in manifest["warnings"] if warning.startswith("robustness: ")]
     table = whole["tables"]["robustness"]
     rows = {(row[0], row[1]): dict(zip(table["columns"], row, strict=True)) for row in table["rows"]}
-    assert set(rows) == {(label, remedy) for label in ("cka_unbiased", "mean_cca") for remedy in ("features", "rows")}
+    assert set(rows) == {
+        (label, remedy) for label in ("cka_unbiased", "mean_cca") for remedy in ("features", "directions", "rows")
+    }
     massive = rows["cka_unbiased", "features"]
     assert (massive["cells"], massive["cells that change"]) == (6, 3)
     assert (massive["row"], massive["column"]) in (
@@ -47,9 +49,9 @@ def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newe
     )
     assert rows["mean_cca", "features"]["cells that change"] == 0  # it does not see the scale of features
     cells = whole["tables"][CELLS]
-    assert cells["columns"] == ["measure", "row", "column", "none", "features", "rows"]
+    assert cells["columns"] == ["measure", "row", "column", "none", "features", "directions", "rows"]
     by_pair = {(row[1], row[2]): row[3:] for row in cells["rows"] if row[0] == "cka_unbiased"}
-    none, features, _ = by_pair["mine h2", "mine h3"]
+    none, features, *_ = by_pair["mine h2", "mine h3"]
     assert none > 0.99
     assert features < 0.2
     assert ("mine h0", "mine h1") not in by_pair
@@ -84,11 +86,14 @@ def test_models_are_treated_alike_and_rows_are_skipped(repsim, newest):
     assert any("under the remedy 'drop 0.05, skip 4' a measure is left out (extract.drop_features: euclidean" in warning
                for warning in manifest["warnings"])  # fmt: skip
     parts = {key: matrix for key, matrix in whole["matrices"].items() if matrix["about"].get("kind") == "remedy"}
-    assert len(parts) == 3 * (6 + 5)  # pairs of models, remedies
+    assert len(parts) == 3 * (8 + 7)  # pairs of models, remedies
     assert {matrix["n"] for key, matrix in parts.items() if "skip 4" in key} == {768}
     assert {matrix["n"] for key, matrix in parts.items() if "skip 4" not in key} == {1024}
     table = whole["tables"]["robustness"]
-    assert [row[2] for row in table["rows"]] == [66] * 9
+    assert [row[2] for row in table["rows"]] == [66] * 13
     code, out, _ = repsim("run", *words, "analyses.robustness={}", "dry_run=true")
     assert code == 0
-    assert "remedies: none, skip 4, features, rows, skip 4, features, drop 0.05, skip 4" in out
+    assert (
+        "remedies: none, skip 4, features, directions, rows, skip 4, features, skip 4, directions, drop 0.05, skip 4"
+        in out
+    )

@@ -1,0 +1,71 @@
+"""Principal directions are capped as plain numpy caps them, whatever the rotation of the features."""
+
+import numpy as np
+import pytest
+import torch
+
+from repsim_cli import measures
+from repsim_cli.activations.principal import SAMPLE, SHARE, Sample, capped
+
+
+def rows(n: int, d: int = 40, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, d)) * np.r_[100, 30, 8, np.ones(d - 3)] + rng.normal(size=d)
+
+
+def by_hand(x: np.ndarray) -> np.ndarray:
+    """No variance is above the share of all: the largest are lowered to one value until that holds."""
+    mean = x.mean(0)
+    values, axes = np.linalg.eigh(np.cov(x.T, bias=True))
+    low, high = 0.0, values.max()
+    for _ in range(200):
+        limit = (low + high) / 2
+        low, high = (limit, high) if limit <= SHARE * np.minimum(values, limit).sum() else (low, limit)
+    scale = np.sqrt(np.minimum(values, low) / values)
+    return mean + (x - mean) @ axes * scale @ axes.T
+
+
+def treated(x: np.ndarray) -> np.ndarray:
+    rows = torch.from_numpy(x).float()
+    found = capped(rows)
+    assert found is not None
+    return found.apply(rows).numpy()
+
+
+@pytest.mark.parametrize("n", [500, 30])
+def test_directions_are_capped_as_by_hand(n):
+    x = rows(n)
+    if n > x.shape[1]:
+        assert treated(x) == pytest.approx(by_hand(x), abs=1e-3)
+    done = treated(x)
+    shares = np.linalg.eigvalsh(np.cov(done.T))
+    assert shares.max() <= (SHARE + 1e-5) * shares.sum()
+    assert done.mean(0) == pytest.approx(x.mean(0), abs=1e-4)
+
+
+def test_a_rotated_layer_is_the_same_to_cka():
+    x = rows(400)
+    turn = np.linalg.qr(np.random.default_rng(1).normal(size=(40, 40)))[0]
+    done, turned = treated(x), treated(x @ turn)
+    assert turned == pytest.approx(done @ turn, abs=2e-3)
+    assert measures.get("cka")(torch.from_numpy(done), torch.from_numpy(turned)) == pytest.approx(1, abs=1e-6)
+
+
+def test_what_is_spread_or_too_narrow_stays():
+    rng = np.random.default_rng(0)
+    assert capped(torch.from_numpy(rng.normal(size=(300, 40)))) is None  # no direction has 5 %
+    assert capped(torch.from_numpy(rows(300)[:, :20])) is None  # 20 directions cannot all be below 5 %
+    low = rng.normal(size=(300, 6)) @ rng.normal(size=(6, 40))
+    assert capped(torch.from_numpy(low)) is None  # nothing but rounding outside of 6 directions
+    assert capped(torch.ones(300, 40)) is None
+
+
+def test_the_sample_is_spread_over_all_rows():
+    for size in (64, 1000, 7000):
+        sample, x = Sample(), torch.arange(7000.0)[:, None]
+        for part in x.split(size):
+            sample.add([part, -part])
+        found = sample.of(0)[:, 0]
+        assert SAMPLE / 2 < len(found) <= 2 * SAMPLE + size // sample.stride
+        assert len(found.diff().unique()) == 1
+        assert torch.equal(sample.of(1), -sample.of(0))
