@@ -131,8 +131,8 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
             unit = Unit(name, "", module, depth - 1 if depth else None)
             enters = before[1][None] if before is not None and before[0] == depth - 1 else None
             # both in one precision, which is else taken for the fault
-            sides = (side[None].to(dtype).float() for side in (y, a))
-            finding = described(Finding(name, unit, "", found, batch, *sides, enters))
+            theirs, ours = (side[None].to(dtype).float() for side in (y, a))
+            finding = described(Finding(name, unit, "", found, batch, theirs, ours, enters))
             break
         right.append(name)
         worst, before = (max(worst[0], found.whole), max(worst[1], found.row)), (depth, a)

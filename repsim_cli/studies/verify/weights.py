@@ -26,15 +26,21 @@ class Tensors:
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds, by names without the prefix of the backbone."""
+    """What a checkpoint holds, by names without the prefix of the backbone; weights that a package keeps as integers of
+    its own as the numbers that they stand for."""
     prefix = getattr(model, "base_model_prefix", "")
-    return {name.removeprefix(f"{prefix}.") if prefix else name: x for name, x in model.state_dict().items()}
+    return {name.removeprefix(f"{prefix}.") if prefix else name: _dense(x) for name, x in model.state_dict().items()}
+
+
+def _dense(x: Tensor) -> Tensor:
+    packed = type(x) not in (Tensor, nn.Parameter) and hasattr(type(x), "dequantize") and x.is_floating_point()
+    return x.dequantize() if packed else x
 
 
 def compared(reference: nn.Module, candidate: nn.Module) -> Tensors:
     """A row of weights that is off by less than a few roundings does not differ: sums in another order do that."""
     a, b = named(reference), named(candidate)
-    shared = [name for name in a if name in b and a[name].shape[1:] == b[name].shape[1:]]
+    shared = [name for name in a if name in b and _alike(a[name], b[name])]
     differ = []
     for name in shared:
         rows = min(len(a[name]), len(b[name])) if a[name].ndim else None  # of a vocabulary, those that both have
@@ -47,6 +53,11 @@ def compared(reference: nn.Module, candidate: nn.Module) -> Tensors:
                 worst = float((off / size.clamp_min(1e-30)).max())
                 differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
     return Tensors(len(shared), differ, [n for n in a if n not in b], [n for n in b if n not in a])
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors may hold the same numbers: of one width, and both of real numbers or neither."""
+    return x.shape[1:] == y.shape[1:] and x.is_floating_point() == y.is_floating_point()
 
 
 Named = tuple[str, str]
