@@ -34,7 +34,7 @@ def over_models(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.i
 def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g"]) -> Float[np.ndarray, "..."]:
     """Computes the degrees of freedom of a sum of variances, each estimated from so many models, 1 or more."""
     freedoms = np.maximum(1, counts - 1).reshape(-1, *[1] * (parts.ndim - 1))
-    return parts.sum(0) ** 2 / (parts**2 / freedoms).sum(0)
+    return np.asarray(parts.sum(0) ** 2 / (parts**2 / freedoms).sum(0))
 
 
 def interval(

@@ -274,12 +274,15 @@ def measure(
     rows: int = 0,
     overlap: Callable[[Neighbours], Tensor] | None = None,
     documents: Documents | None = None,
+    *,
+    apart: bool = True,
 ) -> Pairwise:
-    """The measure with these (compare, compare_all), on the table of k neighbours. documents: as in `neighbours`."""
+    """The measure with these (compare, compare_all), on the table of k neighbours. documents: as in `neighbours`.
+    apart: whether it has a form for pairs of rows of different documents."""
     compare, compare_all = functions
     return Pairwise(
         prepare=partial(neighbours, k=k, **({} if documents is None else {"documents": documents})),
-        apart=partial(measure, functions, k, rows, overlap) if documents is None else None,
+        apart=partial(measure, functions, k, rows, overlap) if apart and documents is None else None,
         compare=compare,
         compare_all=compare_all,
         permute=permuted,
