@@ -8,7 +8,7 @@ weight itself where it floats, is the same for all maps of equal bits, and so is
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from repsim_cli.studies.verify.rounding import Places
 
 # weights that share a step; 0: those of a row, 1: a step for each weight, in its own size
 GROUPS = (0, 1, 16, 32, 64, 128, 256)
-WORSE = 3.0  # dB beyond what its bits give
+# dB beyond what its bits give, of steps of one size, and of others, whose noise depends on how weights are spread
+WORSE, LOOSELY = 3.0, 5.0
 SPREAD = 1.0  # dB, of the maps that are as their bits give
 BITS = (1.5, 12.0)
 FEWEST = 4  # maps
@@ -143,14 +144,19 @@ def rounded(found: Sequence[Fit], pairs: Sequence[tuple[Tensor, ...]]) -> Fit | 
     pairs: weights of the reference and of the candidate, each (outputs, inputs); without any, errors alone decide.
     """
     if not pairs:
-        return found[0] if found else None
+        return _loosely(found[0]) if found else None
     some = [tuple(x[:: max(1, len(x) // LOOKED_AT)].double() for x in pair) for pair in pairs]
     most = {fit: [_most(fit, x, y) for x, y in some] for fit in found}
     within = [fit for fit in found if median(most[fit]) <= (FLOATING if fit.scheme.group == 1 else UNIFORM)]
     if within:
         return min(within, key=lambda fit: sum(most[fit]))
     groups = {fit: fit.scheme.group if fit.scheme.group > 1 else 0 for fit in found}
-    return next((fit for fit in found if median(_distinct(y, groups[fit]) for _, y in some) <= DISTINCT), None)
+    few = next((fit for fit in found if median(_distinct(y, groups[fit]) for _, y in some) <= DISTINCT), None)
+    return few and _loosely(few)
+
+
+def _loosely(fit: Fit) -> Fit:
+    return replace(fit, worse={place: by for place, by in fit.worse.items() if by > LOOSELY})
 
 
 def _most(fit: Fit, x: Tensor, y: Tensor) -> float:
