@@ -23,7 +23,10 @@ def test_all_that_reads_a_run_folder_reads_it(study, repsim, tmp_path):
         assert code == 0, err
     after = json.loads((run / "results.json").read_text())
     for measure in after["measures"]:
-        assert measure.pop("chance", None) is None  # runs of that time did not say
+        assert (measure.pop("chance", None), measure.pop("floor", None)) == (
+            None,
+            None,
+        )  # runs of that time did not say
     assert {**after, "analyses": ...} == {**found, "analyses": ...}  # with the commit that made them
     assert any((run / "figures").glob("*.png"))
     assert any((run / "export").glob("*.csv"))

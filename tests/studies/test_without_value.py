@@ -23,7 +23,7 @@ from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import curve
 from repsim_cli.engine.estimates import estimate_all_pairs, of_sums
 from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.grams import Shape, packed
+from repsim_cli.engine.grams import Shape, kernels_by_batch, packed
 from repsim_cli.engine.moments import moment_pairs
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.engine.without_value import Lacking, NoValue, measures_with_values
@@ -399,7 +399,9 @@ def test_layers_whose_rows_do_not_fit_together():
     with tempfile.TemporaryDirectory() as name:
         tmp = Path(name)
         stream = lambda group: [[x[a].float() for a in group]]  # noqa: E731
-        batches = packed(keep, bound(INNER), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES)
+        batches = packed(
+            keep, kernels_by_batch(bound(INNER)), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES
+        )
         made, _ = estimate_all_pairs(bound(INNER), batches, names=NAMES, estimate="full")
     assert lacking(made[INNER].values) == sorted(made[INNER].undefined) == ROW_AND_COLUMN
 

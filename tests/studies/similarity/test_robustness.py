@@ -8,6 +8,8 @@ import pytest
 from repsim_cli.runs import reader
 from repsim_cli.studies.similarity.finding_robustness import CELLS
 
+UNTESTED = ("significance.chance=false", "significance.floor=false")
+
 
 @pytest.fixture
 def stored(tmp_path):
@@ -62,7 +64,7 @@ def test_cells_that_rest_on_a_massive_feature_change_under_features(repsim, newe
     assert (folder / "figures" / "robustness-cka_unbiased.png").is_file()
     assert '"cka_unbiased, features"' in (folder / "report.html").read_text()
     assert [measure["label"] for measure in whole["measures"]] == ["cka_unbiased", "mean_cca"]
-    assert repsim("run", "-q", *stored, "extract.normalise=features", "significance.chance=false")[0] == 0
+    assert repsim("run", "-q", *stored, "extract.normalise=features", *UNTESTED)[0] == 0
     other = json.loads((newest() / "results.json").read_text())
     expected = reader.read_array(newest(), other["measures"][0]["matrices"][0]["values"])
     found = reader.read_array(folder, whole["matrices"]["cka_unbiased, features, mine, mine"]["values"])
