@@ -1,9 +1,12 @@
 """Documents in JSON and YAML of unknown origin: regular files of bounded size, read without expansion."""
 
+import gc
 import json
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,6 +38,18 @@ def read(file: Path, most: int = MOST) -> str:
         raise Unreadable("text that is not UTF-8") from None
 
 
+@contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """Where the stack may be full: finalizers of other objects would fail on it, and Python would print that."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 def read_json(file: Path) -> Any:
     """Strict JSON, whose numbers are finite. Raises Unreadable."""
 
@@ -49,7 +64,8 @@ def read_json(file: Path) -> Any:
 
     text = read(file)
     try:
-        return json.loads(text, parse_constant=finite(float), parse_float=finite(float), parse_int=finite(int))
+        with _collecting_nothing():
+            return json.loads(text, parse_constant=finite(float), parse_float=finite(float), parse_int=finite(int))
     except RecursionError:
         raise Unreadable("a document nested too deeply") from None
     except ValueError as error:
@@ -68,7 +84,8 @@ def read_yaml(file: Path) -> Any:
 
     text = read(file, MOST_YAML)
     try:
-        return yaml.load(text, Plain)
+        with _collecting_nothing():
+            return yaml.load(text, Plain)
     except RecursionError:
         raise Unreadable("a document nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -399,9 +399,7 @@ def test_layers_whose_rows_do_not_fit_together():
     with tempfile.TemporaryDirectory() as name:
         tmp = Path(name)
         stream = lambda group: [[x[a].float() for a in group]]  # noqa: E731
-        batches = packed(
-            keep, kernels_by_batch(bound(INNER)), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES
-        )
+        batches = packed(keep, kernels_by_batch(bound(INNER)), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES)
         made, _ = estimate_all_pairs(bound(INNER), batches, names=NAMES, estimate="full")
     assert lacking(made[INNER].values) == sorted(made[INNER].undefined) == ROW_AND_COLUMN
 
