@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from scipy.linalg import eigh
 from torch import Tensor
 
 SHARE = 0.05  # of the variance that is left, which no direction exceeds
@@ -42,7 +41,8 @@ class Sample:
         for layer, x in enumerate(batch):
             if layer == len(self.rows):
                 self.rows.append([])
-            self.rows[layer].append(x[begin :: self.stride].float().cpu())
+            # a copy: a view would keep the whole batch
+            self.rows[layer].append(x[begin :: self.stride].to("cpu", torch.float32, copy=True))
         if sum(map(len, self.rows[0])) > 2 * SAMPLE:
             self.rows = [[torch.cat(parts)[::2]] for parts in self.rows]
             self.stride *= 2
@@ -57,6 +57,8 @@ def capped(x: Float[Tensor, "n d"]) -> Capped | None:
 
     At most FEWEST - 1 directions change. A rotation of the features gives the rotated result.
     """
+    from scipy.linalg import eigh  # only this remedy needs it
+
     x = x.double()
     mean = x.mean(0)
     x = x - mean

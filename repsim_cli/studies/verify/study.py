@@ -79,9 +79,7 @@ def verified(
         findings.insert(0, described(rows))
     order = list(dict.fromkeys(key for result in results for key in result.order))
     differences = merged(findings, order, model, candidate, tensors)
-    blocks = {unit.key for unit in units if unit.block is not None}
-    everywhere = len(tensors.differ) > 0.9 * tensors.common and blocks < {each.unit for each in differences}
-    if differences and differences[0].relative > OTHER and everywhere:
+    if _other_checkpoint(differences, units, tensors):
         about = "other weights everywhere: another checkpoint"
         differences[0] = replace(differences[0], kind="checkpoint", about=about)
     fit = ""
@@ -112,6 +110,16 @@ def verified(
         inputs=[*(batch.name for batch in batches), *vocabulary],
         quantised=fit,
     )
+
+
+def _other_checkpoint(differences: Sequence[Difference], units: Sequence[Unit], tensors: weights.Tensors) -> bool:
+    """Tells whether all weights are others: by their common names, or, without any, by the kind of the first error."""
+    blocks = {unit.key for unit in units if unit.block is not None}
+    if not differences or differences[0].relative <= OTHER or not blocks < {each.unit for each in differences}:
+        return False
+    if not tensors.common:
+        return differences[0].kind in (*OF_WEIGHTS, UNNAMED)
+    return len(tensors.differ) > 0.9 * tensors.common
 
 
 def described(found: Finding) -> Finding:

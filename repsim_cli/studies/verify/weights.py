@@ -33,7 +33,7 @@ def named(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _dense(x: Tensor) -> Tensor:
-    packed = type(x) not in (Tensor, nn.Parameter) and hasattr(type(x), "dequantize") and x.is_floating_point()
+    packed = type(x).dequantize is not Tensor.dequantize and x.is_floating_point()
     return x.dequantize() if packed else x
 
 
