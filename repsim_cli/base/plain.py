@@ -31,7 +31,7 @@ class Name(str):
 
 
 def runs_of(numbers: Iterable[int]) -> list[range]:
-    """Ascending numbers as ranges of those that follow each other.
+    """Joins ascending numbers to ranges of those that follow each other.
 
     >>> runs_of([0, 1, 2, 4])
     [range(0, 3), range(4, 5)]
@@ -46,7 +46,7 @@ def runs_of(numbers: Iterable[int]) -> list[range]:
 
 
 def blocks_named(numbers: Iterable[int]) -> str:
-    """Blocks in words, those that follow each other as a range.
+    """Names blocks in words, those that follow each other as a range.
 
     >>> blocks_named([0, 1, 2, 4]), blocks_named([3])
     ('blocks 0 to 2, 4', 'block 3')

@@ -140,7 +140,7 @@ class Comparison(Extraction):
         return units, "" if units else "no two documents or sequences of a batch have rows in the same places"
 
     def _apart(self, run: Run, clusters: str) -> np.ndarray | None:
-        """The documents of whose rows pairs are left out, if any are. Raises BadInput where too few would be left."""
+        """Finds the documents of whose rows pairs are left out. Raises BadInput where too few would be left."""
         wanted, forms = self.extract.pairs, {label: x for label, x in self.measures.items() if x.apart is not None}
         if wanted == "all":
             return None
@@ -166,14 +166,14 @@ class Comparison(Extraction):
         return documents
 
     def documents_apart(self, batch: int) -> torch.Tensor | None:
-        """The document of every row of a batch, from 0, where pairs of rows of one document are left out."""
+        """Numbers the document of every row of a batch, from 0, where pairs of rows of one document are left out."""
         if self.apart is None:
             return None
         codes = np.unique(self.apart[self.numbers(batch)], return_inverse=True)[1]
         return torch.from_numpy(codes).to(self.hardware.device)
 
     def pairs_of(self, measure: Measure) -> str:
-        """Which pairs of rows the measure is of: `other_documents` or `all`."""
+        """Says which pairs of rows the measure is of: `other_documents` or `all`."""
         return "all" if self.apart is None or measure.apart is None else "other_documents"
 
     def _numbers_of_batches(self) -> list[np.ndarray]:

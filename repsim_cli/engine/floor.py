@@ -30,12 +30,12 @@ OF = "two tables of {} random numbers per {}"
 
 
 def width_of(comparison: Comparison) -> int:
-    """Features of the tables: those of the layers, in the median."""
+    """Counts the features of the tables: those of the layers, in the median."""
     return int(np.median([layer.width for layer in comparison.layers]))
 
 
 def tables(tokens: np.ndarray, width: int, seed: list[int]) -> list[Tensor]:
-    """Rows (n, width) of two tables of normal vectors, one per token, independent of each other."""
+    """Draws rows (n, width) of two tables of normal vectors, one per token, independent of each other."""
     _, codes = np.unique(tokens, return_inverse=True)
     rng = np.random.default_rng(seed)
     made = []
@@ -77,7 +77,7 @@ def together(parts: Sequence[Beside | None]) -> Beside:
 
 
 def _value(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, Any]) -> Tensor | None:
-    """The mean of both directions; None where the measure has no value."""
+    """Computes the mean of both directions; None where the measure has no value."""
     wanted = ~torch.eye(2, dtype=torch.bool)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MeasureWarning)  # of the tables
@@ -90,7 +90,7 @@ def _value(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, An
 
 
 def record(matrix: SimilarityMatrix, comparison: Comparison) -> dict[str, Any] | None:
-    """What results.json says of it; None where it is not known."""
+    """Makes what results.json says of it; None where it is not known."""
     if FLOOR not in matrix.statistics:
         return None
     unit, width = comparison.extract.unit, width_of(comparison)

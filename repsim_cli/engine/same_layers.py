@@ -21,8 +21,8 @@ POINT = re.compile(r"(\w+)@(\d+)")
 
 
 def in_order(names: Sequence[str]) -> list[int]:
-    """Which layers are compared, so that one follows from the one before: the stream at the end of blocks, else the
-    first kind of hook point, behind the embeddings; of names that are no hook points, all.
+    """Chooses which layers are compared, so that one follows from the one before: the stream at the end of blocks, else
+    the first kind of hook point, behind the embeddings; of names that are no hook points, all.
 
     >>> in_order(["embed", "mlp_out@0", "mlp_out@1", "resid_post@0", "resid_post@1"]), in_order(["a", "b"])
     ([0, 3, 4], [0, 1])
@@ -33,7 +33,7 @@ def in_order(names: Sequence[str]) -> list[int]:
 
 
 def named(names: Sequence[str]) -> str:
-    """Layers in words.
+    """Names layers in words.
 
     >>> named(["embed", "resid_post@0", "resid_post@1"]), named(["a"])
     ('embed, blocks 0 to 1', 'a')
@@ -57,13 +57,14 @@ class Pair:
     off: list[float]
 
     def add(self, rows: Sequence[Tensor], unit: float) -> None:
-        """Rows of all layers. Those behind the first layer that differs are not looked at."""
+        """Takes rows of all layers. Those behind the first layer that differs are not looked at."""
         for number, (a, b) in enumerate(self.places[: self.close + 1]):
             x, y = rows[a], rows[b].to(rows[a].device)
             if torch.equal(x, y):
                 continue
             self.exact = min(self.exact, number)
             norms = x.norm(dim=1)
+            norms = torch.where(norms > 0, norms, y.norm(dim=1))  # a row of zeros in one of them differs too
             off = float(((x - y).norm(dim=1) / norms)[norms > 0].double().sum())
             self.off[number] += off
             if off > ROUNDINGS * unit * (number + 1) ** 0.5 * max(int((norms > 0).sum()), 1):
@@ -71,7 +72,7 @@ class Pair:
                 return
 
     def sentence(self, rows: int, alone: bool) -> str:
-        """What is said of the two; empty where they have nothing in common. alone: they are all models of the run."""
+        """Says what the two have in common; empty where it is nothing. alone: they are all models of the run."""
         if self.exact == len(self.names):
             return f"identical in {named(self.names)}, all that are compared"
         parts = [f"identical in {named(self.names[: self.exact])}"] if self.exact else []
@@ -95,7 +96,7 @@ class SameLayers:
     pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
 
     def watched(self, stream: Iterator[Block]) -> Iterator[Block]:
-        """The stream, which has all rows of all layers, as models give them."""
+        """Passes the stream on, which has all rows of all layers, as models give them."""
         self.pairs, self.passed, unit = dict(self._pairs()), 0, UNIT[getattr(torch, self.dtype)]
         for block in stream:
             for pair in self.pairs.values():
@@ -114,7 +115,7 @@ class SameLayers:
             yield (x.label, y.label), Pair(names, places, count, count, [0.0] * count)
 
     def table(self) -> Table | None:
-        """Who and what; None where no two models have anything in common."""
+        """Makes the table of who and what; None where no two models have anything in common."""
         said = {pair: of.sentence(self.passed, len(self.readings) == 2) for pair, of in self.pairs.items()}
         rows = [[f"{a} beside {b}", what] for (a, b), what in said.items() if what]
         return Table(columns=["models", "the same layers"], rows=rows) if rows else None

@@ -199,7 +199,7 @@ class OfHsic(InnerProduct):
 
 
 def of_other_documents(measure: Measure, documents: Documents | None) -> Measure:
-    """The measure over pairs of rows of different documents, where it has such a form; None: over all pairs."""
+    """Restricts a measure to pairs of rows of different documents, where it has such a form; None: all pairs count."""
     if documents is None or measure.apart is None:
         return measure
     return replace(measure.apart(documents), name=measure.name, card=measure.card, settings=measure.settings)

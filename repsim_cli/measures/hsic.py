@@ -62,8 +62,8 @@ class Apart(NamedTuple):
 
 
 def offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
-    """Of features without column means. Raises Degenerate for fewer than three documents, of which no pairs are left
-    that tell the offsets apart."""
+    """Computes the offsets of features without column means. Raises Degenerate for fewer than three documents, of which
+    no pairs are left that tell the offsets apart."""
     sizes = documents.bincount().double()
     if len(sizes) < FEWEST:
         raise Degenerate(
@@ -82,7 +82,7 @@ def offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
 def solved(
     of_rows: Float[Tensor, " n"], documents: Documents, sizes: Float[Tensor, " documents"]
 ) -> Float[Tensor, " n"]:
-    """The offsets a_i of these row sums; a document may have half of the rows."""
+    """Solves for the offsets a_i of these row sums; a document may have half of the rows."""
     n = len(documents)
     of_documents = torch.zeros_like(sizes).index_add_(0, documents, of_rows)
     left = n - 2 * sizes
@@ -99,6 +99,7 @@ def solved(
 
 
 def u_centred_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+    """Centres a tile of the Gram matrix in place, with 0 where two rows are of one document."""
     gram.add_(fit.offsets[rows, None]).add_(fit.offsets[columns])
     first, second = fit.documents[rows], fit.documents[columns]
     if rows != columns and first.max() < second.min():  # no document is in both, as usual of rows in order
@@ -179,7 +180,7 @@ def cka_unbiased() -> Measure:
 
 
 def cka_of_other_documents(documents: Documents) -> Measure:
-    """`cka_unbiased` over pairs of rows of different documents."""
+    """Makes `cka_unbiased` over pairs of rows of different documents."""
     kernel, same = replace(U_CENTRED_APART, documents=documents), float(documents.bincount().square().sum())
     return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n**2 - same - 2 * n)
 

@@ -125,7 +125,7 @@ LeftOut = Bool[Tensor, "b n"]
 
 
 def same_document(documents: Documents | None, rows: Int[Tensor, " b"]) -> LeftOut | Int[Tensor, " b"]:
-    """What is left out for these rows: the rows themselves, or by cell those of their documents."""
+    """Finds what is left out for these rows: the rows themselves, or by cell those of their documents."""
     return rows if documents is None else documents[rows, None] == documents
 
 

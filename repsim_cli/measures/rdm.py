@@ -158,7 +158,7 @@ CENTRED_DISTANCES = Kernel(features=centred_rows, fit=double_centring, cells=cen
 
 
 def of_ranks(kernel: Packed) -> InnerProduct:
-    """The correlation of ranked distances; also between rows of different documents alone."""
+    """Makes the correlation of ranked distances; also between rows of different documents alone."""
 
     def apart(documents: Documents) -> InnerProduct:
         return of_ranks(replace(kernel, left_out=of_one_document(documents)))

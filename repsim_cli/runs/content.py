@@ -112,7 +112,6 @@ class Measured:
     """One measure over all layers: a matrix per pair of models, both ways if the measure is asymmetric.
 
     estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
-    estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
     null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
     batches, mean, spread, orders), or why it is not known (unknown). floor: what the token alone gives (value, unit,
     of, width, batches); None of rows that are no tokens or words.
@@ -134,14 +133,14 @@ class Measured:
 
     @property
     def token_alone(self) -> str:
-        """The floor of the token, in words; empty where it is not known."""
+        """Says what the token alone gives; empty where it is not known."""
         if self.floor is None:
             return ""
         return f"the {self.floor['unit']} alone: {self.floor['value']:z.2f}, {self.floor['of']}"
 
     @property
     def pairs(self) -> str:
-        """Which pairs of rows it is of, in words; empty where these are all."""
+        """Says which pairs of rows it is of; empty where these are all."""
         return "pairs of rows of different documents" if self.estimate.get("pairs") == "other_documents" else ""
 
 
@@ -291,7 +290,7 @@ class Results:
 
     @property
     def answers(self) -> list[tuple[str, str]]:
-        """What the run says in sentences, and of whom."""
+        """Lists what the run says in sentences, and of whom."""
         rows = [row for name in ANSWERS if name in self.tables for row in self.tables[name].rows]
         return [(str(who), str(what)) for who, what in (row for row in rows if len(row) == 2)]
 

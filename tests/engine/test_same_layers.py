@@ -109,3 +109,11 @@ def test_compare_begins_with_it(repsim, newest, tmp_path):
     assert sentence in result._repr_html_()
     assert repsim(*words, *small)[1].splitlines()[1] == out.splitlines()[1]  # from the cache
     assert repsim("show", newest())[1].splitlines()[1:3].count(f"  tiny_a beside broken: {sentence}") == 1
+
+
+def test_rows_of_zeros_in_one_model_are_a_difference(rows):
+    silent = rows.clone()
+    silent[2:] = 0
+    sentence = "identical in blocks 0 to 1, first difference in block 2 (1 of the norm)"
+    for models in ([rows, silent], [silent, rows]):
+        assert said(*models) == {"a beside b": sentence}
