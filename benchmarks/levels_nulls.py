@@ -70,8 +70,9 @@ def judged(
     order: str = "any",
     properties: Mapping[str, np.ndarray] | None = None,
     permutations: int = PERMUTATIONS["level"],
+    apart: bool = False,
 ) -> judging.Judged:
-    """What a run with permutations says of two models of one layer."""
+    """What a run with permutations says of two models of one layer. apart: over pairs of different documents alone."""
     settings = Significance(method="permutation", permutations=permutations, order=order)  # type: ignore[arg-type]
     exchanged = segments([documents], [beginnings], None if alike is None else [alike])
     known = properties or {}
@@ -85,6 +86,7 @@ def judged(
         tile=512,
         labels=lambda batch: torch.from_numpy(known["label"]) if "label" in known else None,
         sizes=lambda batch: known.get("length"),
+        documents=lambda batch: torch.from_numpy(documents) if apart else None,
         notes=lambda batch, label, shape: np.full(shape, np.nan),
     )(0, sides)
     statistics = {key[1]: value for key, value in found.items() if len(key) == 2}
@@ -117,6 +119,7 @@ def of_documents(
     labelled: int = 0,
     clusters: int = 0,
     permutations: int = PERMUTATIONS["level"],
+    apart: bool = False,
 ) -> judging.Judged:
     """within, labelled, clusters: of so many groups of documents, in turn, those of one group trade places, are known
     as a label, or are exchanged as one."""
@@ -126,7 +129,7 @@ def of_documents(
     if clusters:
         documents = documents % clusters
     known: dict = {"label": documents % labelled} if labelled else {}
-    more = {"alike": alike, "order": order, "properties": known, "permutations": permutations}
+    more = {"alike": alike, "order": order, "properties": known, "permutations": permutations, "apart": apart}
     return judged(rng, sides, name, documents, beginnings, **more)
 
 
@@ -176,6 +179,13 @@ def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, r
     return float(found["gap"])
 
 
+def over_pairs(lengths: Callable[[Rng], list[int]], rng: Rng) -> float:
+    """The value of unrelated models over pairs of rows of different documents."""
+    documents, *_ = laid(lengths(rng))
+    sides, name = unrelated(rng, documents, independent), "cka_unbiased"
+    return float(all_pairs({name: measures.get(name)}, sides, documents=torch.from_numpy(documents))[name][0, 1])
+
+
 def even(count: int, size: int) -> Callable[[Rng], list[int]]:
     return lambda rng: [size] * count
 
@@ -185,12 +195,14 @@ def uneven(rng: Rng) -> list[int]:
 
 
 P, CHANCE, CHECK = "p of significance=permutation", "level of chance", "not valid: REASON"
+APART = "value over pairs of other documents"
 TESTED = {
     "24 documents of 6 rows": (even(24, 6), independent, {}),
     "24 documents of uneven length": (uneven, independent, {}),
     "within a topic, 3 topics of 12 documents": (even(36, 4), partial(by_group, 3, 1.0), {"within": 3}),
     "clusters, 16 authors of 4 documents": (even(64, 3), partial(by_group, 16, 1.0), {"clusters": 16}),
     "shifts, 60 paragraphs, AR .7": (even(60, 3), partial(autoregressive, 0.7), {"order": "shifts"}),
+    "pairs of other documents, uneven length": (uneven, independent, {"apart": True}),
 }
 FAULTS = {
     "60 paragraphs, AR .7": (even(60, 3), partial(autoregressive, 0.7), {}),
@@ -253,5 +265,10 @@ PROMISES: list[Promise] = [
         )
         for setting, (lengths, tokens) in UNITS.items()
         for name in (*NAMES, "procrustes")
+    ),
+    *(
+        Promise(APART, f"unrelated models, {setting}; cka_unbiased", "value", 0.0, 200, partial(over_pairs, lengths))
+        for setting, (lengths, _) in UNITS.items()
+        if "within" not in setting
     ),
 ]  # fmt: skip

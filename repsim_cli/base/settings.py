@@ -142,15 +142,13 @@ class Extract:
         }
 
 
+NORMALISED = {"features": "features at unit variance", "rows": "rows at unit norm"}
+NORMALISED |= {"directions": "no direction above 5 % of the variance"}
 REMEDIED: dict[str, Callable[[Any], str]] = {
     "skip": lambda places: f"without the first {places} places",
     "skip_tokens": lambda names: f"without {', '.join(names)}",
     "drop_features": lambda share: f"without features above {share:g} of the variance",
-    "normalise": {
-        "features": "features at unit variance",
-        "directions": "no direction above 5 % of the variance",
-        "rows": "rows at unit norm",
-    }.__getitem__,
+    "normalise": NORMALISED.__getitem__,
 }
 
 

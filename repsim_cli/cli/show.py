@@ -110,13 +110,13 @@ def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
         f"{', ' + measure.pairs if measure.pairs else ''}"
     )
-    alone = [f"    {measure.token_alone}"] if measure.token_alone else []
     shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:
         yield f"    {spread(np.concatenate([values.ravel() for _, values in shown]))}"
-        yield from alone
+    if measure.token_alone:
+        yield f"    {measure.token_alone}"
+    if brief:
         return
-    yield from alone
     width = max(len(name) for name, _ in shown[:SHOWN_PAIRS])
     for name, values in shown[:SHOWN_PAIRS]:
         yield f"    {name:{width}}  {spread(values)}"

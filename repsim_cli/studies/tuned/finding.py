@@ -271,7 +271,10 @@ def _blocks(curves: Sequence[Curve]) -> Any:
         names, said = by_block(curve.at)
         for (line, (marker, dashes)), colour in zip(styles.items(), [*several(3), "grey"], strict=True):
             values = np.maximum(gaps(curve.lines[line]), least)
-            panel.plot(values, marker=marker, linestyle=dashes, color=colour, markersize=3.5, linewidth=1.3, label=line)
+            label = f"{line} (at the bottom: less)" if line == "rounding" else line
+            panel.plot(
+                values, marker=marker, linestyle=dashes, color=colour, markersize=3.5, linewidth=1.3, label=label
+            )
         panel.set_yscale("log")
         at = range(0, len(names), -(-len(names) // TICKS))
         panel.set_xticks(at, [names[i] for i in at], fontsize=7)

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
+
+from repsim_cli.base.plain import blocks_named, runs_of
 
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
@@ -205,20 +208,7 @@ def _ranges(keys: Sequence[str]) -> str:
     'embed, blocks 0 to 2, block 4, head'
     """
     made: list[str] = []
-    blocks: list[int] = []
-
-    def close() -> None:
-        if blocks:
-            made.append(f"blocks {blocks[0]} to {blocks[-1]}" if len(blocks) > 1 else f"block {blocks[0]}")
-            blocks.clear()
-
-    for key in keys:
-        number = int(key.removeprefix("block ")) if key.removeprefix("block ").isdigit() else None
-        if blocks and number != blocks[-1] + 1:
-            close()
-        if number is None:
-            made.append(key)
-        else:
-            blocks.append(number)
-    close()
+    for of_blocks, some in groupby(keys, lambda key: key.removeprefix("block ").isdigit()):
+        named = list(some)
+        made += map(blocks_named, runs_of(int(key.removeprefix("block ")) for key in named)) if of_blocks else named
     return ", ".join(made)
