@@ -34,9 +34,11 @@ test: .venv/ready-test
 slow: .venv/ready-test
 	$(PYTEST) -m "slow and $(ELSEWHERE)"
 
-# the site, into site/, with a reference that is written from the package; a link without a target is an error
+# the site, into site/, with a reference that is written from the package; a link without a target is an error, and so is a
+# search that does not find the right page first
 docs: .venv/ready-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python scripts/searches
 
 # the fast and slow tests of what computes: shapes and types of every call are checked
 types: .venv/ready-test

@@ -5,14 +5,16 @@ import inspect
 import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.cli.describe import SETTINGS, catalogue, meanings, shown
+from repsim_cli.cli.describe import SETTINGS, Topic, catalogue, meanings, shown
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = (
@@ -24,6 +26,8 @@ SHOWN = (
     "benchmarks/README.md",
     "benchmarks/*.png",
 )
+# what readers of the guides do not look for, and which would come first by its length
+UNSEARCHED = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "reference/")
 PYTHON = (repsim_cli.compare, repsim_cli.load, repsim_cli.Result, repsim_cli.grade, measures.get, measures.card)
 
 
@@ -34,7 +38,11 @@ def on_config(config: MkDocsConfig) -> None:
     guides += sorted({f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - named)
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    if page.file.src_uri.startswith(UNSEARCHED):
+        page.meta["search"] = {"exclude": True}
+    elif not page.file.src_uri.startswith("experiments/"):
+        page.meta["search"] = {"boost": 2}  # guides before studies
     return markdown.replace(".ipynb)", ".md)")  # notebooks are pages here
 
 
@@ -62,13 +70,28 @@ def section(title: str, text: str) -> str:
 def reference() -> dict[str, str]:
     """Pages by name: one per kind of component, the settings that studies share, and the Python functions."""
     pages: dict[str, list[str]] = {}
+    entries: list[Topic] = []
     for topic in catalogue():
         group = topic.title.split()[0]
-        pages.setdefault("choices" if group in SETTINGS else group, []).append(section(topic.title, shown(topic)))
+        if group == "model" and topic.header:  # hundreds of entries, which have the settings of their kinds
+            entries.append(topic)
+        else:
+            pages.setdefault("choices" if group in SETTINGS else group, []).append(section(topic.title, shown(topic)))
+    pages["model"] = [table(entries), *pages["model"]]
     settings = [section(name, shown(meanings(name)[0])) for name in ("run", *SETTINGS)]
     pages["settings"] = settings + pages.pop("choices")
     pages["python"] = [section(thing.__name__, "\n".join(documented(thing))) for thing in PYTHON]
     return {f"reference/{kind}.md": "\n".join([f"# Reference: {kind}\n", *pages[kind]]) for kind in pages}
+
+
+def table(entries: list[Topic]) -> str:
+    """Entries with what they are; each has the settings of its kind."""
+    rows = [f"| `{topic.name}` | {topic.given['kind']} | {described(topic)} |" for topic in entries]
+    return "\n".join(["| name | kind | what it is |", "| --- | --- | --- |", *rows, ""])
+
+
+def described(topic: Topic) -> str:
+    return escape(" ".join(topic.header.split("\n\nkind: ")[0].split())).replace("|", "\\|")
 
 
 def documented(thing: Callable) -> Iterator[str]:

@@ -73,7 +73,7 @@ def lines() -> Iterator[str]:
     yield f"{len(refused)} types are read by module:NAME alone:"
     yield from (f"{name:{width}}  {why}" for name, why in refused.items())
     yield (
-        "Of any other type the stream is found by structure, and checked when the model is first run. "
+        "For any other type, the residual stream is guessed from the modules, and checked in the first forward pass. "
         "`repsim describe model MODEL` says it of a model."
     )
 

@@ -18,7 +18,7 @@ from repsim_cli.cli import parser
 from repsim_cli.config.run import RunKeys
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
