@@ -366,7 +366,7 @@ def of_units() -> list[Promise]:
     found += level("groups_alike_early", "5 + 5 models, a quarter of the late gap", groups(5, 1.0, 0.0, 0.25))
     found += level("early_layers_cost_little", "4 + 4 models at 0.02", groups(4, 0.0, 0.0, 0.0, 0.02))
     found += level("within_groups_cost_little", "4 + 4 models at 0.02", groups(4, 0.0, 0.0, 0.0, 0.02))
-    for count in (8, 10, 20):
+    for count in (8, 12, 20):
         found += level("seeds_differ_beyond_their_training", f"{count} seeds at 0.02", seeds(count, 0.03))
     found += level("freezing_the_bottom_costs_less", "4 tasks of two models each", tasks(4, 0.0))
     found += level("frozen_bottom_layers_cost_little", "4 tasks of two models each, at 0.01", tasks(4, 0.01))

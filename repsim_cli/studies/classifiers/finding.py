@@ -1,7 +1,7 @@
 """Classifiers of several seeds: metrics by kind of example, their spread over seeds, and the loss of the trainings."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,14 @@ import numpy as np
 from repsim_cli.figures.lines import gaps, plain
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_jackknife, log_of
+from repsim_cli.findings.evidence import by_chance
 from repsim_cli.runs.content import Curve, Table
 
 Metrics = Mapping[str, float]
 TABLE = "classifiers"
 OVERLAP = "hans_lexical_overlap"  # over both labels: readiness to answer one of them is no understanding
 FIT = 8  # seeds of which a standard deviation says something
+DRAWS = 9999  # of as many seeds whose deviations are SPREAD apart
 SPREAD = 0.02  # a range of 0.1 over a hundred normal values; the hundred published seeds have twice that
 BY = "hans_lexical_overlap_non_entailment"  # what colours the seeds, where it is there
 PANEL = (4.6, 3.2)  # inches
@@ -41,16 +42,13 @@ def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighe
     if len(both) < FIT:
         return Untestable(f"needs {FIT} seeds with {OVERLAP}, got {len(both)}")
 
-    def wider(values: np.ndarray) -> float:
-        """On a logarithm, where the error of a standard deviation does not depend on it."""
-        hans, accuracy = values.std(0, ddof=1)
-        return log_of(hans) - log_of(accuracy + SPREAD)
-
-    left_out = [wider(np.delete(both, seed, 0)) for seed in range(len(both))]
     hans, accuracy = both.std(0, ddof=1)
-    # a logarithm of few is too low on average, by what the jackknife tells
-    unbiased = len(both) * wider(both) - (len(both) - 1) * float(np.mean(left_out))
-    evidence = replace(by_jackknife(unbiased, 0.0, left_out, "seed"), se=None)
+    freedom, common = len(both) - 1, (accuracy + max(hans - SPREAD, 0)) / 2  # what both say of it if they differ so
+    others = np.sqrt(np.random.default_rng(0).chisquare(freedom, (DRAWS, 2)) / freedom) * [common + SPREAD, common]
+    # the ratio, whose error does not depend on the deviations themselves
+    ratio, null = hans / (accuracy + SPREAD), others[:, 0] / (others[:, 1] + SPREAD)
+    how = f"{len(both)} seeds against normal ones whose deviations are {SPREAD:g} apart"
+    evidence = by_chance(float(ratio), np.append(null, ratio), how, len(both), f"{FIT} seeds")
     return Weighed(float(hans - accuracy), evidence)
 
 
