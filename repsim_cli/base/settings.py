@@ -77,7 +77,8 @@ class Extract:
     pairs: which pairs of rows count. `all`; or those of `other_documents`: rows of one document are alike in any two
         models, related or not, so pairs of them are left out (of documents that `significance.clusters` names) by
         cka_unbiased, rsa, rsa_euclidean and measures of nearest neighbours but cknna; the others have no such form and
-        keep all pairs. `auto`: other documents, where each batch has rows of enough of them, else all, with a warning.
+        keep all pairs. `auto`: other documents, where each batch has rows of enough of them, else all, with a warning;
+        all in studies that have no such form.
     skip: the first so many places of each sequence, special tokens included, give no rows, and no part of pooled ones:
         `mean` is that of the others, `first` and `last` are the first and last of the others. A row that one model
         leaves out is left out for all; a word is at the place of the token that stands for it (of `mean`, its first).
@@ -86,10 +87,10 @@ class Extract:
         space with a line break), `bos`, `eos`, `sep`, `cls`, `unk`.
     drop_features: features with more than this share of their layer's variance are left out; 1: none.
     normalise: `features` divides every feature by its standard deviation, which undoes invariance to rotation.
-        `directions` shrinks the principal directions that hold more than 5 % of the variance until none does.
-        `rows` divides every row, as it is, by its norm.
+        `directions` shrinks the principal directions that hold more than 5 % of the variance until none does; what is
+        shared in few directions alone then counts less. `rows` divides every row, as it is, by its norm.
         `auto` in a configuration is, for the tokens and words of language models in studies that take remedies, skip=4
-        (words: 2) and normalise=features, and elsewhere 0 and `none`.
+        (words: 2) and normalise=directions, and elsewhere 0 and `none`.
 
     skip and skip_tokens come first, then drop_features, then normalise. Shares and deviations are those of all rows
     that are left, whatever the estimate; without a cache each model runs a second time for them.
@@ -142,8 +143,11 @@ class Extract:
         }
 
 
-NORMALISED = {"features": "features at unit variance", "rows": "rows at unit norm"}
-NORMALISED |= {"directions": "no direction above 5 % of the variance"}
+NORMALISED = {
+    "features": "features at unit variance",
+    "directions": "no direction above 5 % of the variance",
+    "rows": "rows at unit norm",
+}
 REMEDIED: dict[str, Callable[[Any], str]] = {
     "skip": lambda places: f"without the first {places} places",
     "skip_tokens": lambda names: f"without {', '.join(names)}",

@@ -22,6 +22,12 @@ from repsim_cli.runs.content import CHANCE
 if TYPE_CHECKING:
     from repsim_cli.api.result import Result
 
+TAKEN = {  # by `extract.normalise`, what it takes away
+    "features": "a rotation now counts, and features that hardly vary as much as the others",
+    "directions": "what few directions alone share counts less",
+    "rows": "how long rows are counts for nothing",
+}
+
 
 def compare_command(parsed: argparse.Namespace) -> int:
     _check_models(parsed.first, parsed.second)
@@ -98,11 +104,12 @@ def _answer(result: "Result", a: str, b: str) -> Iterator[str]:
         more = "; more by --set extract.sequences=N" if taken < available else ""
         yield f"  data: {read} sequences of {given['source']}{more}"
     if treated := treatment(manifest.get("remedies", {})):
-        yield f"  rows: {treated}"
+        taken = TAKEN.get(manifest["remedies"].get("normalise"))
+        yield f"  rows: {treated}" + (f" ({taken})" if taken else "")
     for measured in result.results.measures:
         estimate, better = measured.estimate, "larger" if measured.larger_is_closer else "smaller"
         rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
-        pairs = f", {measured.pairs}" if measured.pairs else ""
+        pairs = f", {of}" if (of := result.results.pairs_of(measured)) else ""
         yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}{pairs}"
         for first, second in [(a, b)] if measured.card["symmetric"] else [(a, b), (b, a)]:
             values = result.matrix(first, second, measured.label).values

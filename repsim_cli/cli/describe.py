@@ -254,6 +254,7 @@ def _card(name: str) -> list[str]:
             [f"{'larger' if card.larger_is_closer else 'smaller'} is closer", " ".join(ends) or "unbounded", *kinds]
         ),
         f"unchanged by: {', '.join(sorted(card.invariant_to)) or 'nothing'}",
+        *(f"but under extract.normalise={how} not by {', '.join(lost)}" for how, lost in card.undone().items()),
         f"needs: {', '.join(needs)}",
         f"cost: {card.cost}",
         f"source: {card.source}",

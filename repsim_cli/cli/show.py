@@ -17,6 +17,7 @@ from repsim_cli.findings.leaderboard import grade
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
+    CAPPED,
     DIAGNOSTICS,
     DIRECTIONS,
     OF_WEIGHTS,
@@ -42,7 +43,7 @@ def summary(folder: Path) -> list[str]:
     if whole is not None:
         many = len(whole.measures) > SHOWN_MEASURES
         for measure in whole.measures:
-            lines += _measure_lines(folder, measure, brief=many)
+            lines += _measure_lines(folder, measure, whole.pairs_of(measure), brief=many)
         for name, table in whole.tables.items():
             if name not in UNPRINTED:
                 lines += _table_lines(name, table)
@@ -97,18 +98,18 @@ def _cell(value: Any) -> str:
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
 AUDIT = "audit of pairs by another solver"
 # tables that sentences or other tables summarise
-UNPRINTED = (AUDIT, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)
+UNPRINTED = (AUDIT, CAPPED, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)
 
 
-def _measure_lines(folder: Path, measure: Measured, brief: bool) -> Iterator[str]:
-    """The measure, and its values by pair of models and hook point; brief: over all pairs."""
+def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> Iterator[str]:
+    """The measure, and its values by pair of models and hook point. pairs: of rows; brief: over all pairs of layers."""
     estimate = measure.estimate
     better = "larger" if measure.larger_is_closer else "smaller"
     yield (
         f"  {measure.label}: {measure.card['label']}, {better} is closer, {estimate['kind']}, "
         f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')} in "
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
-        f"{', ' + measure.pairs if measure.pairs else ''}"
+        f"{', ' + pairs if pairs else ''}"
     )
     shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
     if brief:

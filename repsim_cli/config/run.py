@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
@@ -42,10 +42,11 @@ from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import GROUPS
 
 LONGEST = 512  # tokens of `extract.length=auto`
-# by unit, what `auto` means for language models: on real models, blocks are recognised best (benchmarks/remedies.py)
+# by unit, what `auto` means for language models: nothing hides what is shared, and rotations count for nothing
+# (benchmarks/remedies.py)
 USUAL: dict[str, Fields] = {
-    "token": {"skip": 4, "normalise": "features"},
-    "word": {"skip": 2, "normalise": "features"},
+    "token": {"skip": 4, "normalise": "directions"},
+    "word": {"skip": 2, "normalise": "directions"},
 }
 # `extract.sequences` and `extract.rows` where they are auto
 STRETCHES, SENTENCES, POOLED, ROWS = 64, 2048, 1024, 4096
@@ -186,7 +187,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "model": lambda: expanded(problems, bound_models(problems, plain, unreached)),
         "measure": lambda: components(problems, "measure", {"measure": measured}, registry.measures, measure_function),
         "data": lambda: component(problems, "data", plain["data"], registry.data, data_function),
-        "extract": lambda: _extract(problems, notes, plain["extract"], bound, remedied),
+        "extract": lambda: _extract(problems, notes, plain["extract"], bound, study.function),
         "significance": lambda: bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
@@ -194,7 +195,6 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "skip_unsuitable": lambda: skip,
     }
     wanted = inspect.signature(study.function).parameters
-    remedied = study.function.takes_remedies
     bound: Fields = {}
     notes: list[str] = []
     for name, make in groups.items():
@@ -331,12 +331,10 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _extract(
-    problems: list[str], notes: list[str], given: Fields, bound: Fields, remedied: Collection[str]
-) -> Extract | None:
+def _extract(problems: list[str], notes: list[str], given: Fields, bound: Fields, study: Any) -> Extract | None:
     """The settings of extraction, with `auto` resolved and a length that every model can read: the models of a
-    comparison have to read the same rows. bound: the models and data of the run; remedied: the remedies that the study
-    takes."""
+    comparison have to read the same rows. bound: the models and data of the run; study: which remedies it takes, and
+    whether pairs of rows can be left out."""
     from repsim_cli.models.source import Series, Source
 
     models = bound.get("model", {})
@@ -356,7 +354,8 @@ def _extract(
         "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,
         "rows": ROWS if given.get("unit") in ("token", *WORDS) else POOLED,
         "at_most": [key for key in ("sequences", "rows") if given.get(key) == "auto"],
-        **{key: usual.get(key, none) if key in remedied else none for key, none in UNCHANGED.items()},
+        "pairs": "auto" if study.takes_pairs else "all",
+        **{key: usual.get(key, none) if key in study.takes_remedies else none for key, none in UNCHANGED.items()},
     }
     extract = bind(
         problems, "extract", Extract, given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import counted
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract, Group, Significance
 from repsim_cli.engine.estimates import check_estimate
@@ -104,10 +105,14 @@ def tests(significance: Significance) -> bool:
     return significance.method != "none" or significance.jackknife
 
 
+def tells_documents(models: Mapping[str, AnySource]) -> bool:
+    """Whether it is known which rows are of one document."""
+    return any(isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values())
+
+
 def check_documents(significance: Significance, models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where a test needs to know which stored rows depend on each other, and nothing says so."""
-    told = [isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values()]
-    if tests(significance) and significance.clusters == "document" and not any(told):
+    if tests(significance) and significance.clusters == "document" and not tells_documents(models):
         raise BadInput(
             f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each other, got "
             "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "
@@ -117,8 +122,7 @@ def check_documents(significance: Significance, models: Mapping[str, AnySource])
 
 def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where pairs of rows of one document are to be left out, and nothing says which these are."""
-    told = [isinstance(x, Source | PrecomputedWords) or x.documents is not None for x in models.values()]
-    if extract.pairs == "other_documents" and not any(told):
+    if extract.pairs == "other_documents" and not tells_documents(models):
         raise BadInput(
             f"extract.pairs: nothing says which rows of '{next(iter(models))}' are of one document, got "
             "other_documents; give the document of each row (`documents` beside the arrays, or documents=[...] from "
@@ -129,7 +133,7 @@ def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
 def pairs_lacking(sizes: Sequence[int], measures: Mapping[str, Measure]) -> str:
     """Says why a batch has too few pairs of rows of different documents, if so. sizes: rows of each document."""
     if len(sizes) < FEWEST_DOCUMENTS:
-        return f"rows of {len(sizes)} documents, where {FEWEST_DOCUMENTS} are needed"
+        return f"rows of {counted(len(sizes), 'document')}, where {FEWEST_DOCUMENTS} are needed"
     left, needed = sum(sizes) - max(sizes), max(bound.rows_needed for bound in measures.values() if bound.apart)
     return "" if left >= needed else f"{left} rows beside those of its largest document, where {needed} are needed"
 

@@ -19,6 +19,7 @@ from repsim_cli.engine.bounds import (
     places,
     usual_length,
 )
+from repsim_cli.engine.checks import tells_documents
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost
 from repsim_cli.engine.expected import CELLS, ROOM
@@ -148,6 +149,18 @@ def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:
     sums = min(ROOM, 4.0 * layers * rows * places)
     shared = any(isinstance(m, Pairwise) and m.overlap for m in comparison.measures.values())
     return sums * (kernels + 3 * shared + 1) + 8.0 * shared * min(CELLS, layers * tile * rows)
+
+
+def pairs_planned(comparison: Comparison) -> str:
+    """Says, for a plan, of which pairs of rows each measure will be."""
+    wanted, measures = comparison.extract.pairs, comparison.measures
+    apart = [label for label, measure in measures.items() if measure.apart is not None]
+    told = tells_documents(comparison.models) and comparison.significance.clusters != "row"
+    if wanted == "all" or not apart or not told:
+        return "all"
+    others = ", ".join(label for label in measures if label not in apart)
+    few = "; all, where a batch has rows of too few documents" if wanted == "auto" else ""
+    return f"of different documents ({', '.join(apart)}){f'; all ({others})' if others else ''}{few}"
 
 
 def chance_planned(comparison: Comparison) -> str:

@@ -263,7 +263,7 @@ def _measured(
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
-    treated = "; ".join(filter(None, [treatment(estimate.get("remedies", {})), measured.pairs]))
+    treated = treatment(estimate.get("remedies", {}))
     unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
     crosses = f" (×: p > {alpha:g}{unknown}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
     return heatmap(
@@ -273,7 +273,12 @@ def _measured(
         title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
         + "".join(
             f"\n{line}"
-            for line in (treated, level[1] if level else "", measured.token_alone if quantity == "values" else "")
+            for line in (
+                treated,
+                measured.pairs,
+                level[1] if level else "",
+                measured.token_alone if quantity == "values" else "",
+            )
             if line
         ),
         bar_label="standard error" if quantity == "se" else bar_label(card),

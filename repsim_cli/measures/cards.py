@@ -18,6 +18,11 @@ Invariance = Literal[
     "permutation_of_heads",
 ]
 Unit = Literal["sentences", "words", "cells"]
+UNDONE: Mapping[str, frozenset[Invariance]] = {  # by `extract.normalise`, but for measures that see no linear map
+    "features": frozenset({"orthogonal"}),
+    "directions": frozenset({"scaling_of_neurons"}),
+    "rows": frozenset({"translation", "scaling_of_neurons", "invertible_linear"}),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +66,12 @@ class Card:
     def sees_scale_of_features(self) -> bool:
         """Whether a feature of large variance counts for more than the others."""
         return self.reads == "activations" and "scaling_of_neurons" not in self.invariant_to
+
+    def undone(self) -> dict[str, list[str]]:
+        """By value of `extract.normalise`, what no longer leaves the measure unchanged where rows are treated so."""
+        held = self.invariant_to if self.reads == "activations" else frozenset()
+        undone = UNDONE if "invertible_linear" not in held else {"rows": UNDONE["rows"]}
+        return {how: sorted(held & lost) for how, lost in undone.items() if held & lost}
 
     def record(self) -> dict[str, Any]:
         """The card as plain JSON."""

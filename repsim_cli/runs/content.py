@@ -294,6 +294,10 @@ class Results:
         rows = [row for name in ANSWERS if name in self.tables for row in self.tables[name].rows]
         return [(str(who), str(what)) for who, what in (row for row in rows if len(row) == 2)]
 
+    def pairs_of(self, measured: Measured) -> str:
+        """Says which pairs of rows a measure is of; empty where every measure is of all."""
+        return (measured.pairs or "all pairs of rows") if any(each.pairs for each in self.measures) else ""
+
     def under_remedies(self) -> dict[str, dict[str, Measured]]:
         """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""
         by_label = {measured.label: measured for measured in self.measures}

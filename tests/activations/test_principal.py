@@ -6,6 +6,10 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.activations.principal import SAMPLE, SHARE, Sample, capped
+from repsim_cli.activations.readings import Layer
+from repsim_cli.activations.remedies import Remedies
+from repsim_cli.activations.rows import Block
+from repsim_cli.base.settings import Extract
 
 
 def rows(n: int, d: int = 40, seed: int = 0) -> np.ndarray:
@@ -30,6 +34,15 @@ def treated(x: np.ndarray) -> np.ndarray:
     found = capped(rows)
     assert found is not None
     return found.apply(rows).numpy()
+
+
+def remedied(x: np.ndarray, normalise: str) -> torch.Tensor:
+    """The rows as a run treats them."""
+    layer, remedies = Layer("a", "b", x.shape[1]), Remedies(Extract(hook_points=["a"], normalise=normalise), None)
+    given = [Block(0, [torch.from_numpy(x).float()])]
+    if normalise != "rows":
+        remedies.measure(iter(given), [layer])
+    return next(iter(remedies.apply(iter(given), [layer]))).rows[0]
 
 
 @pytest.mark.parametrize("n", [500, 30])
@@ -69,3 +82,21 @@ def test_the_sample_is_spread_over_all_rows():
         assert SAMPLE / 2 < len(found) <= 2 * SAMPLE + size // sample.stride
         assert len(found.diff().unique()) == 1
         assert torch.equal(sample.of(1), -sample.of(0))
+
+
+@pytest.mark.parametrize("name", ["cka", "neuronsim", "mean_cca"])
+def test_cards_say_what_each_remedy_takes_away(name):
+    """A layer and what it is changed to, both treated, are the same unless the card says that the remedy undoes it."""
+    rng, card = np.random.default_rng(1), measures.get(name).card
+    x = rows(400) @ (np.eye(40) + 0.1 * rng.normal(size=(40, 40)))
+    changed = {
+        "orthogonal": x @ np.linalg.qr(rng.normal(size=(40, 40)))[0],
+        "scaling_of_neurons": x * np.exp(rng.normal(size=40)),
+        "translation": x + 300 * rng.normal(size=40),
+        "invertible_linear": x @ rng.normal(size=(40, 40)),
+    }
+    for normalise in ("features", "directions", "rows"):
+        for change in card.invariant_to & set(changed):
+            both = (remedied(z, normalise) for z in (x, changed[change]))
+            same = float(measures.get(name)(*both)) > 0.999
+            assert same == (change not in card.undone().get(normalise, [])), (normalise, change)

@@ -39,7 +39,7 @@ LATER = {
     "rows=auto": 4096,
     "at_most=auto": ["rows"],
     "skip=auto": 4,
-    "normalise=auto": "features",
+    "normalise=auto": "directions",
 }  # values that the run puts in
 
 
@@ -144,6 +144,9 @@ def test_experiments(name):
         config = validate(composed(f"experiment={name}", "dry_run=true"))
         assert not config.unknown
         assert config.plan()
+        # its page was measured so, whatever the defaults are
+        assert config.keys.extract["pairs"] == "all" or not config.study.takes_pairs
+        assert config.keys.extract["normalise"] != "auto" or "normalise" not in config.study.takes_remedies
 
 
 @pytest.mark.parametrize("name", ["models", "measures"])

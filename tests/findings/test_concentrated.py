@@ -68,9 +68,11 @@ def test_places_are_skipped_only_where_rows_have_places(tmp_path):
     with_places, without = row("resid_post@0", share=0.9), row("layer1.0", share=0.9)
     without[-len(NORMS) : -1] = [None] * (len(NORMS) - 1)
     (warning,) = diagnostics(run_of(tmp_path, [with_places]), Diagnostics(), []).warnings
-    assert "try extract.skip=4 or extract.normalise=features or extract.drop_features=0.05, or all by" in warning
+    assert "try extract.skip=4 or extract.normalise=directions or extract.drop_features=0.05, or all by" in warning
     (warning,) = diagnostics(run_of(tmp_path, [without]), Diagnostics(), []).warnings
-    assert "; try extract.normalise=features or extract.drop_features=0.05, or all by analyses.robustness={}" in warning
+    assert (
+        "; try extract.normalise=directions or extract.drop_features=0.05, or all by analyses.robustness={}" in warning
+    )
 
 
 def test_curves_are_in_the_order_of_the_network(tmp_path):

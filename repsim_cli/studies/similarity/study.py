@@ -85,6 +85,7 @@ class Similarity(Study):
             **({"groups": dict(self.groups)} if self.groups else {}),
             "measures": list(compared.measures),
             **({"remedies": list(REMEDIES)} if self.robustness else {}),
+            "pairs of rows": footprint.pairs_planned(compared),
             "chance": footprint.chance_planned(compared),
             "estimate": compared.extract.estimate,
             **footprint.rows_and_passes(compared),

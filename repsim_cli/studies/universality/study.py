@@ -156,6 +156,7 @@ class Universality(Study):
             "models": shown(self.live, self.hardware),
             "measures": list(self.measures),
             "pairs of layers": sum(part.pairs for part in self.parts),
+            "pairs of rows": footprint.pairs_planned(self.parts[0]),
             "forward passes": len(self.live) * passes(self.extract.sequences, length, self.hardware),
             **needs(
                 costs,
