@@ -131,8 +131,8 @@ def test_the_answer_of_a_comparison_has_the_numbers_of_the_table(repsim, newest)
     )  # fmt: skip
     assert code == 0, err
     (row,) = tabled(newest())
-    (told,) = re.findall(r"closest by mutual_knn: (\S+) of tiny_a and (\S+) of tiny_b, (\S+)\n", out)
-    assert told == (row["layer a"], row["layer b"], f"{row['value']:.3f}")
+    (told,) = re.findall(r"closest: block (\d) of tiny_a and block (\d) of tiny_b, ([\d.]+);", out)
+    assert told == (row["layer a"][-1], row["layer b"][-1], f"{row['value']:.3f}")
     share = reader.read_results(newest()).measures[0].null["share"]
     named = {"calibrated": "calibrated", "p": "p", "family-wise p": "p_family"}
     judged = ", ".join(f"{name} {row[key]:.3g}" for name, key in named.items())

@@ -25,21 +25,49 @@ from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
 
 
-def labelled(names: Sequence[Any]) -> dict[str, Any]:
-    """The names by labels that can be keys: of a path its last part without the suffix of a file, of an object its
-    class, numbered where two are the same.
+def labelled(names: Sequence[Any], labels: Sequence[str] | None = None) -> dict[str, Any]:
+    """The names by labels that can be keys: the given ones, or of a path its last part without the suffix of a file, of
+    an object its class. Of paths with the same last part the last part that differs; what is the same is numbered.
+
+    Raises BadInput for labels that are not one each, or not letters, digits, `-` and `_`.
 
     >>> labelled(["a/gpt2.v2", "b/gpt2.v2", "rows.parquet"])
-    {'gpt2_v2': 'a/gpt2.v2', 'gpt2_v2_2': 'b/gpt2.v2', 'rows': 'rows.parquet'}
+    {'a': 'a/gpt2.v2', 'b': 'b/gpt2.v2', 'rows': 'rows.parquet'}
+    >>> list(labelled(["tiny_a", "tiny_a"])), list(labelled(["x/y", "y"], ["old", "new"]))
+    (['tiny_a', 'tiny_a_2'], ['old', 'new'])
     """
+    if labels is not None:
+        given = [label.strip() for label in labels]
+        if len(set(given)) != len(names) or any(not label or label != _key(label) for label in given):
+            raise BadInput(
+                f"names: of {len(names)} models, got '{','.join(labels)}'; give as many different ones, of letters, "
+                "digits, - and _"
+            )
+        return dict(zip(given, names, strict=True))
+    parts = [_parts(name) for name in names]
     by_label: dict[str, Any] = {}
-    for name in names:
-        text = os.fspath(name) if isinstance(name, str | os.PathLike) else type(name).__name__
-        last = text.rstrip("/").split("/")[-1]
-        last = next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)
-        label = "".join(c if c.isalnum() or c in "-_" else "_" for c in last) or "model"
+    for name, own in zip(names, parts, strict=True):
+        alike = [other for other in parts if other[-1:] == own[-1:] and other != own]
+        depth = next((i for i in range(1, len(own) + 1) if all(other[-i:][:1] != own[-i:][:1] for other in alike)), 1)
+        label = _key(own[-depth]) if own else "model"
         by_label[label if label not in by_label else f"{label}_{len(by_label) + 1}"] = name
     return by_label
+
+
+def _parts(name: Any) -> list[str]:
+    """The parts of a path, the last without the suffix of a file; the class of an object."""
+    if not isinstance(name, str | os.PathLike):
+        return [type(name).__name__]
+    text = os.fspath(name)
+    parts = [part for part in text.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts:
+        parts = [*Path(text).resolve().parts[1:]]
+    last = parts[-1] if parts else ""
+    return [*parts[:-1], next((last.removesuffix(suffix) for suffix in FILES if last.endswith(suffix)), last)]
+
+
+def _key(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_" else "_" for c in text) or "model"
 
 
 def is_transformers(model: Any) -> bool:

@@ -97,13 +97,16 @@ def add_first(add: Add) -> None:
     sub.usage = "repsim run [-q] [-m] [--from RUN] [KEY=VALUE ...]"
 
     sub = add(
-        "list", _command("show", "list_command"), "list what can be selected, or the runs", "repsim list experiment"
+        "list",
+        _command("listing", "list_command"),
+        "list what can be selected or set, or the runs",
+        "repsim list model",
     )
     sub.add_argument(
         "what",
         nargs="?",
-        choices=(*UNSELECTED, *GROUPS, "architecture", "run"),
-        help="one group (all groups by default)",
+        choices=(*UNSELECTED, *GROUPS, "setting", "architecture", "run"),
+        help="one group (all that can be selected by default)",
     )
 
     sub = add(
@@ -148,6 +151,7 @@ def add_first(add: Add) -> None:
     sub.add_argument("--data", metavar="DATA", help="a file of text, a table, or a name of repsim list data")
     sub.add_argument("--column", metavar="NAME", help="of a table: the column of the text (text)")
     sub.add_argument("--measure", metavar="NAME,...", help="names of repsim list measure (cka_unbiased,mutual_knn)")
+    sub.add_argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
     sub.add_argument("--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)")
     sub.add_argument(
         "--set",

@@ -14,13 +14,15 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
 from repsim_cli.cli.docstrings import EXAMPLE, parsed
+from repsim_cli.cli.glossary import terms
 from repsim_cli.cli.settings import EMPTY, Setting, range_of, sample, settings
 from repsim_cli.config.presets import TABLES, conf_dir, described, entries
 from repsim_cli.config.run import RunKeys
+from repsim_cli.figures.frame import Figures
 from repsim_cli.runs.reader import GROUPS
 
 ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
-SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
+SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware, "figures": Figures}
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
 RUN = "run"
@@ -53,10 +55,13 @@ def meanings(name: str) -> list[Topic]:
         return [_narrowed(_settings_topic(first), keys)]
     if name == RUN:
         return [_run_topic()]
+    word = [Topic(name=name, title=term, prose=[text]) for term, text in terms(name)]
     topics = catalogue()
     meant = [topic for topic in topics if topic.name == first]
     if first in RunKeys.model_fields and not keys:
-        return [_narrowed(_run_topic(), [first]), *meant]
+        return [_narrowed(_run_topic(), [first]), *meant, *word]
+    if word:
+        return [*(meant if not keys else []), *word]
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
         meant, keys = of, keys[1:]  # measure.mutual_knn
     elif keys and not meant:  # data.split, options.within: of every data set or study that has it
@@ -118,6 +123,11 @@ def _settings_topic(name: str) -> Topic:
     text = parsed(inspect.getdoc(SETTINGS[name]))
     keys = settings(SETTINGS[name])
     return Topic(name=name, title=name, path=name, prose=text.prose, settings=keys, example=text.example)
+
+
+def groups_of_settings() -> list[Topic]:
+    """The keys of a run, and the groups of settings that studies share."""
+    return [_run_topic(), *map(_settings_topic, SETTINGS)]
 
 
 def _run_topic() -> Topic:
@@ -300,7 +310,7 @@ def shown(topic: Topic) -> str:
         lines = _lines(topic.settings, topic.given, "    ")
         blocks.append("\n".join([f"  settings ({_joined(topic.path, 'KEY')}=VALUE):", *lines]))
     blocks.append("\n".join(_filled(fact, "  ", "    ") for fact in topic.facts))
-    blocks.append(f"  example: {topic.example}")
+    blocks += [f"  example: {topic.example}"] if topic.example else []
     return "\n\n".join(filter(None, blocks))
 
 

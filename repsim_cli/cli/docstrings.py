@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 LINE = re.compile(r"([a-z]\w*): (.+)")
 EXAMPLE = "Example: "
+# of a sentence, not of an abbreviation
+END = re.compile(r"(?<!\bal)(?<!\bfig)(?<!\beq)(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)\. |(?<=\?) ")
 REGISTERED = re.compile(r"studies\.register\('(\w+)'\)")
 
 
@@ -26,7 +28,16 @@ class Text(NamedTuple):
     @property
     def sentence(self) -> str:
         """The first sentence, on a single line."""
-        return " ".join(self.prose[0].split()).partition(". ")[0].removesuffix(".")
+        return first_sentence(self.prose[0])
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a text, without its full stop.
+
+    >>> first_sentence("Every neuron (Gurnee et al. 2024, fig. 3). More.")
+    'Every neuron (Gurnee et al. 2024, fig. 3)'
+    """
+    return END.split(" ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
 def parsed(docstring: str | None) -> Text:

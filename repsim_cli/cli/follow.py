@@ -5,17 +5,22 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from repsim_cli.base.plain import escaped
+from repsim_cli.cli.terminal import Bar, aside, quiet
 from repsim_cli.report.record import block_means
 from repsim_cli.runs import reader, so_far
 
 FOLLOWED = 1.0  # seconds between two looks at a running run
 LINES = 30.0  # seconds between two lines about the same map, elsewhere than on a terminal
+LATER = 5.0  # seconds between two looks at a run in this process
+WIDE, HIGH = 100, 40  # where the size of the terminal is not known
 SHADES = " ░▒▓█"  # from far to close
 UNKNOWN = "·"
 
@@ -44,6 +49,32 @@ def follow(folder: Path) -> None:
         if ended:
             return
         time.sleep(FOLLOWED)
+
+
+@dataclass
+class Watching:
+    """The progress of a run in this process, with the maps as far as they are known: the first in shades, then how far
+    each is and its range."""
+
+    folder: Path
+    _seen: set[str] = field(default_factory=set)
+    _told: float = -LINES
+
+    def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator[Any]:
+        for item in Bar()(items, label=label, unit=unit, later=later):
+            yield item
+            self._look()
+
+    def _look(self) -> None:
+        if quiet() or time.monotonic() < self._told + LATER:
+            return
+        maps = [given for given in so_far.read(self.folder) if known(given) not in self._seen]
+        if maps:
+            lines = [known(given) for given in maps]
+            size = shutil.get_terminal_size((WIDE, HIGH))
+            aside(*(terminal_maps(maps, size) if not self._seen else lines))
+            self._seen.update(lines)
+            self._told = time.monotonic()
 
 
 def redrawn(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]:

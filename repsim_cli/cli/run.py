@@ -5,7 +5,7 @@ import logging
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.files import explained
 from repsim_cli.base.plain import csv_bytes
 from repsim_cli.base.workers import followed_joblib
+from repsim_cli.cli.plan import plan_lines
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, Lines, check_torch, complain, log, say, terminal_log
 from repsim_cli.config.words import PRINTING, UNASKED, as_hydra_takes, split, typed, unasked, with_models
@@ -329,18 +330,3 @@ def _log_file(folder: Path) -> logging.Handler:
         terminal_log()
     log.addHandler(handler)
     return handler
-
-
-def plan_lines(name: str, plan: dict[str, Any], misfits: Sequence[str]) -> list[str]:
-    """The plan of a dry run, a line per fact; then why the run itself would be refused."""
-    lines = [f"plan of {name} (nothing was run)"]
-    for key, value in plan.items():
-        if isinstance(value, dict):
-            lines.append(f"  {key}")
-            lines += [f"    {inner}: {v}" for inner, v in value.items()]
-        else:
-            lines.append(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
-    if misfits:
-        lines.append("  does not run here")
-        lines += [f"    {problem}" for problem in dict.fromkeys(misfits)]
-    return lines

@@ -106,14 +106,18 @@ def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Set
 
 
 def sample(setting: Setting, value: Any) -> str:
-    """An example value: another choice where there are several, else the current value, else a placeholder."""
+    """An example value: another choice where there are several, 1 for 0, else the current value, or a placeholder."""
     value = setting.default if value is None else value
+    if isinstance(value, str) and "${" in value:  # it follows from another setting
+        value = None
     options = _options(setting.annotation)
     choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, bool):
         value = not value
     elif others := [choice for choice in choices if choice != value]:
         value = others[0]
+    elif type(value) is int and value == 0:
+        value = 1
     elif value is None or value is EMPTY:
         value = next(filter(None, map(_placeholder, options)), "VALUE")
     return plain(value).replace(", ", ",")

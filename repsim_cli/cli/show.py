@@ -1,7 +1,6 @@
-"""The commands other than run: list, describe, show, plot, report, convert, doctor, cache."""
+"""The commands on what a run left, and describe, convert, doctor and cache."""
 
 import argparse
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
-from repsim_cli.config.presets import GROUPS, UNSELECTED, described
 from repsim_cli.execution.records import FILE, read_records
-from repsim_cli.findings.leaderboard import grade
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
@@ -321,71 +318,6 @@ def convert_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.models.pickled import convert
 
     say(str(convert(parsed.source, local(parsed.target), parsed.revision)))
-    return 0
-
-
-NEEDS, ALLOWS = "# Needs: ", "# Allows: "
-
-
-def _headline(comment: list[str]) -> str:
-    lines = [line.lstrip("# ").removeprefix("Question: ") for line in comment if "@package" not in line]
-    return lines[0] if lines else ""
-
-
-def _allowed(comment: list[str]) -> str:
-    """The estimates and the significance of a measure."""
-    return "".join(f" [{line.removeprefix(ALLOWS)}]" for line in comment if line.startswith(ALLOWS))
-
-
-def _unavailable(comment: list[str]) -> str:
-    """A note on the package that the comment names, where it is not installed."""
-    for line in comment:
-        if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
-            return f" (unavailable: needs {package}; pip install -e '.[topology]')"
-    return ""
-
-
-def _list_texts(what: str | None) -> None:
-    """Prints the studies and the analyses, or only those of a kind, with commands."""
-    from repsim_cli.cli import docstrings
-
-    texts = {"study": docstrings.studies(), "analysis": docstrings.analyses()}
-    for kind in (what,) if what else UNSELECTED:
-        if not what:
-            say(f"{kind}:")
-        width = max(map(len, texts[kind]))
-        for name, text in texts[kind].items():
-            say(f"{'' if what else '  '}{name:{width}}  {text.sentence}")
-            if what and text.example:
-                say(f"  {text.example}")
-
-
-def list_command(parsed: argparse.Namespace) -> int:
-    if parsed.what == "run":
-        root = results.outputs_root()
-        known = folders.runs(root) if root.is_dir() else []
-        if not known:
-            say(f"no runs that can be read in {root}; start one with: repsim run")
-        for folder in known:
-            manifest = reader.read_manifest(folder)
-            say(f"{manifest['started'][:19]}  {manifest['status']:11}  {manifest['name']:24}  {folder}")
-        return 0
-    if parsed.what == "architecture":
-        from repsim_cli.models import overview
-
-        say(*overview.lines())
-        return 0
-    if parsed.what in (None, *UNSELECTED):
-        _list_texts(parsed.what)
-    for group in {None: GROUPS, **dict.fromkeys(UNSELECTED, ())}.get(parsed.what, (parsed.what,)):
-        if not parsed.what:
-            say(f"{group}:")
-        comments = described(group)
-        width = max(map(len, comments))
-        for name, comment in comments.items():
-            indent = "" if parsed.what else "  "
-            graded = grade(name) if group == "measure" else ""
-            say(f"{indent}{name:{width}}  {_headline(comment)}{_allowed(comment)}{graded}{_unavailable(comment)}")
     return 0
 
 

@@ -20,6 +20,17 @@ def say(*lines: str, aside: bool = False) -> None:
         print(escaped(line), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
+def aside(*lines: str) -> None:
+    """Prints lines on standard error, above a bar that is shown there."""
+    if not sys.stderr.isatty():
+        say(*lines, aside=True)
+        return
+    from tqdm import tqdm
+
+    for line in lines:
+        tqdm.write(escaped(line), file=sys.stderr)
+
+
 class Lines(logging.Formatter):
     """A line per message of the log, as `say` prints it."""
 
@@ -35,7 +46,7 @@ def terminal_log() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines("%(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)
-    handler.addFilter(lambda record: record.levelno >= logging.ERROR or not os.environ.get(QUIET))
+    handler.addFilter(lambda record: record.levelno >= logging.ERROR or not quiet())
     log.setLevel(logging.DEBUG)
     log.propagate = False
     log.addHandler(handler)
@@ -52,6 +63,11 @@ def check_torch() -> None:
         raise BadInput(f"TORCH_LOGS: torch does not start with it, got '{given}'; unset it") from error
 
 
+def quiet() -> bool:
+    """Whether only errors are shown beside what a command answers."""
+    return bool(os.environ.get(QUIET))
+
+
 def complain(error: RepsimError, job: str = "") -> None:
     lines = error.problems if isinstance(error, BadConfig) else [" ".join(str(error).split("\n"))]
     say(*(f"error: {job}{line}" for line in lines), aside=True)
@@ -65,7 +81,7 @@ class Bar:
 
     def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator:
         sized: Any = items if hasattr(items, "__len__") else list(items)
-        if os.environ.get(QUIET):
+        if quiet():
             return iter(sized)
         if sys.stderr.isatty():
             from tqdm import tqdm

@@ -140,7 +140,7 @@ def matrices_of(
             known.keep(made)
         matrices = kept(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
     for notice in joined(matrices.values()):
-        run.warn(notice)
+        run.warn(f"{', '.join(label for label, made in matrices.items() if notice in made.notices)}: {notice}")
     return matrices, tables
 
 

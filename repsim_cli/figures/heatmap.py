@@ -10,7 +10,7 @@ import numpy as np
 
 from repsim_cli.figures.chance import Chance
 from repsim_cli.figures.layout import MATRIX, available
-from repsim_cli.figures.panels import bar_beside, edges, headline, panels
+from repsim_cli.figures.panels import bar_beside, edges, headline, panels, path
 from repsim_cli.figures.texts import distinct, shortened
 
 WRITTEN = 144  # cells up to which their values are written into them
@@ -210,12 +210,13 @@ def small_heatmaps(
 
 @dataclass(frozen=True, kw_only=True)
 class OfMeasure:
-    """One pair of models under one measure."""
+    """One pair of models under one measure. path: the column of each row through which a line is drawn."""
 
     name: str
     values: np.ndarray
     card: Mapping[str, Any]
     chance: Chance | None
+    path: Sequence[int | None] = ()
 
 
 def measure_maps(
@@ -234,6 +235,7 @@ def measure_maps(
     for axes, (first, lowest), part, (low, high, scale) in zip(used, edges(used), parts, scales, strict=True):
         image = axes.imshow(part.values, cmap=scale, vmin=low, vmax=high, aspect="auto")
         hatch(axes)
+        path(axes, part.path)
         axes.set_title(part.name, loc="left", fontsize=6.5, pad=3, parse_math=False)
         side = axes.get_window_extent().width / figure.dpi
         for axis, names, model, shown in (

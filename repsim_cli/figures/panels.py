@@ -10,6 +10,7 @@ from repsim_cli.figures.layout import available
 
 Item = TypeVar("Item")
 ACROSS = 4  # panels side by side, or more where there are many
+FRAME = 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])  # about the middle of a cell
 THICK, LONG = 0.1, (0.8, 2.2)  # of a colour bar, inches
 
 
@@ -81,3 +82,15 @@ def headline(figure: Any, text: str, inches: float) -> None:
 def name_panels(axes: Sequence[Any], names: Sequence[str]) -> None:
     for panel, name in zip(axes, names, strict=True):
         panel.set_title(name, fontsize=7, pad=2, loc="left", parse_math=False)
+
+
+def path(axes: Any, columns: Sequence[int | None], *, outlined: bool = False) -> None:
+    """A line through the given column of each row of a matrix, broken where a row has none. outlined: these cells have
+    a frame instead, where values are written into them."""
+    at = np.array([np.nan if column is None else column for column in columns])
+    y = np.arange(len(at))
+    for ink, width, size in (("white", 2.0, 3.2), ("black", 0.8, 1.8)):
+        if outlined:
+            axes.plot(at + FRAME[:, :1], y + FRAME[:, 1:], color=ink, linewidth=width)
+        else:
+            axes.plot(at, y, color=ink, linewidth=width, marker="o", markersize=size, markeredgewidth=0)

@@ -10,6 +10,7 @@ from scipy.cluster import hierarchy
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import treatment
 from repsim_cli.figures.heatmap import (
+    WRITTEN,
     Beside,
     Chance,
     add_strips,
@@ -22,8 +23,10 @@ from repsim_cli.figures.heatmap import (
     pair,
     small_heatmaps,
 )
+from repsim_cli.figures.panels import path
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
+from repsim_cli.findings.answering import closest_columns
 from repsim_cli.findings.chance import level_in
 from repsim_cli.findings.distances import tree
 from repsim_cli.findings.layers import in_order
@@ -204,6 +207,11 @@ def _pair(
     level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
     drawn = Drawn(values, p, score, level)
     figure, axes = _measured(measured, drawn, down, across, limits=limits())
+    if models[0] != models[1]:
+        written = values.size <= WRITTEN
+        path(axes, closest_columns(values, measured.larger_is_closer), outlined=written)
+        said = f"{'framed' if written else 'line'}: the closest of {models[1]}"
+        axes.set_title(f"{axes.get_title(loc='left')}\n{said}", loc="left", parse_math=False)
     _, said = by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)
     for each in pair(figure):

@@ -1,6 +1,7 @@
-"""How far the matrices of two runs differ, matched by measure, model labels and layer names."""
+"""What two runs differ in: settings, texts and models; and how far their matrices do, matched by measure, model labels
+and layer names, in units of their standard errors too."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,14 +11,75 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import heatmap
-from repsim_cli.runs.reader import read_array, read_results
+from repsim_cli.report.record import flat
+from repsim_cli.runs.reader import read_array, read_config, read_manifest, read_results
 
 SMALLEST_RANGE = 1e-12
+UNSAID = ("name", "figures", "analyses", "claims")  # keys of a configuration that no number rests on
+PLACE = ("source", "commit", "revision")  # where a manifest says that a model is from, not what it is
+NONE = "none"
+
+
+class Inputs(NamedTuple):
+    """What two runs rest on and differ in. settings: by key the value of each. texts: what each read. models: by label,
+    how."""
+
+    settings: dict[str, tuple[str, str]]
+    texts: list[tuple[str, str]]
+    models: dict[str, str]
+
+
+def inputs(first: Path, second: Path) -> Inputs:
+    """Finds the settings, texts and models in which two runs differ."""
+    configs = [_settings(folder) for folder in (first, second)]
+    keys = [key for key in dict.fromkeys([*configs[0], *configs[1]]) if configs[0].get(key) != configs[1].get(key)]
+    settings = {key: (configs[0].get(key, NONE), configs[1].get(key, NONE)) for key in keys}
+    read = [read_manifest(folder) for folder in (first, second)]
+    names = [key for key in dict.fromkeys([*read[0], *read[1]]) if key == "data" or key.startswith("data of ")]
+    data = [(read[0].get(name) or {}, read[1].get(name) or {}) for name in names]
+    texts = [(_read(a), _read(b)) for a, b in data if _identity(a) != _identity(b)]
+    models = [manifest.get("models", {}) for manifest in read]
+    differ = {
+        label: "in the second run alone" if label not in models[0] else "in the first run alone"
+        for label in dict.fromkeys([*models[0], *models[1]])
+        if label not in models[0] or label not in models[1]
+    }
+    differ |= {
+        label: "other weights or rows"
+        for label in models[0]
+        if label not in differ and _weights(models[0][label]) != _weights(models[1][label])
+    }
+    return Inputs(settings, texts, differ)
+
+
+def _settings(folder: Path) -> dict[str, str]:
+    """The configuration of a run by key; of `model` nothing, since what a model is stands in the manifest."""
+    if not (folder / "config.yaml").is_file():
+        return {}
+    return dict(flat({key: value for key, value in read_config(folder).items() if key not in (*UNSAID, "model")}))
+
+
+def _identity(data: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(data.get(key) for key in ("hash", "sequences", "rows_kept"))
+
+
+def _read(data: Mapping[str, Any]) -> str:
+    """What was read of a text, in words."""
+    if not data:
+        return NONE
+    rows = f", {data['rows_kept']:,} rows" if isinstance(data.get("rows_kept"), int) else ""
+    return f"{data.get('sequences', '?')} sequences of {data.get('source', '?')}{rows}"
+
+
+def _weights(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of what a model is, wherever it lies."""
+    return {key: value for key, value in about.items() if key not in PLACE}
 
 
 class Difference(NamedTuple):
     """A pair of models under a measure; `block` is the second run minus the first on the layers that both have, NaN
-    where a run has no value."""
+    where a run has no value. error: the standard error of the difference, as if the runs were independent; None where a
+    run has none."""
 
     measure: str
     rows: str
@@ -25,6 +87,7 @@ class Difference(NamedTuple):
     row_layers: list[str]
     column_layers: list[str]
     block: np.ndarray
+    error: np.ndarray | None = None
 
     @property
     def known(self) -> np.ndarray:
@@ -39,6 +102,23 @@ class Difference(NamedTuple):
     def mean(self) -> float:
         return float(self.known.mean())
 
+    @property
+    def where(self) -> tuple[str, str]:
+        """The layers that differ most."""
+        i, j = np.unravel_index(int(np.nanargmax(np.abs(self.block))), self.block.shape)
+        return self.row_layers[i], self.column_layers[j]
+
+    @property
+    def in_errors(self) -> np.ndarray | None:
+        """The sizes of the differences in units of their standard errors, where both runs have both; a difference of 0
+        is 0 of them. None where there are none."""
+        if self.error is None:
+            return None
+        size, error = np.abs(self.block), self.error
+        units = np.divide(size, error, out=np.where(size == 0, 0.0, np.nan), where=error > 0)
+        units = units[~np.isnan(units)]
+        return units if units.size else None
+
 
 def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
     """The differences, and what only one of the runs has. Raises BadInput where they share nothing."""
@@ -49,36 +129,45 @@ def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
             where = first if key in left else second
             unmatched.append(f"{key[0]}: {key[1]} x {key[2]} only in {where}")
             continue
-        (rows_a, columns_a, a), (rows_b, columns_b, b) = left[key], right[key]
-        rows = [name for name in rows_a if name in rows_b]
-        columns = [name for name in columns_a if name in columns_b]
+        a, b = left[key], right[key]
+        rows = [name for name in a.rows if name in b.rows]
+        columns = [name for name in a.columns if name in b.columns]
         if not rows or not columns:
             unmatched.append(f"{key[0]}: {key[1]} x {key[2]} have no layer in common")
             continue
-        taken = [
-            values[np.ix_([r.index(n) for n in rows], [c.index(n) for n in columns])]
-            for values, r, c in ((a, rows_a, columns_a), (b, rows_b, columns_b))
-        ]
-        block = taken[1] - taken[0]
+        places = [np.ix_([x.rows.index(n) for n in rows], [x.columns.index(n) for n in columns]) for x in (a, b)]
+        block = b.values[places[1]] - a.values[places[0]]
+        errors = [None if x.se is None else x.se[at] for x, at in zip((a, b), places, strict=True)]
+        error = None if errors[0] is None or errors[1] is None else np.hypot(*errors)
         if np.isnan(block).all():
             unmatched.append(f"{key[0]}: {key[1]} x {key[2]} have no cell with a value in both")
             continue
-        differences.append(Difference(*key, rows, columns, block))
+        differences.append(Difference(*key, rows, columns, block, error))
     if not differences:
         raise BadInput(f"RUN: the runs share no measure and pair of models, got {first} and {second}; compare others")
     return differences, unmatched
 
 
-def _blocks(folder: Path) -> dict[tuple[str, str, str], tuple[list[str], list[str], np.ndarray]]:
-    """(measure, row model, column model) -> layers and values; symmetric pairs both ways."""
+class _Block(NamedTuple):
+    """The values of a matrix, and their standard errors where it has them."""
+
+    rows: list[str]
+    columns: list[str]
+    values: np.ndarray
+    se: np.ndarray | None
+
+
+def _blocks(folder: Path) -> dict[tuple[str, str, str], _Block]:
+    """By measure, row model and column model; symmetric pairs both ways."""
     blocks = {}
     for measure in read_results(folder).measures:
         for matrix in measure.matrices:
             rows, columns = matrix.rows, matrix.columns
             values = read_array(folder, matrix.values)
+            se = None if matrix.se is None else read_array(folder, matrix.se)
             if measure.card["symmetric"] and rows.model > columns.model:
-                rows, columns, values = columns, rows, values.T
-            blocks[measure.label, rows.model, columns.model] = (rows.layers, columns.layers, values)
+                rows, columns, values, se = columns, rows, values.T, None if se is None else se.T
+            blocks[measure.label, rows.model, columns.model] = _Block(rows.layers, columns.layers, values, se)
     return blocks
 
 
@@ -92,6 +181,9 @@ def table(differences: list[Difference]) -> list[dict[str, Any]]:
             "layers": d.known.size,
             "largest": d.largest,
             "mean": d.mean,
+            "where": list(d.where),
+            "largest_in_errors": None if d.in_errors is None else float(d.in_errors.max()),
+            "median_in_errors": None if d.in_errors is None else float(np.median(d.in_errors)),
         }
         for d in differences
     ]

@@ -3,16 +3,19 @@
 import io
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.base.plain import Name, csv_bytes, escaped, once
 from repsim_cli.figures.heatmap import by_block
+from repsim_cli.findings import answering
 from repsim_cli.runs.content import QUANTITIES, Curve, Matrix
 from repsim_cli.runs.reader import read_array, read_results
 from repsim_cli.runs.results import write
 
 FORMATS = ("csv", "latex", "parquet")
+LAYERS = ("layer", "closest_layer")  # columns with names of layers
 SUFFIXES = {"csv": "csv", "latex": "tex", "parquet": "parquet"}
 SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
     "~": "\\textasciitilde{}",
@@ -34,7 +37,8 @@ class Sheet(NamedTuple):
 
 
 def sheets(folder: Path) -> Iterator[Sheet]:
-    """All pairs of layers in one table; a table per matrix, a row per layer; the tables and curves of the results.
+    """All pairs of layers in one table; which layer answers to which; a table per matrix, a row per layer; the tables
+    and curves of the results.
 
     Raises BadInput for a damaged run.
     """
@@ -50,6 +54,10 @@ def sheets(folder: Path) -> Iterator[Sheet]:
     columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *QUANTITIES[1:]]
     if pairs:
         yield Sheet("pairs", "all pairs of layers", columns, pairs, long=True)
+    if found := answering.table(results.measures, partial(read_array, folder)):
+        about = "for each layer the closest of the other model, and how much closer it is than the second closest"
+        several = len({row[1] for row in found}) > 2
+        yield Sheet("answering", about, answering.COLUMNS, found, long=several)
     for name, matrix in results.matrices.items():
         if read_array(folder, matrix.values, mapped=True).ndim == 2:
             yield _matrix(folder, f"matrix-{name}", matrix.label or name, matrix)
@@ -133,11 +141,15 @@ def as_parquet(sheet: Sheet) -> bytes:
 
 def as_latex(sheet: Sheet) -> bytes:
     """A tabular for the package booktabs, numbers with three decimals. Layers of one hook point are named by block."""
-    if sheet.columns[:1] == ["layer"]:
-        names, said = by_block([*sheet.columns, *(row[0] for row in sheet.rows)])
-        count, rows = len(sheet.columns), zip(names[len(sheet.columns) :], sheet.rows, strict=True)
+    named = LAYERS if sheet.columns == answering.COLUMNS else sheet.columns[:1]
+    layers = [place for place, name in enumerate(sheet.columns) if name in named and name in LAYERS]
+    if layers:
+        written = [*sheet.columns, *(row[place] for row in sheet.rows for place in layers)]
+        names, said = by_block(written)
+        short = dict(zip(written, names, strict=True))
         about = f"{sheet.about}; {said}" if said else sheet.about
-        sheet = sheet._replace(about=about, columns=names[:count], rows=[[name, *row[1:]] for name, row in rows])
+        rows = [[short[cell] if place in layers else cell for place, cell in enumerate(row)] for row in sheet.rows]
+        sheet = sheet._replace(about=about, columns=names[: len(sheet.columns)], rows=rows)
     numeric = [all(cell is None or _is_number(cell) for cell in cells) for cells in zip(*sheet.rows, strict=True)]
     kinds = "".join("r" if number else "l" for number in numeric) or "l" * len(sheet.columns)
     lines = [

@@ -201,7 +201,7 @@ def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, ti
     made = folders.runs(tmp_path / "outputs")
     assert [reader.read_manifest(f)["seed"] for f in made] == [0, 1]
     assert len({f.parent for f in made}) == 1
-    assert {f.name for f in made} == {"0-demo", "1-demo"}
+    assert {f.name for f in made} == {"0-similarity", "1-similarity"}
 
 
 def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
-from repsim_cli.cli import docstrings
+from repsim_cli.cli import describe, docstrings, glossary, listing
 from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue
 from repsim_cli.cli.docstrings import LINE, parsed
 from repsim_cli.cli.settings import in_words, settings
@@ -220,6 +220,47 @@ def test_the_list_of_analyses(repsim):
     assert code == 0
     assert [line.split(None, 1) for line in out.splitlines()] == [[name, texts[name].sentence] for name in names]
     assert "\nanalysis:\n  agreement " in repsim("list")[1]
+
+
+def test_every_entry_has_a_text_of_its_own_that_ends(repsim):
+    """In one line: no bracket stays open, and no two entries of a group say the same."""
+    for group in listing.LISTED:
+        found = listing.listed(group)
+        for entry in found:
+            assert not entry.text.endswith(("...", ",", ":")), entry
+            assert all(entry.text.count(a) == entry.text.count(b) for a, b in ("()", "[]", "{}")), entry
+        texts = [entry.text for entry in found]
+        assert len(set(texts)) == len(texts), group
+    out = repsim("list")[1].splitlines()
+    assert len(out) == sum(len(listing.listed(group)) + 1 for group in listing.LISTED[:-1]) + 1
+    assert out[-1].startswith("one group: repsim list GROUP")
+
+
+def test_words_of_the_pages_are_explained(repsim):
+    """By the glossary, in the singular and plural; a setting of the same name comes first."""
+    for name, said in {
+        "gpu": "GPU, device, CUDA\n\n  Where models run",
+        "hook point": "Hook point\n\n  A place inside a model",
+        "hook_points": "Hook point\n\n  A place",
+        "remedies": "Remedy",
+        "the token alone": "Floor, the token alone",
+        "figures.colours": "figures.colours\n\n  the colour map of maps",
+        "seed": "seed, a setting of a run\n\n  of all that is random",
+    }.items():
+        code, out, err = repsim("describe", name)
+        assert (code, err) == (0, ""), name
+        assert out.startswith(said), out
+    assert "\nSeed\n\n  Another training" in repsim("describe", "seed")[1]
+    assert "repsim run seed=1\n" in repsim("describe", "seed")[1]
+    assert not any("](" in text for text in glossary.entries().values())
+    assert len(glossary.entries()) > 30
+
+
+def test_the_list_of_settings(repsim):
+    names = [line.split(None, 1)[0] for line in repsim("list", "setting")[1].splitlines()]
+    some = ("seed", "figures.colours", "extract.hook_points", "hardware.device", "significance.method")
+    assert {*some, *RunKeys.model_fields} <= {*names, *SETTINGS}
+    assert all(describe.meanings(name) for name in some)
 
 
 @pytest.fixture

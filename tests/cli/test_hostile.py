@@ -184,7 +184,7 @@ def test_what_a_configuration_may_set(repsim, canary, tmp_path):
     plain = {key: value for key, value in settings.items() if key != "launcher"}
     words = canary({"experiment/evil.yaml": GLOBAL + json.dumps({"hydra": plain})}, [ASK, *QUICK, "measure=[cka]"])
     assert repsim("run", *words)[0] == 0
-    assert [path.parent.name[4:] for path in (tmp_path / "runs").glob("*/manifest.json")] == ["-demo"]
+    assert [path.parent.name[4:] for path in (tmp_path / "runs").glob("*/manifest.json")] == ["-similarity"]
     code, _, err = repsim("run", "-m", *words)
     assert code == 0, err
     assert sorted(path.parent.name for path in (tmp_path / "sweeps").rglob("manifest.json")) == ["0-3", "1-4"]

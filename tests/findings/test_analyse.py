@@ -169,10 +169,10 @@ def test_analyses_share_what_they_read(folder, monkeypatch):
 
 def test_claims_of_a_damaged_run_are_left_out(repsim, folder):
     (folder / "arrays").rename(folder / "elsewhere")  # arrays are not read for claims
-    assert "  demo: cka " in repsim("claims", "falls_with_layer_distance")[1]
+    assert "  similarity: cka " in repsim("claims", "falls_with_layer_distance")[1]
     (folder / "results.json").write_text("{}")
     code, out, err = repsim("claims", "falls_with_layer_distance")
-    assert (code, "demo" in out) == (0, False)
+    assert (code, "similarity: " in out) == (0, False)
     assert "results.json: not as the run left it" in err
 
 
@@ -187,7 +187,7 @@ def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim, finished
     ]
     shutil.copytree(finished(*SMALL), tmp_path / "outputs" / "run")
     out = repsim("claims", "falls_with_layer_distance")[1]
-    assert "  demo: cka " in out
+    assert "  similarity: cka " in out
     assert "rsa " in out
     assert repsim("claims", "falls_with_layer_distanse")[2] == (
         "error: claims: unknown claim, got 'falls_with_layer_distanse'; did you mean 'falls_with_layer_distance'?\n"

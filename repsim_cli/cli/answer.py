@@ -1,0 +1,288 @@
+"""The answer of a comparison of two models: a screen that says which layers are alike, how far above chance, and what
+warns of it."""
+
+import itertools
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.settings import treatment
+from repsim_cli.figures.chance import Chance, level_of, pairings
+from repsim_cli.findings import answering
+from repsim_cli.findings.answering import Answer, Sides
+from repsim_cli.runs import reader
+from repsim_cli.runs.content import CHANCE, Measured, Results
+
+WIDTH, INDENT = 118, " " * 6  # of a line, and of what continues one
+SHOWN = 2  # closest and furthest pairs of layers
+MATCHES, FIGURES = 12, 6  # lines of the path, and figures, that are printed at most
+TAKEN = {  # by `extract.normalise`, what it takes away
+    "features": "a rotation now counts, and features that hardly vary as much as the others",
+    "directions": "what few directions alone share counts less",
+    "rows": "how long rows are counts for nothing",
+}
+NOTHING = "have nothing in common beyond chance"
+LEVEL = 0.05  # the share of pairs of unrelated models of which some layers are above chance
+
+
+def answer(folder: Path, first: str, second: str) -> Iterator[str]:
+    """Writes what a run says of two models, a line each."""
+    manifest, whole = reader.read_manifest(folder), reader.read_results(folder)
+    read = partial(reader.read_array, folder)
+    yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
+    yield from (f"  {who}: {what}" for who, what in whole.answers)
+    for sentence in sentences(whole, read, first, second):
+        yield from textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
+    if (given := manifest.get("data")) is not None:
+        yield f"  data: {_taken(given)}"
+    if treated := treatment(manifest.get("remedies", {})):
+        taken = TAKEN.get(manifest["remedies"].get("normalise"))
+        yield f"  rows: {treated}" + (f" ({taken})" if taken else "")
+    left = list(manifest["warnings"])
+    for number, measured in enumerate(whole.measures):
+        about = [text for text in left if concerns(text, measured.label, [each.label for each in whole.measures])]
+        left = [text for text in left if text not in about]
+        yield from _of_measure(measured, read, (first, second), whole.pairs_of(measured), with_path=not number)
+        yield from (f"    warning: {text}" for text in about)
+    yield from (f"  warning: {text}" for text in left)
+    yield from _files(folder)
+
+
+def _taken(given: Mapping[str, Any]) -> str:
+    """Says how much of the data was read."""
+    taken, available = given["sequences"], given["sequences_available"] or given["sequences"]
+    first = "the first " if available == given["pool"] else ""
+    read = f"{taken:,} of {first}{available:,}" if taken < available else f"all {taken:,}"
+    more = "; more by --set extract.sequences=N" if taken < available else ""
+    return f"{read} sequences of {given['source']}{more}"
+
+
+def concerns(warning: str, label: str, labels: Sequence[str]) -> bool:
+    """Tells whether a warning is about this measure and no other.
+
+    >>> concerns("cka: 2 cells", "cka", ["cka", "rsa"]), concerns("cka, rsa: few rows", "cka", ["cka", "rsa"])
+    (True, False)
+    """
+    named = [each for each in labels if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", warning)]
+    return named == [label] if len(labels) > 1 else not warning.startswith("cache:")
+
+
+def sentences(whole: Results, read: answering.Read, first: str, second: str) -> Iterator[str]:
+    """Says in a sentence how alike two models are by the first measure, and of each other whether it says so too."""
+    told: tuple[str, list[float]] | None = None
+    for measured in whole.measures:
+        found = answering.two_models(measured, read, first, second)
+        if not found or not (layers := answering.along(sides := found[0])):
+            continue
+        said, numbers = _said(measured, sides, layers)
+        near = [value if sides.larger else -value for _, value in layers]
+        if told is None:
+            told = said, near
+            yield f"{first} and {second} {said}: {numbers}"
+            continue
+        against = (said == NOTHING) != (told[0] == NOTHING) or opposite(near, told[1])
+        what = said if said == NOTHING else said.removeprefix("are ")
+        how = "agrees" if said == told[0] else f"says {'otherwise' if against else 'less'}, {what}"
+        yield f"{measured.card['label']} {how}: {numbers}"
+
+
+def opposite(near: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one measure rises along the layers where another falls, by their correlation.
+
+    >>> opposite([0.1, 0.2, 0.3], [0.5, 0.3, 0.4]), opposite([0.1, 0.2, 0.3], [0.5, 0.3, 0.6])
+    (True, False)
+    """
+    if len(near) != len(other) or len(near) < 3 or not np.ptp(near) or not np.ptp(other):
+        return False
+    return bool(np.corrcoef(near, other)[0, 1] < 0)
+
+
+def _said(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
+    """What a measure says of two models in words, and the numbers of it with what chance gives."""
+    word, _ = answering.layer_words([*sides.rows, *sides.columns])
+    trend = answering.trend([value for _, value in layers], measured.card)
+    near = sorted(layers, key=lambda each: each[1], reverse=measured.larger_is_closer)
+    shown = [layers[0], layers[-1]] if trend else [near[0], near[-1]]
+    what = ("" if sides.same_layers else "best matches, ") + measured.card["label"]
+    numbers = " and ".join(f"{value:z.2f} {_at(word(layer))}" for layer, value in dict(shown).items())
+    numbers += "" if sides.same_layers else f" of {sides.first}"
+    said = f"are {trend}" if trend else f"are most alike {_at(word(near[0][0]))}"
+    if _is_chance(measured, sides):
+        said = NOTHING
+    by = "" if measured.larger_is_closer else " (smaller is closer)"
+    beside = [_by_chance(measured, sides)]
+    if (floor := measured.floor) is not None:
+        best = near[0][1] if measured.larger_is_closer else -near[0][1]
+        above = best > (floor["value"] if measured.larger_is_closer else -floor["value"])
+        beside.append(f"{'' if above else 'no more than '}the {floor['unit']} alone {floor['value']:z.2f}")
+    return said, f"{what} {numbers}{by}; {', '.join(beside)}"
+
+
+def _at(layer: str) -> str:
+    return f"in {layer}" if layer.startswith("block ") else f"at {layer}"
+
+
+def chance_of(measured: Measured, sides: Sides) -> Chance | None:
+    """The level of chance of two models."""
+    drawn = [] if sides.chance is None else [sides.chance]
+    return level_of(measured.chance, measured.null, drawn, np.empty(0))[0]
+
+
+def _by_chance(measured: Measured, sides: Sides) -> str:
+    chance = chance_of(measured, sides)
+    if chance is None:
+        return "chance is not known here"
+    return f"chance {f'at most {chance.high:z.2g}' if measured.larger_is_closer else f'at least {chance.low:z.2g}'}"
+
+
+def _is_chance(measured: Measured, sides: Sides) -> bool:
+    """Whether no pair of layers is closer than the closest of so many random pairings of the rows would be."""
+    spread = (measured.chance or {}).get("spread")
+    if sides.chance is None or not spread:
+        return False
+    ahead = (sides.values - sides.chance) * (1 if sides.larger else -1)
+    limit = NormalDist().inv_cdf(1 - LEVEL / ahead.size) * spread
+    return bool(np.nanmax(ahead, initial=-np.inf) <= limit)
+
+
+def _of_measure(
+    measured: Measured, read: answering.Read, models: tuple[str, str], pairs: str, *, with_path: bool
+) -> Iterator[str]:
+    """A measure of two models: what it rests on, chance, the token alone, layers. pairs: of rows. with_path: with all
+    best matches."""
+    estimate, better = measured.estimate, "larger" if measured.larger_is_closer else "smaller"
+    rows = f"{estimate['rows']:,} of {estimate['rows_available']:,} {estimate.get('unit', 'rows')}"
+    kept = f", {pairs}" if pairs else ""
+    yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}{kept}"
+    if measured.token_alone:
+        yield f"    {measured.token_alone}"
+    for sides in answering.two_models(measured, read, *models)[: 1 if measured.card["symmetric"] else 2]:
+        if not measured.card["symmetric"]:
+            yield f"    {sides.first} x {sides.second}"
+        if np.isnan(sides.values).all():
+            yield "    no value"
+            continue
+        yield f"    {_chance(chance_of(measured, sides), measured.chance or {})}"
+        word, said = answering.layer_words([*sides.rows, *sides.columns])
+        if sides.same_layers:
+            yield from _same(sides, said)
+        near, far = answering.extremes(sides, SHOWN)
+        for name, cells in (("closest", near), ("furthest", far)):
+            of = (f" of {sides.first}", f" of {sides.second}")
+            pairs = [
+                f"{word(a)}{of[0] * (not i)} and {word(b)}{of[1] * (not i)}, {value:z.3f}"
+                for i, (a, b, value) in enumerate(cells)
+            ]
+            yield f"    {name}: {'; '.join(pairs)}"
+            if name == "closest" and measured.null is not None:
+                yield from _judged(measured, read, sides)
+        if with_path:
+            yield from path(sides, word)
+
+
+def _same(sides: Sides, said: str) -> Iterator[str]:
+    """The same layer of both models beside each other."""
+    names = [answering.layer_words([*sides.rows])[0](layer).removeprefix("block ") for layer in sides.rows]
+    cells = [
+        f"{name} {'-' if np.isnan(value) else f'{value:z.2f}'}"
+        for name, value in zip(names, sides.values.diagonal(), strict=True)
+    ]
+    head = f"    same layer{f' ({said})' if said else ''}: "
+    yield from textwrap.wrap(", ".join(cells), WIDTH, initial_indent=head, subsequent_indent=INDENT)
+
+
+def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
+    """Which layer of the second model is the closest of each of the first; layers in a row that have the same closest
+    one stand together."""
+    found = answering.answers(sides)
+    own = [each for each in found if each.layer == each.closest]
+    if sides.same_layers and 2 * len(own) >= len(found):
+        others = "; ".join(
+            f"{word(each.layer)} and {word(each.closest)}, {_values([each])} ahead"
+            for each in found
+            if each.layer != each.closest
+        )
+        text = f"best match: the same layer for {len(own)} of {len(found)}{f'; {others}' if others else ''}"
+        yield from textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent=INDENT)
+        return
+    groups = [list(group) for _, group in itertools.groupby(found, key=lambda each: each.closest)]
+    rows = [(spanned([word(each.layer) for each in group]), word(group[0].closest), _values(group)) for group in groups]
+    rows = [(sides.first, sides.second, "value, and its lead over the next"), *rows]
+    first, second = (max(len(row[place]) for row in rows[: MATCHES + 1]) for place in (0, 1))
+    yield "    best matches:"
+    yield from (f"      {a:{first}}  {b:{second}}  {values}" for a, b, values in rows[: MATCHES + 1])
+    if len(groups) > MATCHES:
+        yield f"      and {len(groups) - MATCHES} more: repsim export latest --csv"
+
+
+def spanned(names: Sequence[str]) -> str:
+    """Names layers in a row.
+
+    >>> spanned(["block 0", "block 1"]), spanned(["embed", "block 0"]), spanned(["embed"])
+    ('blocks 0 to 1', 'embed to block 0', 'embed')
+    """
+    first, last = names[0], names[-1]
+    if first.startswith("block ") and first != last:
+        return f"blocks {first.removeprefix('block ')} to {last.removeprefix('block ')}"
+    return first if first == last else f"{first} to {last}"
+
+
+def _values(group: Sequence[Answer]) -> str:
+    """The values of layers in a row, and by how much they are closer than the second closest, at least."""
+    values = [each.value for each in group]
+    margins = [each.margin for each in group if each.margin is not None]
+    span = f"{min(values):z.2f}" + (f" to {max(values):z.2f}" if len(values) > 1 else "")
+    return span + (f", {min(margins):.2g}" if margins else "")
+
+
+def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:
+    """The level of chance and what it is of, or why it is not known."""
+    if chance is None:
+        return f"chance is not known here: {record.get('unknown', 'no layers have a value')}"
+    cells = (
+        f"{chance.low:z.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:z.3f} to {chance.high:z.3f} by cell"
+    )
+    spread = f", a single pairing within {record['spread']:.2g} (sd)" if record.get("spread") else ""
+    return f"chance: {cells}, the mean of {pairings(record)}{spread}"
+
+
+def _judged(measured: Measured, read: answering.Read, sides: Sides) -> Iterator[str]:
+    """What the test says of the closest layers, as the table `closest layers` has it."""
+    null: Any = measured.null
+    matrix = next(
+        m for m in measured.matrices if {m.rows.model, m.columns.model} == {sides.first, sides.second}
+        and (measured.card["symmetric"] or m.rows.model == sides.first)
+    )  # fmt: skip
+    found = reader.closest(measured, matrix, {what: read(file) for what, file in matrix.cells.items()})
+    if found is None:
+        return
+    numbers = found[2]
+    by_chance = f"chance {numbers[CHANCE]:z.3f}; " if numbers.get(CHANCE) is not None else ""
+    tested = (
+        f"{numbers['tested']:z.3f} on the {100 * null['share']:.0f} % of rows that were tested: "
+        if numbers.get("tested") is not None
+        else ""
+    )
+    named = {"calibrated": "calibrated", "p": "p", "p_family": "family-wise p"}
+    said = ", ".join(f"{name} {numbers[what]:.3g}" for what, name in named.items() if numbers.get(what) is not None)
+    faults = "; ".join(null.get("not_valid", ()))
+    yield "      " + by_chance + tested + said + (f" (not valid: {faults})" if faults else "")
+    if needed := null.get("permutations_for_q"):
+        yield f"      q is left out, as it cannot be small: significance.permutations={needed} would do"
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Where the figures, the folder and the page are."""
+    figures = sorted((folder / "figures").glob("*.png"))
+    yield from (f"  figure: {figure}" for figure in figures[:FIGURES])
+    if len(figures) > FIGURES:
+        yield f"  figures: {len(figures) - FIGURES} more in {folder / 'figures'}"
+    yield f"  folder: {folder}"
+    if (folder / "report.html").is_file():
+        yield f"  report: {folder / 'report.html'}"

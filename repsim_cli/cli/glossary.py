@@ -1,0 +1,39 @@
+"""The words of the pages, which `repsim describe` explains too."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+MARKS = re.compile(r"\[([^]]*)\]\([^)]*\)|\*(\w+)\*")  # a link, a stressed word
+
+
+def file() -> Path:
+    """The glossary: inside the installed package, or among the pages of a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "assets" / "glossary.md"
+    return inside if inside.is_file() else package.parent / "docs" / "glossary.md"
+
+
+@cache
+def entries() -> dict[str, str]:
+    """By heading (`Checkpoint, step`) the text below it, without Markdown's marks; empty where there is no file."""
+    if not file().is_file():
+        return {}
+    _, *parts = re.split(r"^## ", file().read_text(), flags=re.M)
+    parted = (part.partition("\n") for part in parts)
+    return {heading.strip(): MARKS.sub(r"\1\2", " ".join(text.split())) for heading, _, text in parted}
+
+
+def terms(name: str) -> list[tuple[str, str]]:
+    """The headings of which a word, in the singular or plural, is one, and their texts.
+
+    >>> [heading for heading, _ in terms("hook_points")]
+    ['Hook point']
+    """
+    asked = _key(name)
+    return [(heading, text) for heading, text in entries().items() if asked in map(_key, heading.split(","))]
+
+
+def _key(word: str) -> str:
+    single = re.sub("ies$", "y", word.strip().lower().replace("_", " "))
+    return single.removeprefix("the ").removesuffix("s")

@@ -1,0 +1,174 @@
+"""`repsim list`: a line for everything that can be selected, set or named, each with a text of its own."""
+
+import argparse
+import importlib.util
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from repsim_cli.cli import docstrings
+from repsim_cli.cli.terminal import say
+from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, described, entries
+from repsim_cli.findings.leaderboard import grade
+from repsim_cli.report.record import flat
+from repsim_cli.runs import folders, reader, results
+
+SETTING, RUN, ARCHITECTURE = "setting", "run", "architecture"
+LISTED = (*UNSELECTED, *GROUPS, SETTING)  # the groups of `repsim list` alone, without the last
+NEEDS, ALLOWS = "# Needs: ", "# Allows: "
+FACT = re.compile(r"(Source|Cost|Command|Time|Expected|Claims)\w*: ")  # what the header of an experiment goes on with
+SKIPPED = ("# @package", "# Example:", NEEDS, ALLOWS)
+LONGEST, LEAST = 150, 30  # characters of a text, and of what is left of it where it is cut
+
+
+class Entry(NamedTuple):
+    """What a list says of a name: its text, what else is known of it, and a command."""
+
+    name: str
+    text: str
+    notes: str = ""
+    example: str = ""
+
+
+def listed(group: str) -> list[Entry]:
+    """Gives the entries of a group of `LISTED`."""
+    if group == SETTING:
+        return list(_settings())
+    if group in UNSELECTED:
+        texts = docstrings.studies() if group == "study" else docstrings.analyses()
+        return [Entry(name, text.sentence, example=text.example) for name, text in texts.items()]
+    comments = described(group)
+    own = _own(comments, entries(group)) if group in TABLES else {}
+    return [
+        Entry(
+            name,
+            short(_text(comment), own.get(name, "")),
+            _allowed(comment) + (grade(name) if group == "measure" else "") + _unavailable(comment),
+        )
+        for name, comment in comments.items()
+    ]
+
+
+def _settings() -> Iterator[Entry]:
+    """Every setting of a run that is no setting of a component."""
+    from repsim_cli.cli.describe import groups_of_settings
+
+    for topic in groups_of_settings():
+        for key, setting in topic.settings.items():
+            path = f"{topic.path}.{key}" if topic.path else key
+            yield Entry(path, short(docstrings.first_sentence(setting.meaning or f"see repsim describe {path}")))
+
+
+def _text(comment: list[str]) -> str:
+    """The first sentence of a comment, before what it says of source, cost and command."""
+    lines = [line.lstrip("# ").removeprefix("Question: ") for line in comment if not line.startswith(SKIPPED)]
+    return docstrings.first_sentence(" ".join(itertools.takewhile(lambda line: not FACT.match(line), lines)))
+
+
+def short(text: str, own: str = "") -> str:
+    """A text that ends, in a line, with what is an entry's own behind it.
+
+    >>> short("One; two")
+    'One; two'
+    >>> short("A model (of some authors, " + 30 * "who wrote " + ") of 3 blocks")
+    'A model of 3 blocks'
+    """
+    if len(text) > LONGEST:
+        text = re.sub(r" \([^()]*\)", "", text)
+    ends = [found.start() for found in re.finditer("[;:,] ", text[:LONGEST]) if _closed(text[: found.start()])]
+    if len(text) > LONGEST:
+        cut = ends[-1] if ends and ends[-1] >= LEAST else text[:LONGEST].rfind(" ")
+        text = text[:cut] if ends and ends[-1] >= LEAST else f"{text[:cut]} ..."
+    return f"{text} ({own})" if own else text
+
+
+def _closed(text: str) -> bool:
+    return all(text.count(a) == text.count(b) for a, b in ("()", "{}", "[]")) and text.count("`") % 2 == 0
+
+
+def _own(comments: Mapping[str, list[str]], content: Mapping[str, Any]) -> dict[str, str]:
+    """By entry, the settings that tell it from the others of its comment; of the only one nothing."""
+    by_comment: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for name, comment in comments.items():
+        by_comment.setdefault(tuple(comment), {})[name] = dict(flat(content[name]))
+    own = {}
+    for alike in by_comment.values():
+        for name, leaves in alike.items():
+            keys = telling(leaves, [other for label, other in alike.items() if label != name])
+            own[name] = ", ".join(f"{_named(key)} {leaves[key]}" for key in keys)
+    return own
+
+
+def telling(leaves: Mapping[str, str], others: list[dict[str, str]]) -> list[str]:
+    """The fewest settings, roughly, by which an entry is told from all others.
+
+    >>> telling({"a": "1", "b": "2"}, [{"a": "1", "b": "3"}, {"a": "1"}])
+    ['b']
+    """
+    keys: list[str] = []
+    while others:
+        told = {key: sum(other.get(key) != value for other in others) for key, value in leaves.items()}
+        best = max(told, key=lambda key: told[key], default="")
+        if not told.get(best):
+            break
+        keys.append(best)
+        others = [other for other in others if other.get(best) == leaves[best]]
+    return keys
+
+
+def _named(key: str) -> str:
+    """A setting by its last part, a kind by what it is of."""
+    parts = key.split(".")
+    return parts[-2] if parts[-1] == "kind" and len(parts) > 1 else parts[-1]
+
+
+def _allowed(comment: list[str]) -> str:
+    """The estimates and the significance of a measure."""
+    return "".join(f" [{line.removeprefix(ALLOWS)}]" for line in comment if line.startswith(ALLOWS))
+
+
+def _unavailable(comment: list[str]) -> str:
+    """A note on the package that the comment names, where it is not installed."""
+    for line in comment:
+        if line.startswith(NEEDS) and importlib.util.find_spec(package := line.removeprefix(NEEDS)) is None:
+            return f" (unavailable: needs {package}; pip install -e '.[topology]')"
+    return ""
+
+
+def runs() -> list[dict[str, Any]]:
+    """Describes the runs that can be read, the oldest first."""
+    root = results.outputs_root()
+    found = []
+    for folder in folders.runs(root) if root.is_dir() else []:
+        manifest = reader.read_manifest(folder)
+        kept = {key: manifest[key] for key in ("name", "study", "status", "started")}
+        found.append({**kept, "folder": str(folder)})
+    return found
+
+
+def list_command(parsed: argparse.Namespace) -> int:
+    if parsed.what == RUN:
+        known = runs()
+        if not known:
+            say(f"no runs that can be read in {results.outputs_root()}; start one with: repsim run")
+        for run in known:
+            say(f"{run['started'][:19]}  {run['status']:11}  {run['name']:24}  {run['folder']}")
+        return 0
+    if parsed.what == ARCHITECTURE:
+        from repsim_cli.models import overview
+
+        say(*overview.lines())
+        return 0
+    for group in [parsed.what] if parsed.what else LISTED[:-1]:
+        if not parsed.what:
+            say(f"{group}:")
+        found = listed(group)
+        width = max(len(entry.name) for entry in found)
+        for entry in found:
+            say(f"{'' if parsed.what else '  '}{entry.name:{width}}  {entry.text}{entry.notes}")
+            if parsed.what and entry.example:
+                say(f"  {entry.example}")
+    if not parsed.what:
+        say(f"one group: repsim list GROUP (also {SETTING}, {RUN}, {ARCHITECTURE}); one name: repsim describe NAME")
+    return 0

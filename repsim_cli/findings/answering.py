@@ -1,0 +1,165 @@
+"""Which layer answers to which: of each layer of a model the closest layer of another, and what two models come to."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.figures.heatmap import by_block
+from repsim_cli.runs.content import CHANCE, Matrix, Measured
+
+COLUMNS = ["measure", "model", "layer", "other_model", "closest_layer", "value", CHANCE, "margin"]
+EQUAL = 0.02  # of the measure's range, or of the largest value: what counts as no change with depth
+TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
+Read = Callable[[str], np.ndarray]  # gives the array of a path
+
+
+class Sides(NamedTuple):
+    """The cells of two models under a measure, those of the first in rows. values: NaN where a cell has none. chance:
+    the mean of random pairings, None where it is not known."""
+
+    first: str
+    second: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: Float[np.ndarray, "r c"]
+    chance: Float[np.ndarray, "r c"] | None
+    larger: bool
+
+    @property
+    def closeness(self) -> Float[np.ndarray, "r c"]:
+        """Values where larger is closer."""
+        return self.values if self.larger else -self.values
+
+    @property
+    def same_layers(self) -> bool:
+        """Whether both models have layers of the same names, so that a layer has one of its own in the other."""
+        return list(self.rows) == list(self.columns)
+
+
+class Answer(NamedTuple):
+    """The layer of the other model that is closest to a layer, the first of equal ones. chance: of this pair of layers.
+    margin: how much closer it is than the second closest; None where there is no second."""
+
+    layer: str
+    closest: str
+    value: float
+    chance: float | None
+    margin: float | None
+
+
+def sides_of(measured: Measured, read: Read, first: str = "", second: str = "") -> Iterator[Sides]:
+    """Gives every two models of a measure in both directions, or the two that are named; a measure that has a direction
+    has a matrix for each."""
+    models = {first, second} if first else None
+    for matrix in measured.matrices:
+        between = {matrix.rows.model, matrix.columns.model}
+        if len(between) == 2 and models in (None, between):
+            yield from _ways(measured, matrix, read)
+
+
+def two_models(measured: Measured, read: Read, first: str, second: str) -> list[Sides]:
+    """Gives two models in both directions, from the first to the second first; none where the measure lacks them."""
+    return sorted(sides_of(measured, read, first, second), key=lambda sides: sides.first != first)
+
+
+def _ways(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
+    values = read(matrix.values)
+    chance = read(matrix.details[CHANCE]) if CHANCE in matrix.details else None
+    rows, columns, larger = matrix.rows, matrix.columns, measured.larger_is_closer
+    yield Sides(rows.model, columns.model, rows.layers, columns.layers, values, chance, larger)
+    if measured.card["symmetric"]:
+        turned = None if chance is None else chance.T
+        yield Sides(columns.model, rows.model, columns.layers, rows.layers, values.T, turned, larger)
+
+
+def closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int | None]:
+    """Finds the column of the closest cell of each row, the first of equal ones; None where no cell has a value.
+
+    >>> closest_columns(np.array([[0.1, 0.9], [np.nan, np.nan]]), larger=True)
+    [1, None]
+    """
+    near = values if larger else -values
+    return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in near]
+
+
+def answers(sides: Sides) -> list[Answer]:
+    """Finds the closest layer of each layer that has a value.
+
+    >>> values = np.array([[0.9, 0.7], [0.2, np.nan]])
+    >>> [(each.closest, each.value) for each in answers(Sides("a", "b", "xy", "pq", values, None, True))]
+    [('p', 0.9), ('p', 0.2)]
+    """
+    found = []
+    for i, j in enumerate(closest_columns(sides.values, sides.larger)):
+        if j is None:
+            continue
+        known = sides.closeness[i][~np.isnan(sides.closeness[i])]
+        margin = float(np.diff(np.sort(known)[-2:])[0]) if known.size > 1 else None
+        chance = None if sides.chance is None or np.isnan(sides.chance[i, j]) else float(sides.chance[i, j])
+        found.append(Answer(sides.rows[i], sides.columns[j], float(sides.values[i, j]), chance, margin))
+    return found
+
+
+def table(measures: Sequence[Measured], read: Read) -> list[list[Any]]:
+    """Lists for each layer of each model the closest of each other model, under every measure: rows of `COLUMNS`."""
+    return [
+        [measured.label, sides.first, layer, sides.second, *rest]
+        for measured in measures
+        for sides in sides_of(measured, read)
+        for layer, *rest in answers(sides)
+    ]
+
+
+def along(sides: Sides) -> list[tuple[str, float]]:
+    """Gives the layers in order with their values: of the same layer where both models have it, else of the closest."""
+    if sides.same_layers:
+        values = zip(sides.rows, sides.values.diagonal().tolist(), strict=True)
+        return [(layer, value) for layer, value in values if not np.isnan(value)]
+    return [(each.layer, each.value) for each in answers(sides)]
+
+
+def trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
+    """Says how closeness changes with depth; empty where it neither rises, falls nor stays.
+
+    >>> like = {"larger_is_closer": True, "bounds": [0, 1]}
+    >>> trend([0.5, 0.6, 0.7], like), trend([0.5, 0.51, 0.5], like), trend([3.0, 2.0, 2.5, 3.1], like)
+    ('more alike with depth', 'about as alike at every depth', '')
+    """
+    near = np.array(values) if card["larger_is_closer"] else -np.array(values)
+    low, high = card["bounds"]
+    whole = high - low if low is not None and high is not None else np.abs(near).max(initial=0.0)
+    if np.ptp(near) <= EQUAL * whole:
+        return "about as alike at every depth"
+    ranks = near.argsort().argsort()
+    rho = np.corrcoef(ranks, np.arange(len(near)))[0, 1] if len(near) > 2 else 0.0
+    return "more alike with depth" if rho >= TREND else "less alike with depth" if rho <= -TREND else ""
+
+
+def extremes(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
+    """Picks the closest pairs of layers and the furthest, the most extreme first; a layer of the first model once in
+    each."""
+    flat = sides.closeness.ravel()
+    order = [int(at) for at in np.argsort(-flat, kind="stable") if not np.isnan(flat[at])]
+
+    def picked(places: Sequence[int]) -> list[tuple[str, str, float]]:
+        by_row: dict[int, int] = {}
+        for at in places:
+            by_row.setdefault(at // len(sides.columns), at)
+        cells = [divmod(at, len(sides.columns)) for at in [*by_row.values()][:count]]
+        return [(sides.rows[i], sides.columns[j], float(sides.values[i, j])) for i, j in cells]
+
+    return picked(order), picked(order[::-1])
+
+
+def layer_words(names: Sequence[str]) -> tuple[Callable[[str], str], str]:
+    """Makes the function that names a layer in words, and what is said once of all of them.
+
+    >>> word, said = layer_words(["embed", "resid_post@0"])
+    >>> word("embed"), word("resid_post@0"), said
+    ('embed', 'block 0', 'resid_post by block')
+    """
+    shown, said = by_block(names)
+    words = {name: f"block {block}" if block != name else name for name, block in zip(names, shown, strict=True)}
+    return lambda name: words[name], said

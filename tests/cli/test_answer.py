@@ -1,0 +1,109 @@
+"""The screen that a comparison of two models ends with: one sentence, chance, which layers, warnings beside numbers."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from repsim_cli.api.entries import labelled
+from repsim_cli.base.errors import BadInput
+from repsim_cli.cli.answer import concerns
+from repsim_cli.cli.plan import plan_in_short
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """Two models of three layers, the deeper the more alike, one of five, and one that shares nothing."""
+    folder, draw = tmp_path_factory.mktemp("stored"), np.random.default_rng(0)
+    layers = {f"resid_post@{i}": draw.normal(size=(120, 5)) for i in range(3)}
+    noise = {name: draw.normal(size=(120, 5)) for name in layers}
+    near = {name: x + scale * noise[name] for (name, x), scale in zip(layers.items(), (3, 1, 0.2), strict=True)}
+    five = {f"resid_post@{i}": layers[f"resid_post@{place}"] for i, place in enumerate((0, 0, 1, 2, 2))}
+    other = {name: draw.normal(size=(120, 5)) for name in layers}
+    for name, arrays in {"one/final": layers, "two/final": near, "five": five, "other": other}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        np.savez(folder / f"{name}.npz", **arrays)
+    return folder
+
+
+def test_the_same_layer_comes_first(repsim, newest, stored):
+    code, out, err = repsim("compare", stored / "one/final.npz", stored / "two/final.npz", "--measure", "cka_unbiased")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[1].startswith("  one and two are more alike with depth: CKA (unbiased) 0.")
+    assert " in block 0 and 0.9" in lines[1]
+    assert "; chance at most " in " ".join(lines[1:3])
+    assert any(line.startswith("    same layer (resid_post by block): 0 0.") for line in lines)
+    assert "    best match: the same layer for 3 of 3" in lines
+    assert any(line.startswith("    closest: block 2 of one and block 2 of two, 0.9") for line in lines)
+    assert any(line.startswith("    furthest: block ") for line in lines)
+    assert "see repsim show" not in out
+    assert err.startswith("plan: 6 layers, 120 rows at most, roughly ")
+
+
+def test_models_of_another_depth_are_a_path(repsim, newest, stored):
+    names = ("--names", "base, deep")
+    code, out, err = repsim(
+        "compare", stored / "one/final.npz", stored / "five.npz", *names, "--measure", "cka,procrustes"
+    )
+    assert code == 0, err
+    told = " ".join(out.split())
+    assert "base and deep are about as alike at every depth: best matches, CKA (biased) 1.00 in block 0" in told
+    assert "agrees: best matches, " in told
+    assert "(smaller is closer); chance at least " in told
+    table = out[out.index("    best matches:") :].splitlines()[1:5]
+    assert [line.split("  ")[3].strip() for line in table] == ["base", "block 0", "block 1", "block 2"]
+    assert [line.split()[2:4] for line in table[1:]] == [["block", "0"], ["block", "2"], ["block", "3"]]
+    code, _, err = repsim("export", newest(), "--csv", "--latex")
+    assert code == 0, err
+    rows = list(csv.DictReader((newest() / "export" / "answering.csv").read_text().splitlines()))
+    assert [(row["layer"], row["closest_layer"]) for row in rows[:3]] == [
+        ("resid_post@0", "resid_post@0"),
+        ("resid_post@1", "resid_post@2"),
+        ("resid_post@2", "resid_post@3"),
+    ]
+    assert len(rows) == 2 * (3 + 5)
+    assert "cka & base & 1 & deep & 2 & 1.000 & " in (newest() / "export" / "answering.tex").read_text()
+
+
+def test_nothing_beyond_chance_is_said(repsim, stored):
+    code, out, err = repsim("compare", stored / "five.npz", stored / "other.npz", "--measure", "cka_unbiased")
+    assert code == 0, err
+    assert "five and other have nothing in common beyond chance: best matches, CKA" in " ".join(out.split())
+
+
+def test_warnings_stand_beside_what_they_are_about(repsim, newest, stored, tmp_path):
+    few = {f"h{i}": np.random.default_rng(i).integers(0, 2, size=(20, 2)).astype(float) for i in range(2)}
+    np.savez(tmp_path / "few.npz", **few)
+    code, out, err = repsim(
+        "compare", tmp_path / "few.npz", tmp_path / "few.npz", "--measure", "cka_unbiased,mutual_knn"
+    )
+    assert code == 0, err
+    warnings = json.loads((newest() / "manifest.json").read_text())["warnings"]
+    assert all(f"warning: {text}" in out for text in warnings)
+    of_neighbours = next(text for text in warnings if "several equally near rows" in text)
+    assert of_neighbours.startswith("mutual_knn: ")
+    assert out.index("  mutual_knn: mutual k-NN") < out.index(f"    warning: {of_neighbours}")
+    assert concerns("extract: x", "cka", ["cka"])
+    assert not concerns("cka_unbiased: x", "cka", ["cka", "cka_unbiased"])
+
+
+@pytest.mark.parametrize("names", ["a", "a,a", "a,b,c", "a,b/c", "a,"])
+def test_names_that_cannot_be_labels(repsim, stored, names):
+    code, out, err = repsim("compare", stored / "five.npz", stored / "other.npz", "--names", names)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: names: of 2 models, got '{names}'; give as many different ones")
+
+
+def test_labels_are_the_last_parts_that_differ():
+    assert list(labelled(["x/a/final", "y/b/final", "c"])) == ["a", "b", "c"]
+    assert list(labelled(["a/m.gguf", "b/m.gguf"])) == ["a", "b"]
+    assert list(labelled(["final", "run/final"])) == ["final", "run"]
+    assert list(labelled([3, 4])) == ["int", "int_2"]
+    with pytest.raises(BadInput, match="names: of 2 models, got 'x'"):
+        labelled(["a", "b"], ["x"])
+
+
+def test_a_plan_in_a_line():
+    assert plan_in_short({}) == "plan: "
