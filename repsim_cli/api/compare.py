@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from repsim_cli.api.entries import configuration, is_transformers, labelled, mod
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.result import Result
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
@@ -85,7 +86,8 @@ def compare(  # noqa: PLR0913 - the public interface
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else labelled(models)
-        measures, layers = ([each] if isinstance(each, str) else each for each in (measures, layers))
+        measures, layers = _names("measures", measures), _names("layers", layers)
+        _check_keys(settings)
         if not given:
             raise BadInput("models: none is named, got {}; name two")
         for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
@@ -111,7 +113,7 @@ def compare(  # noqa: PLR0913 - the public interface
         if checked.keys.dry_run:
             raise BadInput("dry_run: a plan has no result, got true; use repsim compare A B --set dry_run=true")
         if folder is not None:
-            return Result(perform_in(Path(folder).expanduser(), checked, progress, drawn=True))
+            return Result(perform_in(local(folder), checked, progress, drawn=True))
         scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
         try:
             result = Result(perform_in(scratch / "run", checked, progress, drawn=False))
@@ -120,6 +122,19 @@ def compare(  # noqa: PLR0913 - the public interface
             raise
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
         return result
+
+
+def _names(key: str, given: Any) -> list[str]:
+    """One name, or several. Raises BadInput for what are none."""
+    names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
+    if not all(isinstance(name, str) for name in names):
+        raise BadInput(f"{key}: not names, got {given!r:.60}; give a list of text")
+    return names
+
+
+def _check_keys(settings: Any) -> None:
+    if not isinstance(settings, Mapping | list | tuple) or not all(isinstance(key, str) for key in settings):
+        raise BadInput(f"settings: not by key, got {settings!r:.60}; write {{'extract.sequences': 256}}")
 
 
 def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: bool) -> Path:

@@ -14,6 +14,7 @@ from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.base.documents import interpolated
 from repsim_cli.base.errors import BadConfig, BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.compose import compose, primary_of, task
@@ -119,7 +120,7 @@ def data_entry(given: Any) -> dict[str, Any]:
         file = conf_dir() / "data" / f"{name}.yaml"
         if file.is_file():
             return shipped(file)
-        place = Path(name).expanduser()
+        place = local(name)
         if place.exists():
             tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
             return {"kind": "table" if tabular else "local_text", "path": name}

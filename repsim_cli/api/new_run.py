@@ -1,12 +1,13 @@
 """A run that a program starts: its folder, and how it ended."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from repsim_cli import report
-from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
+from repsim_cli.base.files import explained
 from repsim_cli.runs import results
 from repsim_cli.runs.results import Run
 
@@ -20,16 +21,27 @@ def new_run(folder: Path, *, reported: bool = True, **about: Any) -> Iterator[Ru
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise BadInput(f"folder: it exists, got '{folder}'; name a new one")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
     run = results.create(folder, **about)
     try:
         yield run
-    except KeyboardInterrupt:
-        run.finish("interrupted", "interrupted by the user")
-        raise
+        run.finish("complete")
+        if reported:
+            report.save([run.folder], run.folder / report.FILE)
     except BaseException as error:
-        run.finish("failed", str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}")
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        _recorded(run, status, error)
+        if failed := RunFailed(explained(error)) if isinstance(error, OSError) else panic(error):
+            raise failed from error
         raise
-    run.finish("complete")
-    if reported:
-        report.save([run.folder], run.folder / report.FILE)
+
+
+def _recorded(run: Run, status: str, error: BaseException) -> None:
+    """Records how a run ended, unless that is what failed."""
+    problem = str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}"
+    with suppress(OSError):
+        run.finish(status, "interrupted by the user" if status == "interrupted" else problem)
+    run.lock.release()

@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.chance import Chance, level_of
@@ -164,7 +165,7 @@ class Result:
 
         Raises BadInput where that exists.
         """
-        target = Path(folder).expanduser()
+        target = local(folder)
         if target.exists():
             raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
         shutil.copytree(self.folder, target)

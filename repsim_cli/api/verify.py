@@ -13,8 +13,8 @@ from torch import nn
 from repsim_cli.api.entries import labelled, model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.config.binding import bind_model
-from repsim_cli.data.files import local
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.library import library
@@ -69,7 +69,7 @@ def verify(
         return _answer(first, second, texts, progress, quick)
     about = {"name": "verify", "study": "verify", "seed": 0, "overrides": []}
     command = [] if isinstance(reference, nn.Module) else ["repsim", "verify", str(reference), str(candidate)]
-    with new_run(Path(folder).expanduser(), **about, command=command) as run:
+    with new_run(local(folder), **about, command=command) as run:
         source = {"source": str(reference)} if isinstance(first, Saved) else _identity(first)
         run.input("models", {"reference": source, "candidate": _identity(second)})
         with run.stage("verify"):
@@ -126,11 +126,11 @@ def _dumped(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | Non
                 f"{key}: unknown settings of stored activations, got {', '.join(sorted(unknown))}; drop them"
             )
         given = given["path"]
-    elif not isinstance(given, str | os.PathLike) or not dump_files(Path(given).expanduser()):
+    elif not isinstance(given, str | os.PathLike) or not dump_files(local(given)):
         return None
     else:
         key = next(iter(labelled([given])))
-    return read_dump(local(os.fspath(given)), key, **settings)
+    return read_dump(local(given), key, **settings)
 
 
 def _opened(key: str, given: Any) -> _Opened:
@@ -212,10 +212,10 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
 
     reference, texts: as of `verify`. file: a new one that ends with .safetensors.
     """
-    place = Path(file).expanduser()
+    place = local(file)
     if place.suffix != ".safetensors" or place.exists() or not place.absolute().parent.is_dir():
         raise BadInput(f"--save: not a new .safetensors file in a folder that exists, got '{file}'; name one")
-    if isinstance(reference, str | os.PathLike) and dump_files(Path(reference).expanduser()):
+    if isinstance(reference, str | os.PathLike) and dump_files(local(reference)):
         raise BadInput(
             f"--save: of a model that runs, got stored activations '{reference}'; they are such a file already"
         )
@@ -271,8 +271,8 @@ def _texts(texts: Texts) -> list[Any]:
 
 def _kept(reference: Any) -> Saved | None:
     """A reference that was saved by `save_reference`."""
-    if isinstance(reference, str | os.PathLike) and is_saved(Path(reference).expanduser()):
-        return load(Path(reference).expanduser())
+    if isinstance(reference, str | os.PathLike) and is_saved(local(reference)):
+        return load(local(reference))
     return None
 
 

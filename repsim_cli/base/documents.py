@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any, get_args
 
 MOST = 1 << 28  # bytes of a JSON document
 MOST_YAML = 1 << 20  # the parser reads about 100 kB a second
+HALF = re.compile("[\0\ud800-\udfff]")
+MOST_VALUES = 100_000  # of a document whose aliases are spelled out
 WORDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", list: "a list"}
 WORDS |= {dict: "a mapping", type(None): "null"}
 
@@ -83,24 +86,68 @@ def read_yaml(file: Path) -> Any:
             return super().compose_node(parent, index)
 
     text = read(file, MOST_YAML)
+    with _yaml():
+        return yaml.load(text, Plain)
+
+
+def check_yaml(file: Path) -> None:
+    """Raises Unreadable where a file is not one mapping in YAML, or nothing, that another reader may expand: a bounded
+    number of values once its aliases are spelled out, none of them inside itself."""
+    import yaml
+
+    text = read(file, MOST_YAML)
+    with _yaml():
+        top = yaml.compose(text, yaml.SafeLoader)
+        if not isinstance(top, yaml.MappingNode | None):
+            raise Unreadable(f"{'a list' if isinstance(top, yaml.SequenceNode) else 'a text'} where keys should be")
+        if _values(top, {}) > MOST_VALUES:
+            raise Unreadable(f"aliases (*name) that make more than {MOST_VALUES:,} values")
+
+
+def _values(node: Any, known: dict[int, int]) -> int:
+    """How many values a tree of YAML has with its aliases spelled out; known: by node, 0 while it is counted."""
+    if id(node) not in known:
+        known[id(node)] = 0
+        inner = node.value if node is not None and not isinstance(node.value, str) else ()
+        parts = (part for item in inner for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_values(part, known) for part in parts)
+    elif not known[id(node)]:
+        raise Unreadable("an alias (*name) inside what it names")
+    return known[id(node)]
+
+
+@contextmanager
+def _yaml() -> Iterator[None]:
+    """What a parser of YAML raises, as Unreadable."""
+    import yaml
+
     try:
         with _collecting_nothing():
-            return yaml.load(text, Plain)
+            yield
     except RecursionError:
         raise Unreadable("a document nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise Unreadable(" ".join(str(error).split())) from None
 
 
+def texts(value: Any) -> Iterator[str]:
+    """All texts in a tree, keys and paths among them."""
+    if isinstance(value, dict | list | tuple):
+        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from texts(inner)
+    elif isinstance(value, str | os.PathLike):
+        yield str(value)
+
+
 def interpolated(value: Any) -> str | None:
     """The first text in a tree that OmegaConf would replace by something else; None where there is none."""
-    if isinstance(value, dict):
-        inner = [*value, *value.values()]
-    elif isinstance(value, list | tuple):
-        inner = value
-    else:
-        return str(value) if isinstance(value, str | os.PathLike) and "${" in str(value) else None
-    return next(filter(None, map(interpolated, inner)), None)
+    return next((text for text in texts(value) if "${" in text), None)
+
+
+def unwritable(value: Any) -> str | None:
+    """The first text in a tree that no document and no path can hold: with a NUL, or half of a surrogate pair, as
+    Python reads names of files that are not UTF-8. None where there is none."""
+    return next((text for text in texts(value) if HALF.search(text)), None)
 
 
 def misfit(value: Any, shape: Any, path: str = "") -> str | None:

@@ -3,6 +3,9 @@
 Every message is one line: `<key path or object>: <what is wrong>, got <value>; <what to do>`.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class RepsimError(Exception):
     """An error that the user can act on; shown as a single line, never as a traceback."""
@@ -30,6 +33,26 @@ class BadConfig(BadInput):
 
 class RunFailed(RepsimError):
     """A run failed after it had started (exit code 1)."""
+
+
+def panic(error: BaseException) -> RunFailed | None:
+    """What a library in Rust raises where it gives up, which is no Exception, as an error of the project; None for
+    anything else."""
+    if type(error).__name__ != "PanicException":
+        return None
+    reason = " ".join(str(error).split())[:160]
+    return RunFailed(f"a library failed, got '{reason}'; a tokenizer may not suit the text, or be damaged")
+
+
+@contextmanager
+def refusing_panics() -> Iterator[None]:
+    """Makes what `panic` knows an exception."""
+    try:
+        yield
+    except BaseException as error:
+        if (failed := panic(error)) is None:
+            raise
+        raise failed from error
 
 
 class Degenerate(RepsimError):

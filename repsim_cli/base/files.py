@@ -7,11 +7,11 @@ bound (with its key path), at the end of a run, and at the end of the command.
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.base.errors import BadInput, RepsimError, panic
 
 PERMISSION = "change its permissions or ask its owner, or choose another path"
 ROOM = "free space there, or choose another place"
@@ -23,6 +23,7 @@ ADVICE = {
     errno.EROFS: "choose a place that can be written",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.EIO: "check the disk",
+    errno.EFBIG: "raise the limit of the size of files (ulimit -f)",
 }
 
 
@@ -55,6 +56,15 @@ def in_utf8(path: Path, variable: str) -> Path:
     except UnicodeEncodeError:
         raise BadInput(f"{variable}: not a path in UTF-8, got {os.fsencode(path)!r}; set it to another") from None
     return path
+
+
+def local(path: str | os.PathLike[str]) -> Path:
+    """The path with `~` expanded, whether it exists or not. Raises BadInput for what no path can be."""
+    with refusing("path: not usable", os.fspath(path), "check the path"):
+        place = Path(path).expanduser()
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(place)
+    return place
 
 
 def inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
@@ -100,7 +110,9 @@ def refusing(problem: str, got: object, advice: str, kind: type[RepsimError] = B
         yield
     except RepsimError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, Exception) and panic(error) is None:
+            raise
         if isinstance(error, OSError) and error.errno in ADVICE:
             raise
         reason = " ".join(str(error).split())[:160] or type(error).__name__

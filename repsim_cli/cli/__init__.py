@@ -10,7 +10,8 @@ from typing import NoReturn
 
 from repsim_cli import __version__
 from repsim_cli.base import signals
-from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.base.documents import unwritable
+from repsim_cli.base.errors import BadInput, RepsimError, panic
 from repsim_cli.base.files import explained
 from repsim_cli.base.plain import escaped
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
@@ -20,10 +21,12 @@ from repsim_cli.config.presets import GROUPS, UNSELECTED
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 all complete, 1 a job failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ["RUST_BACKTRACE"] = "0"  # of libraries that give up; what they say becomes an error
     os.environ["MPLBACKEND"] = "agg"  # figures only go to files, whatever a shell or a notebook has set
     terminal = terminal_log()
     before = signals.handle(signals.end)
     try:
+        _check(words)
         if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
             from repsim_cli.cli.run import run
 
@@ -45,10 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         complain(BadInput(explained(error)))
         code = 2
+    except BaseException as error:
+        if (failed := panic(error)) is None:
+            raise
+        complain(failed)
+        code = 1
     finally:
         signals.restore(before)
         log.removeHandler(terminal)
     sys.exit(code)
+
+
+def _check(words: Sequence[str]) -> None:
+    """Raises BadInput where the command cannot be started: its words, or the place where it is."""
+    if (text := unwritable(list(words))) is not None:
+        raise BadInput(f"repsim: not text in UTF-8, got {os.fsencode(text)!r}; give the file another name")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise BadInput("repsim: the working directory was removed, got nothing in its place; cd to another") from None
 
 
 def _command(module: str, name: str) -> Callable:

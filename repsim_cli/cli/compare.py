@@ -9,6 +9,7 @@ import numpy as np
 
 from repsim_cli.base import signals
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
@@ -109,7 +110,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
         raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
     differences, unmatched = comparison.compare(first, second)
     if parsed.output:
-        Path(parsed.output).mkdir(parents=True, exist_ok=True)
+        local(parsed.output).mkdir(parents=True, exist_ok=True)
     given = comparison.inputs(first, second)
     say(f"{second} minus {first}", *_differing(given), *_differences(differences))
     for line in unmatched:
@@ -117,7 +118,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     if parsed.output:
         from repsim_cli.figures.frame import save
 
-        folder = Path(parsed.output)
+        folder = local(parsed.output)
         record = {
             "first": str(first),
             "second": str(second),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli.base.errors import BadInput, RepsimError
+from repsim_cli.base.files import local
 from repsim_cli.cli.terminal import Bar, check_torch, log, say
 from repsim_cli.config.words import settings_of
 
@@ -121,11 +122,15 @@ def _line(record: dict[str, Any]) -> str:
 def _load_array(name: str) -> Any:
     import numpy as np
 
+    file = local(name)
+    if not file.exists():
+        raise BadInput(f"{name}: no such file; check the path")
+    if not file.is_file():  # opening a pipe blocks
+        raise BadInput(f"{name}: no regular file, got another; save it with numpy.save")
     try:
-        array = np.load(name, allow_pickle=False)
-    except FileNotFoundError:
-        raise BadInput(f"{name}: no such file; check the path") from None
-    except (ValueError, EOFError) as error:
+        with np.errstate(over="ignore"):  # a header may claim more than the file has, or than there are numbers for
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OverflowError, MemoryError) as error:
         reason = "no array of numbers" if "pickle" in str(error) else str(error).splitlines()[0]
         raise BadInput(f"{name}: cannot be read as .npy, got {reason}; save it with numpy.save") from None
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":

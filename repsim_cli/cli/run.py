@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.base import signals
-from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
 from repsim_cli.base.files import explained
 from repsim_cli.base.plain import csv_bytes
 from repsim_cli.base.workers import followed_joblib
@@ -233,6 +233,9 @@ def _job(config: Any, checked: Any, folder: Path) -> str:
         if isinstance(error, OSError):
             problem = explained(error)
             raise
+        if failed := panic(error):
+            problem = str(failed)
+            raise failed from error
         if current is None:
             raise
         problem = f"{type(error).__name__}: {error}"

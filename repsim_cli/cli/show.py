@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.cli.follow import follow
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
@@ -217,7 +218,7 @@ def export_command(parsed: argparse.Namespace) -> int:
     if not kinds and not parsed.pdf:
         raise BadInput("repsim export: no format is asked for, got none; add --csv, --latex, --parquet or --pdf")
     folder = folders.find(parsed.run)
-    into = Path(parsed.output).expanduser() if parsed.output else folder / "export"
+    into = local(parsed.output) if parsed.output else folder / "export"
     style = Style(width=parsed.width, format=("pdf",), colours=parsed.colours, titles=parsed.titles, font=parsed.font)
     style.check()
     written = export.export(folder, into, kinds)
@@ -264,7 +265,7 @@ def report_command(parsed: argparse.Namespace) -> int:
     named = [folder for several in each for folder in several]
     if parsed.output is None and len(parsed.runs) > 1:
         raise BadInput(f"--output: a file is needed for {len(named)} runs, got none; e.g. --output both.html")
-    file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else Path(parsed.output)
+    file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else local(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
     if parsed.follow:
@@ -314,7 +315,7 @@ def cache_command(parsed: argparse.Namespace) -> int:
 
 
 def convert_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.data.files import local
+    from repsim_cli.base.files import local
     from repsim_cli.models.pickled import convert
 
     say(str(convert(parsed.source, local(parsed.target), parsed.revision)))

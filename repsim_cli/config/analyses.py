@@ -9,7 +9,7 @@ from repsim_cli.config.words import settings_of
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import known
-from repsim_cli.runs.content import Facts, Results
+from repsim_cli.runs.content import Results, facts_in
 
 
 def bound_analyses(problems: list[str], given: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def analyses_of(
         tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
     bound = bound_analyses(problems, settings)
     give_up(problems)
-    models = {label: Facts(**facts) for label, facts in manifest["facts"].items()}
+    models = facts_in(manifest)
     groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
     planned = Planned(
         study=manifest["study"],

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any
 
 import hydra
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -27,12 +26,14 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from repsim_cli.base.documents import interpolated
+from repsim_cli.base.documents import check_yaml, interpolated
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import readable, walk
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.config.guard import Guarded
+from repsim_cli.config.guard import OWN_FILES, Guarded
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
 from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
 from repsim_cli.runs import folders, reader
@@ -68,6 +69,42 @@ class Tables(ConfigSource):
         return ConfigResult(self.provider, self.full_path(), config, {"package": None})
 
 
+class Own(ConfigSource):
+    """The files of --config-dir, each checked before Hydra reads it, which hangs or fails in its own ways on some."""
+
+    @staticmethod
+    def scheme() -> str:
+        return OWN_FILES
+
+    def _place(self, config_path: str) -> Path:
+        return Path(self.path) / config_path
+
+    def available(self) -> bool:
+        return self._place("").is_dir()
+
+    def is_group(self, config_path: str) -> bool:
+        return self._place(config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        return self._place(self._normalize_file_name(config_path)).is_file()
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        found: list[str] = []
+        for place in self._place(config_path).iterdir():
+            self._list_add_result(found, os.path.join(config_path, place.name), place.name, results_filter)
+        return sorted(found)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = self._place(self._normalize_file_name(config_path))
+        try:
+            check_yaml(file)
+            header = self._get_header_dict(file.read_text(encoding="utf-8")[:512])
+            return ConfigResult(self.provider, self.full_path(), OmegaConf.load(file), header)
+        except (OmegaConfBaseException, YAMLError, ValueError) as error:
+            reason = " ".join(str(error).split("full_key:")[0].replace(' in "<unicode string>",', "").split())
+            raise BadInput(f"--config-dir: a file is no YAML of a run, got {file} ({reason}); mend it") from None
+
+
 class Places(SearchPathPlugin):
     """Makes Hydra look into the tables too."""
 
@@ -77,7 +114,7 @@ class Places(SearchPathPlugin):
 
 def register() -> None:
     """Makes the tables known to Hydra."""
-    for plugin in (Tables, Places):
+    for plugin in (Tables, Own, Places):
         Plugins.instance().register(plugin)
 
 
@@ -120,10 +157,10 @@ def in_a_line(words: list[str]) -> Iterator[None]:
     """Hydra's errors, and those that it raises for overrides that make no sense, as BadInput."""
     try:
         yield
-    except (HydraException, ValueError, TypeError) as error:
+    except RecursionError:
+        raise BadInput("config: its lists of defaults have no end, got a file that names itself; mend them") from None
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         raise BadInput(hydra_line(error, words)) from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"--config-dir: a file is no YAML, got {' '.join(str(error).split())}; mend it") from None
 
 
 def run_alone(job: Callable[[Any], Any], config: Any) -> None:
@@ -208,6 +245,8 @@ def _check_config_dir(root: Path) -> None:
         raise BadInput(f"--config-dir: no such folder, got '{root}'; name a folder of YAML files")
     for folder, _, names in walk(root):
         for file in (folder / name for name in names if name.endswith(".yaml")):
+            if file.exists() and not file.is_file():
+                raise BadInput(f"--config-dir: no regular file, got '{file}'; take it away")  # opening a pipe blocks
             readable(file)
             group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
             if group in GROUPS and name in described(group):

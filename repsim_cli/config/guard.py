@@ -30,6 +30,7 @@ SWEPT = ("sweeper", "params")  # further values of a sweep
 COMPUTED = (("overrides",), ("runtime",), ("job", "override_dirname"), ("job", "config_name"), ("mode",))
 VARIABLES = ("REPSIM_OUTPUTS", "REPSIM_CACHE")
 ABSENT = object()
+OWN_FILES = "own"  # the scheme of the files of --config-dir
 
 
 class Guarded:
@@ -40,7 +41,7 @@ class Guarded:
         self.own = self.loader = own
         if folder is not None:
             path = deepcopy(own.get_search_path())
-            path.prepend("command-line", f"file://{Path(folder).resolve()}", SearchPathQuery(provider="schema"))
+            path.prepend("command-line", f"{OWN_FILES}://{Path(folder).resolve()}", SearchPathQuery(provider="schema"))
             self.loader: Any = type(own)(path)  # type: ignore[call-arg]
 
     def load_configuration(self, primary: str, words: list[str], mode: RunMode = RunMode.RUN) -> Any:

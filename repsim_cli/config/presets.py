@@ -57,7 +57,7 @@ def entry_of(name: str) -> dict[str, Any]:
 
     Raises BadInput for what is none of these.
     """
-    from repsim_cli.data.files import local
+    from repsim_cli.base.files import local
     from repsim_cli.models.series import is_native
 
     known = entries("model")

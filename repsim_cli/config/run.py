@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
 from repsim_cli.base import registry
-from repsim_cli.base.documents import interpolated
+from repsim_cli.base.documents import interpolated, unwritable
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.planning import checking
 from repsim_cli.base.settings import WORDS, Extract, Hardware, Seed, Significance, check_executor
@@ -313,6 +313,8 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     assert isinstance(plain, dict)
     if text := interpolated(plain):
         raise BadConfig([f"config: ${{ in a value would be replaced when it is read, got '{text}'; use another name"])
+    if text := unwritable(plain):
+        raise BadConfig([f"config: text that no file can hold, got '{text}'; use UTF-8 without NUL"])
     keys: Fields = {str(k): v for k, v in plain.items() if k != "experiment"}
     for path, value in _leaves(keys, ""):
         if value == MISSING:

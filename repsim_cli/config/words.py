@@ -92,7 +92,10 @@ def as_override(value: Any) -> str:
     if isinstance(value, str | os.PathLike):  # a backslash is one, but where a quote follows
         inner = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + end[2].replace('"', '\\"'), os.fspath(value))
         return f'"{inner}"'
-    return json.dumps(value)
+    try:
+        return json.dumps(value)
+    except TypeError:
+        raise BadInput(f"settings: no plain value, got {value!r:.60}; give text, a number or a list") from None
 
 
 def setting(key: str, value: Any) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repsim_cli.base.bounded import bounded
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refusing
 
@@ -145,7 +146,7 @@ def chatting(tokenizer: Any) -> Chat:
 
 
 def _rendered(tokenizer: Any, content: str) -> str:
-    with refusing("tokenizer: the chat template cannot be used", _name(tokenizer), "set data.chat=false"):
+    with refusing("tokenizer: the chat template cannot be used", _name(tokenizer), "set data.chat=false"), bounded():
         return tokenizer.apply_chat_template(
             [{"role": "user", "content": content}],
             tokenize=False,

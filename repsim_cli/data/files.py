@@ -6,17 +6,16 @@ Everything here raises BadInput for a file whose content does not match its name
 import csv
 import io
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside, readable, refusing
+from repsim_cli.base.files import inside, local, readable, refusing
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Hardware
 
@@ -26,15 +25,6 @@ MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-
 # those that spreadsheets write; the codes of Western and Central Europe cannot be told apart, the Western one is meant
 ENCODINGS = ("cp1252", "cp932", "gb18030", "cp949", "big5", "cp1251")
 SNIFFED = 1 << 20  # bytes that tell the encoding
-
-
-def local(path: str) -> Path:
-    """The path with `~` expanded, whether it exists or not."""
-    with refusing("path: not usable", path, "check the path"):
-        place = Path(path).expanduser()
-        with suppress(FileNotFoundError, NotADirectoryError):
-            os.stat(place)
-    return place
 
 
 def existing(path: str, suffixes: Sequence[str]) -> Path:
@@ -135,6 +125,8 @@ def delimited(file: Path, text: str, names: Sequence[str], delimiter: str | None
     among them; else the one that gives most lines so many.
     names: of columns that the first line must have. delimiter: None: sniffed.
     """
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '\0\r\n"'):
+        raise BadInput(f"delimiter: not one character between columns, got {delimiter!r}; e.g. ','")
     before = "\t" if file.name.endswith((".tsv", ".txt")) else ","
     marks = [delimiter] if delimiter else sorted(DELIMITERS, key=lambda mark: mark != before)
     best: Lines = []

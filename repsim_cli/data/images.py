@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import local, refusing
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Labels, Modality, Sequences, draw
-from repsim_cli.data.files import existing, local, npz_arrays
+from repsim_cli.data.files import existing, npz_arrays
 from repsim_cli.data.hub import HubTable, Record, hub_records, parquet_records
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

@@ -12,10 +12,11 @@ import numpy as np
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
-from repsim_cli.data.files import existing, local
+from repsim_cli.data.files import existing
 from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad

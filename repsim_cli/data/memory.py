@@ -1,6 +1,6 @@
 """Texts of a Python program; configurations name them by a key that this process alone can resolve."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
@@ -33,8 +33,20 @@ def hold(key: str, texts: Data) -> dict[str, str]:
     return {"kind": "memory", "key": key}
 
 
+def _check(given: Iterable[str]) -> None:
+    """Raises BadInput for text with half of a surrogate pair, which no tokenizer takes."""
+    for number, text in enumerate(given):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise BadInput(
+                f"data: half of a surrogate pair, got {text[:60]!a} in text {number}; decode the text again"
+            ) from None
+
+
 def texts(given: Sequence[str]) -> Text:
     """Each text is a document."""
+    _check(given)
 
     def documents() -> Generator[str, None, None]:
         yield from given
@@ -44,6 +56,7 @@ def texts(given: Sequence[str]) -> Text:
 
 def labelled(given: Sequence[tuple[str, str]]) -> Examples:
     """(text, label) pairs; the labels in the order of their first occurrence."""
+    _check(f"{text} {label}" for text, label in given)
     names = tuple(dict.fromkeys(label for _, label in given))
 
     def read() -> Iterator[Example | str]:

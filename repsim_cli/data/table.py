@@ -8,8 +8,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import data, did_you_mean
-from repsim_cli.data.files import decoded, delimited, existing, json_line, lines_of, local
+from repsim_cli.data.files import decoded, delimited, existing, json_line, lines_of
 from repsim_cli.data.hub import HubTable, hub_records, parquet_records, stored_records
 from repsim_cli.data.labelled import Example, Examples
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
-from repsim_cli.data.files import existing, lines_of, local
+from repsim_cli.data.files import existing, lines_of
 from repsim_cli.data.hub import HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad

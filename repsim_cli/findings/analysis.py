@@ -16,7 +16,7 @@ import numpy as np
 from repsim_cli.base import registry
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict
+from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict, facts_in
 
 Job = tuple[str, Callable[[], Any]]  # the name of a figure, and what makes it
 FEW = 3  # models up to which each has figures of its own in the overview
@@ -81,7 +81,7 @@ class Finished:
 
     @cached_property
     def models(self) -> dict[str, Facts]:
-        return {label: Facts(**facts) for label, facts in self.manifest["facts"].items()}
+        return facts_in(self.manifest)
 
     @cached_property
     def seeds(self) -> dict[str, str]:
@@ -124,7 +124,8 @@ class Finished:
         """All layers of all models under a measure."""
         sides = [side for matrix in measured.matrices for side in (matrix.rows, matrix.columns)]
         known = {side.model: side.layers for side in sides}
-        layers = {model: known[model] for model in self.manifest["models"] if model in known}
+        order = dict.fromkeys([*self.manifest.get("models", ()), *known])
+        layers = {model: known[model] for model in order if model in known}
         ends = np.cumsum([0, *map(len, layers.values())]).tolist()
         places = {model: slice(ends[i], ends[i + 1]) for i, model in enumerate(layers)}
         values = np.full((ends[-1], ends[-1]), np.nan)

@@ -97,7 +97,7 @@ class Measure(ABC):
 
     def sides(self, x: Any, y: Any, labels: Labels) -> tuple[Tensor, Tensor, Tensor | None]:
         """x, y in float64 and the labels' codes. Raises Degenerate for input that the measure does not take."""
-        given = [side if isinstance(side, Tensor) else torch.from_numpy(np.ascontiguousarray(side)) for side in (x, y)]
+        given = [_tensor(name, side) for name, side in (("x", x), ("y", y))]
         x, y = given
         if x.ndim != 2 or y.ndim != 2 or len(x) != len(y) or 0 in x.shape + y.shape:
             raise Degenerate(
@@ -112,7 +112,7 @@ class Measure(ABC):
                 row, got = rows.start + int(bad.any(1).nonzero()[0]), float(side[rows][bad][0])
                 problem = "too large to be squared and summed" if math.isfinite(got) else "not finite"
                 raise Degenerate(f"{name}: {problem}, got {got} in row {row}; fix the array")
-        codes = None if labels is None else torch.as_tensor(np.asarray(labels))
+        codes = None if labels is None else _tensor("labels", labels)
         self.check(("x", "y"), [side.shape for side in given], codes)
         check_room(self.name, self.squares_at_once, len(x))
         for name, side in (("x", x), ("y", y)):
@@ -154,6 +154,17 @@ class Measure(ABC):
         if self.card.labelled and (labels is None or len(labels) != shapes[0][0]):
             got = "none" if labels is None else len(labels)
             raise Degenerate(f"{self.name}: needs one label per row, got {got} for {shapes[0][0]} rows; give labels")
+
+
+def _tensor(name: str, given: Any) -> Tensor:
+    """Real numbers in any byte order and precision. Raises Degenerate for what are none."""
+    if isinstance(given, Tensor):
+        return given
+    array = np.asarray(given)
+    if array.dtype.kind not in "fiub":
+        raise Degenerate(f"{name}: not real numbers, got {array.dtype}; give an array of floats")
+    kind = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.array(array, kind, order="C", copy=None if array.flags.writeable else True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +302,7 @@ class OfAttention(Measure):
 
     @staticmethod
     def _maps(maps: Any, what: str) -> Float[Tensor, "h t t"]:
-        weights = (maps if isinstance(maps, Tensor) else torch.from_numpy(np.array(maps, order="C"))).double()
+        weights = _tensor(what, maps).double()
         if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or 0 in weights.shape:
             raise Degenerate(f"{what}: not maps (heads, T, T), got {tuple(weights.shape)}; give T x T per head")
         off = float((weights.sum(2) - 1).abs().max())

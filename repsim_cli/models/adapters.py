@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from repsim_cli.base.bounded import bounded
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import readable, refusing
 from repsim_cli.data.files import json_file
@@ -146,6 +147,20 @@ def fitting(adapter: Adapter, model: Any) -> dict[str, str]:
     return names
 
 
+def _by_name(settings: Any, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], ...]:
+    """The rank and alpha of each module by its name in the base, where the adapter has regular expressions for names
+    in the model that it was trained on, some of which never end."""
+    ranks, alphas = {}, {}
+    parts = [(*key.partition(".lora_")[::2], weight) for key, weight in weights.items()]
+    known = {path: weight.shape[0] for path, kind, weight in parts if "A" in kind}
+    for path in sorted(names, key=lambda path: -len(names[path])):  # peft takes the first that a name ends with
+        with bounded():
+            found = (key for key in settings.alpha_pattern if re.match(rf"(.*\.)?({key})$", path))
+            alpha = settings.alpha_pattern.get(next(found, None), settings.lora_alpha)
+        ranks[re.escape(names[path])], alphas[re.escape(names[path])] = known.get(path, settings.r), alpha
+    return ranks, alphas
+
+
 def merged(model: Any, adapter: Adapter) -> Any:
     """The model, with the adapter merged into its weights in place."""
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
@@ -169,9 +184,7 @@ def merged(model: Any, adapter: Adapter) -> Any:
         for setting in ("modules_to_save", "exclude_modules", "layers_to_transform", "layers_pattern"):
             setattr(settings, setting, None)
         settings.target_modules, settings.inference_mode = sorted(names.values()), True
-        for patterns in (settings.rank_pattern, settings.alpha_pattern):  # by name in the other model
-            for path in [path for path in patterns if path in names]:
-                patterns[names[path]] = patterns[path]
+        settings.rank_pattern, settings.alpha_pattern = _by_name(settings, names, weights)
         for (name, parameter), weight in whole.items():
             if name is not None:
                 getattr(modules[name], parameter).copy_(weight)

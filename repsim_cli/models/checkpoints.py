@@ -16,9 +16,9 @@ import safetensors
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput, Unreachable
-from repsim_cli.base.files import inside, readable
+from repsim_cli.base.files import inside, local, readable
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.data.files import json_file, local
+from repsim_cli.data.files import json_file
 from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
 from repsim_cli.models.gguf import by_itself, checked, is_gguf

@@ -34,8 +34,9 @@ def checked(file: Path) -> Path:
     with refusing("path: not a complete .gguf file", readable(file), "copy it again"):
         read = reader(file)
     parts = read.fields.get("split.count")
-    if parts is not None and parts.contents() > 1:
-        raise BadInput(f"path: one of {parts.contents()} parts, got '{file}'; join them with llama-gguf-split --merge")
+    count = 1 if parts is None else parts.contents()
+    if not isinstance(count, int) or not 0 <= count <= 1:
+        raise BadInput(f"path: one of {count} parts, got '{file}'; join them with llama-gguf-split --merge")
     scaled = sorted(tensor.name for tensor in read.tensors if tensor.name.startswith("rope_f"))
     if scaled:
         _warn_of_scaling(str(file), scaled[0])

@@ -18,8 +18,8 @@ import torch
 
 from repsim_cli.base.documents import shown
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside
-from repsim_cli.data.files import json_file, local
+from repsim_cli.base.files import inside, local
+from repsim_cli.data.files import json_file
 from repsim_cli.models.checkpoints import folder, hub_files, weight_files
 
 WEIGHTS, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

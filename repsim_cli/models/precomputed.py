@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import local, refusing
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import LARGEST, NotNegative
-from repsim_cli.data.files import existing, local
+from repsim_cli.data.files import existing
 from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, checked, natural
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.sentence_files import of_sentences, prompt_files, prompts_of, sentence_file

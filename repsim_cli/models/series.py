@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explained
+from repsim_cli.base.files import explained, local
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import NotNegative
-from repsim_cli.data.files import json_file, local
+from repsim_cli.data.files import json_file
 from repsim_cli.models.shapes import shape_of
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens

@@ -1,13 +1,15 @@
 """Tokenizers of models, of this package and of the hub."""
 
 import functools
+import json
 import logging
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.base.errors import BadInput
+from repsim_cli.base.errors import BadInput, refusing_panics
 from repsim_cli.base.files import readable
+from repsim_cli.data.files import json_file
 from repsim_cli.models.checkpoints import (
     SHIPPED,
     hub_files,
@@ -20,6 +22,7 @@ from repsim_cli.models.checkpoints import (
 from repsim_cli.models.library import library, silent
 from repsim_cli.models.shapes import planned_shape
 
+GROWTH = 100
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 BESIDE_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
@@ -42,8 +45,8 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         if (file := Path(where) / name).is_file():
             readable(file)
     try:
-        with silent():
-            tokenizer = pretrained(library().AutoTokenizer, where, revision)
+        with silent(), refusing_panics():
+            tokenizer = _bounded(where, revision)
             tokenizer(PROBE, verbose=False)
             tokenizer.name_or_path = where
             _compare_with_pieces(tokenizer, Path(where))
@@ -57,6 +60,40 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
             # a repository with only a tokenizer has no config.json, which is required for ids but not for folders
             return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
         raise not_reached(where, revision, error) from error
+
+
+def _bounded(where: str, revision: str | None) -> Any:
+    """The tokenizer of a folder or on the hub. Raises ValueError where its texts would grow without end, of a folder
+    before it is loaded, which normalises its added tokens."""
+    file = Path(where) / "tokenizer.json"
+    if file.is_file():
+        _check_growth(json_file(file).get("normalizer"))
+    tokenizer = pretrained(library().AutoTokenizer, where, revision)
+    if tokenizer.is_fast and (part := tokenizer.backend_tokenizer.normalizer) is not None:
+        _check_growth(json.loads(part.__getstate__()))
+    return tokenizer
+
+
+def _check_growth(normalizer: Any) -> None:
+    """Raises ValueError where the parts of a normaliser, one after the other, make a text `GROWTH` times as long."""
+    from tokenizers import Regex, normalizers
+
+    growth, parts = 1, [normalizer]
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        inner, content, pattern = part.get("normalizers"), part.get("content"), part.get("pattern")
+        parts += inner if isinstance(inner, list) else []
+        if not isinstance(content, str) or not isinstance(pattern, dict):
+            continue
+        text, regex = pattern.get("String"), pattern.get("Regex")
+        if isinstance(text, str):
+            growth *= max(1, -(-len(content) // max(len(text), 1)))
+        elif isinstance(regex, str):  # one that matches nothing does so between any two characters
+            empty = "(?" in regex or len(normalizers.Replace(Regex(regex), "x").normalize_str(PROBE)) > len(PROBE)
+            growth *= max(1, len(content)) + empty
+        if growth > GROWTH:
+            raise ValueError(f"its normaliser makes texts more than {GROWTH} times as long")
 
 
 def _compare_with_pieces(tokenizer: Any, folder: Path) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import Seed
 from repsim_cli.models.architectures import lens_architecture, native_architecture
@@ -77,7 +78,7 @@ def transformer_lens(  # noqa: PLR0913 - keys of YAML
             raise BadInput(
                 f"config, path, hub: give exactly one, got config and '{path or hub or revision}'; leave one out"
             )
-        file = None if weights is None else weights_file(Path(weights).expanduser())
+        file = None if weights is None else weights_file(local(weights))
         about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
         native = _native(config, about, lambda: file, tokenizer, seed, process_weights)
         return replace(native, trained=weights is not None)
@@ -247,12 +248,12 @@ def _saved(
 
     def file() -> Path:
         if path is not None:
-            return weights_in(Path(path).expanduser())
+            return weights_in(local(path))
         return weights_in(hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
 
     if path is not None:
         file()
-        has_tokenizer = any((Path(path).expanduser() / name).is_file() for name in TOKENIZER_FILES)
+        has_tokenizer = any((local(path) / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
     return _native(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
 

@@ -18,10 +18,11 @@ import torch
 from torch import nn
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local
 from repsim_cli.base.planning import is_dry
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
-from repsim_cli.data.files import json_file, local
+from repsim_cli.data.files import json_file
 from repsim_cli.models.adapters import with_adapter
 from repsim_cli.models.checkpoints import (
     check_scales,

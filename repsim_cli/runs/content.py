@@ -150,6 +150,10 @@ class Table:
     rows: list[list[Any]]
     analysis: str = ""
 
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"a row that has not {len(self.columns)} cells")
+
     def column(self, name: str) -> list[Any]:
         return [row[self.columns.index(name)] for row in self.rows]
 
@@ -199,6 +203,12 @@ class Curve:
     bounds: list[float | None] = field(default_factory=lambda: [None, None])
     about: dict[str, Any] = field(default_factory=dict)
     analysis: str = ""
+
+    def __post_init__(self) -> None:
+        bands = [side for band in self.bands.values() for side in (band.low, band.high)]
+        every = [*self.lines.values(), *self.errors.values(), *bands, *([] if self.mean is None else [self.mean])]
+        if any(len(values) != len(self.at) for values in every):
+            raise ValueError(f"a line that has not {len(self.at)} values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,6 +276,13 @@ class Facts:
     training: str = ""
     steps: list[int] = field(default_factory=list)
     entry: str = ""
+
+
+def facts_in(manifest: Mapping[str, Any]) -> dict[str, Facts]:
+    """The facts of every model that a manifest has, as far as this version knows them."""
+    known = {part.name for part in dataclasses.fields(Facts)}
+    facts = manifest.get("facts", {}).items()
+    return {label: Facts(**{key: fact for key, fact in of.items() if key in known}) for label, of in facts}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,15 @@ HOW = (
 )
 # shapes, as `misfit` takes them, of what is read after a run; studies add further keys
 NUMBER = int | float
+FACTS = {
+    "kind": str,
+    "family": str,
+    "layers": [str],
+    "widths": [int],
+    "trained?": bool,
+    "training?": str,
+    "entry?": str,
+}
 MANIFEST = {
     "name": str,
     "study": str,
@@ -64,9 +73,14 @@ MANIFEST = {
     "seconds?": NUMBER,
     "files?": {str: str},
     "models?": {str: dict},
-    "facts?": {str: dict},
+    "facts?": {str: FACTS},
     "base?": str | None,
     "groups?": {str: dict},
+    "options?": dict,
+    "remedies?": dict,
+    "short?": {str: str},
+    "data?": dict,
+    "executor?": dict,
 }
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)

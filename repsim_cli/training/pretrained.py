@@ -8,6 +8,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
+from repsim_cli.base.files import local
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import EVERYTHING, Seed
 from repsim_cli.data.packing import pack
@@ -80,7 +81,7 @@ def pretrained(
         "code": CODE,
         "config": config,
         "tokenizer": tokenizer,
-        "text": text.source if path is None else hash_files([Path(path).expanduser()]),
+        "text": text.source if path is None else hash_files([local(path)]),
         "seed": seed,
         **asdict(recipe),
     }

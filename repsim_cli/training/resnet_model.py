@@ -21,10 +21,9 @@ from torch import Tensor, nn
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import local, refusing
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Medium, Seed
-from repsim_cli.data.files import local
 from repsim_cli.data.images import Patches
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.configs import config_hash

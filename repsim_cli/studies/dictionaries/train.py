@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import local, refusing
 from repsim_cli.base.settings import Above0, From0, Medium, Positive
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
@@ -135,7 +135,7 @@ ARCHITECTURES = ("standard", "jumprelu", "topk")
 def load(path: str | Path) -> Dictionary:
     """A dictionary in the format of SAELens. Raises BadInput for a folder that is none, or that does more than a
     `Dictionary` does."""
-    folder = Path(path).expanduser()
+    folder = local(path)
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
             raise BadInput(f"path: no {name} in the folder, got '{path}'; name a dictionary as SAELens writes it")
