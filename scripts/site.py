@@ -19,6 +19,7 @@ from repsim_cli.cli.describe import SETTINGS, Topic, catalogue, meanings, shown
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = (
     "*.md",
+    "llms.txt",
     "docs/**/*.md",
     "docs/*.png",
     "docs/*.css",

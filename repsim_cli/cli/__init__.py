@@ -103,9 +103,12 @@ def parser() -> argparse.ArgumentParser:
 
     add_first(add)
     add_of_finished(add)
+    for name in AS_JSON:
+        commands.choices[name].add_argument("--json", action="store_true", help="print the answer as JSON")
     return top
 
 
+AS_JSON = ("compare", "show", "diff", "list", "claims", "describe", "doctor")  # cli/machine.py has the keys
 Add = Callable[..., argparse.ArgumentParser]
 
 

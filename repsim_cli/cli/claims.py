@@ -9,6 +9,7 @@ from typing import Any
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.cli.machine import say_json
 from repsim_cli.cli.terminal import log, say
 from repsim_cli.config.presets import described
 from repsim_cli.runs import folders, reader, results
@@ -22,6 +23,8 @@ def claims_command(parsed: argparse.Namespace) -> int:
 
     claims = known(parsed.names or registry.claims.names())
     claims = sorted(claims, key=lambda claim: (claim.source, claim.name))
+    if parsed.check and parsed.json:
+        raise BadInput("--json: of claims alone, got --check as well; run --check first")
     if parsed.check:
         check(claims)
         runs = newest(results.outputs_root())
@@ -29,6 +32,9 @@ def claims_command(parsed: argparse.Namespace) -> int:
         say(*table(claims, verdicts(runs)))
         return 0
     by_claim = verdicts(newest(results.outputs_root()), values=True)
+    if parsed.json:
+        say_json("claims", {"claims": [_document(claim, by_claim.get(claim.name, {})) for claim in claims]})
+        return 0
     for claim in claims:
         say(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
         say(f"  {claim.says}")
@@ -37,6 +43,12 @@ def claims_command(parsed: argparse.Namespace) -> int:
         for run, words in by_claim.get(claim.name, {}).items():
             say(f"  {run}: {'; '.join(words)}")
     return 0
+
+
+def _document(claim: Any, by_run: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """A claim with the verdicts of runs, as `machine.SHAPES` has it."""
+    keys = ("name", "source", "analysis", "says", "statistic", "unit")
+    return {**{key: getattr(claim, key) for key in keys}, "holds_where": bound(claim), "verdicts": dict(by_run)}
 
 
 def bound(claim: Any) -> str:

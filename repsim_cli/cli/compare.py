@@ -13,6 +13,7 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
+from repsim_cli.cli.machine import of_run, say_json
 from repsim_cli.cli.plan import plan_in_short, plan_lines
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import Bar, check_torch, quiet, say
@@ -56,6 +57,9 @@ def compare_command(parsed: argparse.Namespace) -> int:
             folder = perform_in(place, checked, Watching(place), drawn=True)
     finally:
         results.drop_empty(place)
+    if parsed.json:
+        say_json("compare", of_run(folder))
+        return 0
     families = list(reader.read_manifest(folder)["models"]) != list(models)
     say(*(summary(folder) if families else answer(folder, *models)))
     return 0
@@ -112,22 +116,27 @@ def diff_command(parsed: argparse.Namespace) -> int:
     if parsed.output:
         local(parsed.output).mkdir(parents=True, exist_ok=True)
     given = comparison.inputs(first, second)
-    say(f"{second} minus {first}", *_differing(given), *_differences(differences))
-    for line in unmatched:
-        say(f"  not compared: {line}")
+    record = {
+        "first": str(first),
+        "second": str(second),
+        "texts": [{"first": a, "second": b} for a, b in given.texts],
+        "models": given.models,
+        "settings": {key: {"first": a, "second": b} for key, (a, b) in given.settings.items()},
+        "differences": comparison.table(differences),
+        "not_compared": unmatched,
+    }
+    if parsed.json:
+        say_json("diff", record)
+    else:
+        say(f"{second} minus {first}", *_differing(given), *_differences(differences))
+        say(*(f"  not compared: {line}" for line in unmatched))
     if parsed.output:
         from repsim_cli.figures.frame import save
 
         folder = local(parsed.output)
-        record = {
-            "first": str(first),
-            "second": str(second),
-            **given._asdict(),
-            "differences": comparison.table(differences),
-        }
         results.write(folder / "comparison.json", results.dumps(record).encode())
         for file in save(folder, list(comparison.figures(differences, (first.name, second.name))), Bar()):
-            if file.suffix == ".png":
+            if file.suffix == ".png" and not parsed.json:
                 say(str(file))
     return 0
 

@@ -4,7 +4,7 @@ import difflib
 import inspect
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, get_args
 
@@ -312,6 +312,27 @@ def shown(topic: Topic) -> str:
     blocks.append("\n".join(_filled(fact, "  ", "    ") for fact in topic.facts))
     blocks += [f"  example: {topic.example}"] if topic.example else []
     return "\n\n".join(filter(None, blocks))
+
+
+def of_topics(topics: Iterable[Topic]) -> dict[str, Any]:
+    """The meanings of a name for programs, as `SHAPES` of `machine.py` has them."""
+    return {
+        "meanings": [
+            {
+                "name": topic.name,
+                "title": topic.title,
+                "path": topic.path,
+                "text": "\n\n".join(filter(None, [topic.header, *topic.prose])),
+                "settings": {
+                    key: {"meaning": setting.meaning, "range": range_of(setting, topic.given, key)}
+                    for key, setting in topic.settings.items()
+                },
+                "facts": list(topic.facts),
+                "example": topic.example,
+            }
+            for topic in topics
+        ]
+    }
 
 
 def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from repsim_cli.base.errors import BadInput
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.terminal import say
 from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, described, entries
@@ -148,6 +149,14 @@ def runs() -> list[dict[str, Any]]:
 
 
 def list_command(parsed: argparse.Namespace) -> int:
+    if parsed.json:
+        from repsim_cli.cli.machine import of_lists, say_json
+
+        if parsed.what == ARCHITECTURE:
+            raise BadInput(f"--json: of what can be selected or set, or of runs, got {ARCHITECTURE}; drop --json")
+        groups = {None: LISTED, RUN: ()}.get(parsed.what, (parsed.what,))
+        say_json("list", of_lists(groups, runs() if parsed.what in (None, RUN) else ()))
+        return 0
     if parsed.what == RUN:
         known = runs()
         if not known:

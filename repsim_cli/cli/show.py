@@ -10,6 +10,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.cli.follow import follow
+from repsim_cli.cli.machine import of_run, say_json
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
 from repsim_cli.runs import folders, reader, results
@@ -146,6 +147,8 @@ def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
 
 def show_command(parsed: argparse.Namespace) -> int:
     folder = folders.find_sweep(parsed.run)
+    if folder is not None and parsed.json:
+        raise BadInput(f"--json: of a single run, got the sweep {folder}; its jobs.json has all jobs")
     if folder is not None:
         if parsed.follow:
             raise BadInput(f"--follow: of a single run, got the sweep {folder}; name one of its jobs")
@@ -153,6 +156,9 @@ def show_command(parsed: argparse.Namespace) -> int:
     folder = folders.find(parsed.run)
     if parsed.follow:
         follow(folder)
+    if parsed.json:
+        say_json("show", of_run(folder))
+        return 0
     say(*summary(folder))
     for name, seconds in reader.read_manifest(folder)["timings"].items():
         say(f"  {name}: {seconds:.1f} s")
@@ -293,6 +299,9 @@ def doctor_command(parsed: argparse.Namespace) -> int:
     check_torch()
     from repsim_cli.cli import doctor
 
+    if parsed.json:
+        say_json("doctor", {"topics": dict(doctor.examine())})
+        return 0
     for topic, lines in doctor.examine():
         say(topic)
         say(*(f"  {line}" for line in lines))
@@ -326,8 +335,14 @@ def describe_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.cli import describe
 
     if parsed.which is None:
-        say(*"\n\n".join(map(describe.shown, describe.meanings(parsed.name))).split("\n"))
+        topics = describe.meanings(parsed.name)
+        if parsed.json:
+            say_json("describe", describe.of_topics(topics))
+        else:
+            say(*"\n\n".join(map(describe.shown, topics)).split("\n"))
         return 0
+    if parsed.json:
+        raise BadInput(f"--json: of a name alone, got {parsed.name} {parsed.which}; drop --json")
     if parsed.name != "model":
         raise BadInput(f"repsim describe: two names, got {parsed.name} {parsed.which}; a model is: model NAME")
     from repsim_cli.cli.anatomy import anatomy
