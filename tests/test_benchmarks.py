@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import few_rows
 import levels
 import numpy as np
 import pytest
@@ -33,6 +34,19 @@ def accuracy():
     made = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(made)
     return made
+
+
+def test_a_sample_of_the_table_of_few_rows_holds():
+    cells = {tuple(row.split("|")[1:3]): row for row in accuracy_page() if row.startswith("| `")}
+    at_4 = {key: float(row.split("|")[6]) for key, row in cells.items() if "refused" not in row}
+    for name, correlation in (("procrustes", 0.0), ("ridge", 0.9)):
+        printed = at_4[f" `{name}` ", f" {correlation:g} "]
+        assert few_rows.mean(name, 256, correlation, draws=1) == pytest.approx(printed, abs=0.03)
+
+
+def accuracy_page():
+    page = (ROOT / "docs" / "accuracy.md").read_text()
+    return page.split(few_rows.BEGIN)[1].split(few_rows.END)[0].splitlines()
 
 
 SAMPLE = ["cka", "cka_unbiased", "cka_rbf", "rsa", "rsa_euclidean", "distance_correlation", "procrustes", "euclidean"]

@@ -16,7 +16,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.network import staying_offline
 from repsim_cli.engine.bounds import disk_gb, in_gb
-from repsim_cli.measures import InnerProduct, Measure
+from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.models.source import Source
 
 SIDE = 1024  # of the matrices whose product is timed
@@ -123,7 +123,7 @@ def pairs_cost(
             operations = count * 2 * n**3 * measure.slow.products
             whole += Cost(operations, operations / workers)
         else:
-            each = 2 * n**2 if inner else 4 * n * d**2 + 20 * d**3 + 1e5 * n
+            each = 4 * n * d**2 + measure.cubes * d**3 + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2
             whole += products(count * each, hardware)
     return whole
 

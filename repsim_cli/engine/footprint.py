@@ -117,6 +117,7 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
     kernels = {kernel for m in measures if isinstance(m, InnerProduct) for kernel in (m.row, m.column)}
     packed = sum(isinstance(kernel, Packed) for kernel in kernels)
     whole = any(isinstance(kernel, Kernel) and kernel.whole for kernel in kernels)
+    widest = min(rows, max(layer.width for layer in comparison.layers))
     parts = {
         "Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE,
         **passing(comparison.live, comparison.extract, hardware, everything, together=comparison.side_by_side),
@@ -130,7 +131,8 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
         "distances": 4.0 * rows**2 * (packed * len(comparison.layers) / 2 + whole),
         "matrices": 8.0
         * rows**2
-        * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(comparison.layers) for m in measures),
+        * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(comparison.layers) for m in measures)
+        + 8.0 * widest**2 * max(m.wide_squares if isinstance(m, Pairwise) else 0.0 for m in measures),
         "processes": 0.35e9 * hardware.workers if hardware.workers > 1 and comparison.slow else 0.0,
         "null": 8.0 * 2 * len(comparison.layers) ** 2 * comparison.significance.permutations * len(comparison.measures)
         if comparison.significance.method == "permutation"

@@ -10,11 +10,29 @@ FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "grades.csv"
 
 
 def leaderboard() -> dict[str, dict[str, str]]:
-    """By measure, the best on language first, the columns of the table `measures by grade`; `images`, `images low` and
-    `images high` are the mean rank on images and its band."""
+    """By measure, the lowest mean rank on language first, columns of the table `measures by grade`; `images`, `images
+    low` and `images high` are the mean rank on images and its band."""
     with FILE.open(newline="") as stream:
         rows = csv.DictReader(line for line in stream if not line.startswith("#"))
         return {row["measure"]: row for row in rows}
+
+
+LANGUAGE, IMAGES = ("low", "high"), ("images low", "images high")
+
+
+def apart(measure: str, ends: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
+    """Of how many graded measures it is told to be better, and worse: those whose whole band lies above, and below, its
+    own; None without a grade.
+
+    >>> apart("no such measure") is None
+    True
+    """
+    graded, (low, high) = leaderboard(), ends
+    if not graded.get(measure, {}).get(low):
+        return None
+    mine, others = graded[measure], [row for row in graded.values() if row[low]]
+    worse = sum(float(row[low]) > float(mine[high]) for row in others)
+    return worse, sum(float(row[high]) < float(mine[low]) for row in others)
 
 
 def grade(measure: str) -> str:
@@ -23,22 +41,18 @@ def grade(measure: str) -> str:
     >>> grade("no such measure")
     ''
     """
-    graded = leaderboard()
-    if measure not in graded:
-        return ""
-    row = graded[measure]
-    return f" [mean rank {row['mean rank']} of {len(graded)}, on images {row['images']}]"
+    told = [apart(measure, ends) for ends in (LANGUAGE, IMAGES)]
+    of = [f"ahead of {each[0]}, behind {each[1]}" for each in told if each is not None]
+    return f" [of {len(leaderboard())} measures {'; on images '.join(of)}]" if len(of) == len(told) else ""
 
 
 def trust(measures: Iterable[str]) -> dict[str, float]:
-    """By measure, the share of the graded measures that it is better than on average, on language; a half without a
-    grade.
+    """By measure, the share of the other graded measures that it is told to be better than, on language, of which those
+    that it is not told apart from count half; a half without a grade.
 
     >>> trust(["no such measure"])
     {'no such measure': 0.5}
     """
-    graded = leaderboard()
-    return {
-        name: (len(graded) - float(graded[name]["mean rank"])) / (len(graded) - 1) if name in graded else 0.5
-        for name in measures
-    }
+    others = len(leaderboard()) - 1
+    told = {name: apart(name) or (0, 0) for name in measures}
+    return {name: (1 + (ahead - behind) / others) / 2 for name, (ahead, behind) in told.items()}

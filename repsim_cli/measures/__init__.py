@@ -55,4 +55,5 @@ def get(name: str, **settings: Any) -> Measure:
     check_package(name)
     measure = entry.function(**settings)
     defaults = entry.function.__kwdefaults__ or {}
-    return replace(measure, name=name, card=entry.card, settings={**defaults, **settings})
+    bound = replace(entry.card, invariant_to=entry.card.invariant_to - measure.sees)
+    return replace(measure, name=name, card=bound, settings={**defaults, **settings})

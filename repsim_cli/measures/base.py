@@ -17,7 +17,7 @@ from torch import Tensor
 from repsim_cli.activations.maps import Maps
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Hardware
-from repsim_cli.measures.cards import Card, Labels, Moments, Slow, Totals, Unit
+from repsim_cli.measures.cards import Card, Invariance, Labels, Moments, Slow, Totals, Unit
 from repsim_cli.measures.centring import blocks, rounding_floor
 from repsim_cli.measures.inner import AnyKernel, Documents, Matrix, Packed, Products, State, products, states_of
 from repsim_cli.measures.room import check_room
@@ -60,6 +60,7 @@ class Measure(ABC):
     squares: how many (n, n) matrices of float64 a prepared state holds, for the estimate of memory.
     aligned(x, y): the map that attains the value, of `alignments.py`; None where there is none.
     apart(documents): the same over pairs of rows of different documents alone; None where it has no such form.
+    sees: what the settings make it see although the registered card says that it is invariant to it.
     """
 
     name: str = ""
@@ -71,6 +72,7 @@ class Measure(ABC):
     squares: int = 0
     aligned: Callable[[Tensor, Tensor], Any] | None = None
     apart: Callable[[Documents], "Measure"] | None = None
+    sees: frozenset[Invariance] = frozenset()
 
     def align(self, x: Any, y: Any) -> Any:
         """The map between two representations (n, d_x), (n, d_y) with paired rows that attains the measure's value: a
@@ -233,6 +235,8 @@ class Pairwise(Measure):
         A measure whose state is no tensor of rows and that has none is not drawn for the level of chance.
     overlap(state): lists of rows, one column per row, where the value is the share of them that two states have in
         common.
+    cubes: the operations of a pair in d^3 of float32, for the estimate of time.
+    wide_squares: how many (d, d) matrices of float64 are held at a time, for the estimate of memory.
     """
 
     prepare: Callable[..., Any]
@@ -240,6 +244,8 @@ class Pairwise(Measure):
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
     permute: Callable[[Any, Tensor], Any] = own_rows
     overlap: Callable[[Any], Int[Tensor, "k n"]] | None = None
+    cubes: float = 20.0
+    wide_squares: float = 0.0
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, codes = self.sides(x, y, labels)

@@ -29,6 +29,7 @@ from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_p
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.centring import centred_rows
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products, State
+from repsim_cli.measures.platonic import FEATURES, SEEN, Rows
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 
 FEWEST = 3  # documents of whose rows pairs can be left out
@@ -75,26 +76,26 @@ def offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
     for rows in blocks:
         sums.index_add_(0, documents[rows], features.block(rows))
     of_rows = -torch.cat([(features.block(rows) * sums[documents[rows]]).sum(1) for rows in blocks]).double()
-    offsets = solved(of_rows, documents, sizes)
+    offsets = solved(of_rows[:, None], documents, sizes)[:, 0]
     return Apart(-offsets.to(some.dtype), documents)
 
 
 def solved(
-    of_rows: Float[Tensor, " n"], documents: Documents, sizes: Float[Tensor, " documents"]
-) -> Float[Tensor, " n"]:
-    """Solves for the offsets a_i of these row sums; a document may have half of the rows."""
-    n = len(documents)
-    of_documents = torch.zeros_like(sizes).index_add_(0, documents, of_rows)
+    of_rows: Float[Tensor, "n k"], documents: Documents, sizes: Float[Tensor, " documents"]
+) -> Float[Tensor, "n k"]:
+    """Solves for the offsets a_i of the row sums of k matrices; a document may have half of the rows."""
+    n, sizes = len(documents), sizes[:, None]
+    of_documents = of_rows.new_zeros(len(sizes), of_rows.shape[1]).index_add_(0, documents, of_rows)
     left = n - 2 * sizes
-    half = (left == 0).nonzero()[:, 0]
+    half = (left[:, 0] == 0).nonzero()[:, 0]
     if len(half):
-        total = (of_documents[half] / sizes[half])[0]
+        total = (of_documents[half] / sizes[half])[:1]
     else:
-        total = (of_documents / left).sum() / (1 + (sizes / left).sum())
+        total = (of_documents / left).sum(0, keepdim=True) / (1 + (sizes / left).sum())
     each = (of_documents - sizes * total) / left
     if len(half):
         each[half] = 0
-        each[half] = total - each.sum()
+        each[half] = total - each.sum(0)
     return (of_rows - total + each[documents]) / (n - sizes[documents])
 
 
@@ -136,8 +137,11 @@ OF_COVARIANCES = Moments(prepare=moments.size, compare=of_covariances, drops_dea
         note="1: equal up to rotation, scale and offset. Biased upwards, the more the fewer the rows.",
     ),
 )
-def cka() -> Measure:
+def cka(*, rows: Rows = "centred") -> Measure:
     """Linear CKA with biased HSIC: <K, L> / (|K| |L|) of centred Gram matrices, in [0, 1].
+
+    rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
+        absolute values, rows scaled to norm 1, and then centred. Offsets and rotations change that.
 
     Two points of three rows: x = (0, 1, 0), y = (0, 0, 2) give centred Grams whose cosine is 1/4.
 
@@ -145,7 +149,10 @@ def cka() -> Measure:
     >>> round(measures.get("cka")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return OfHsic(row=CENTRED, column=CENTRED, value=cosine, terms=lambda n: (n - 1) ** 2, moments=OF_COVARIANCES)
+    kernel, of_moments = replace(CENTRED, features=FEATURES[rows]), OF_COVARIANCES if rows == "centred" else None
+    return OfHsic(
+        row=kernel, column=kernel, value=cosine, terms=lambda n: (n - 1) ** 2, moments=of_moments, sees=SEEN[rows]
+    )
 
 
 @measures.register(
@@ -164,8 +171,10 @@ def cka() -> Measure:
         "paired across documents (extract.pairs); may be negative.",
     ),
 )
-def cka_unbiased() -> Measure:
+def cka_unbiased(*, rows: Rows = "centred") -> Measure:
     """Linear CKA with unbiased HSIC (HSIC1): at most 1, 0 in the mean under independence, never clamped.
+
+    rows: `centred`; or `platonic`, as of `cka`.
 
     The HSICs are unbiased; their ratio has a bias of order 1/n. Needs at least 4 rows.
 
@@ -174,14 +183,14 @@ def cka_unbiased() -> Measure:
     >>> round(measures.get("cka_unbiased")(x, x), 12)
     1.0
     """
-    return OfHsic(
-        row=U_CENTRED, column=U_CENTRED, value=cosine, terms=lambda n: n * (n - 3), apart=cka_of_other_documents
-    )
+    kernel, apart = replace(U_CENTRED, features=FEATURES[rows]), functools.partial(cka_of_other_documents, rows=rows)
+    return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n * (n - 3), apart=apart, sees=SEEN[rows])
 
 
-def cka_of_other_documents(documents: Documents) -> Measure:
+def cka_of_other_documents(documents: Documents, *, rows: Rows) -> Measure:
     """Makes `cka_unbiased` over pairs of rows of different documents."""
-    kernel, same = replace(U_CENTRED_APART, documents=documents), float(documents.bincount().square().sum())
+    kernel = replace(U_CENTRED_APART, features=FEATURES[rows], documents=documents)
+    same = float(documents.bincount().square().sum())
     return OfHsic(row=kernel, column=kernel, value=cosine, terms=lambda n: n**2 - same - 2 * n)
 
 

@@ -18,6 +18,7 @@ from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centred
 from repsim_cli.measures.documents import alike
 from repsim_cli.measures.inner import Documents, Matrix
+from repsim_cli.measures.platonic import SEEN, Rows, clamped_units
 from repsim_cli.measures.rank import precision
 
 _BLOCK = 4096  # rows of the similarity matrix held at a time
@@ -57,9 +58,14 @@ def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
 
 
-def neighbours(x: Float[Tensor, "n d"], *, k: int, documents: Documents | None = None) -> Neighbours:
-    """The k nearest rows by cosine of centred rows, self excluded by index, equal similarities in index order.
-    documents: of the rows; neighbours are then of other documents.
+UNITS = {"centred": unit_rows, "platonic": clamped_units}
+
+
+def neighbours(
+    x: Float[Tensor, "n d"], *, k: int, documents: Documents | None = None, rows: Rows = "centred"
+) -> Neighbours:
+    """The k nearest rows by cosine, self excluded by index, equal similarities in index order. documents: of the rows;
+    neighbours are then of other documents. rows: how they are prepared.
 
     Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
     several candidates for the k-th place, or where the rounding of the rows decides among them. Raises Degenerate where
@@ -67,7 +73,9 @@ def neighbours(x: Float[Tensor, "n d"], *, k: int, documents: Documents | None =
     """
     if documents is not None and (left := len(x) - int(documents.bincount().max())) < k:
         raise Degenerate(f"{k} rows of other documents are needed, got {left}; give more documents, or a smaller k")
-    found, lost, tied = nearest(unit_rows(x), torch.promote_types(x.dtype, torch.float32), x, k=k, documents=documents)
+    found, lost, tied = nearest(
+        UNITS[rows](x), torch.promote_types(x.dtype, torch.float32), x, k=k, documents=documents
+    )
     warn_of_ties(tied, len(x), k)
     warn_of_rounding(lost - tied, len(x), k)
     return found
@@ -271,23 +279,26 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
 def measure(
     functions: tuple[Callable, Callable | None],
     k: int,
-    rows: int = 0,
+    least: int = 0,
     overlap: Callable[[Neighbours], Tensor] | None = None,
     documents: Documents | None = None,
     *,
     apart: bool = True,
+    rows: Rows = "centred",
 ) -> Pairwise:
-    """The measure with these (compare, compare_all), on the table of k neighbours. documents: as in `neighbours`.
-    apart: whether it has a form for pairs of rows of different documents."""
+    """The measure with these (compare, compare_all), on the table of k neighbours. documents, rows: as in `neighbours`.
+    least: rows. apart: whether it has a form for pairs of rows of different documents."""
     compare, compare_all = functions
+    given = {"k": k, "rows": rows} | ({} if documents is None else {"documents": documents})
     return Pairwise(
-        prepare=partial(neighbours, k=k, **({} if documents is None else {"documents": documents})),
-        apart=partial(measure, functions, k, rows, overlap) if apart and documents is None else None,
+        prepare=partial(neighbours, **given),
+        apart=partial(measure, functions, k, least, overlap, rows=rows) if apart and documents is None else None,
         compare=compare,
         compare_all=compare_all,
         permute=permuted,
-        minimum_rows=max(rows, k + 1),
+        minimum_rows=max(least, k + 1),
         overlap=overlap,
+        sees=SEEN[rows],
     )
 
 

@@ -9,6 +9,7 @@ from repsim_cli.base.settings import Positive
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure
+from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
 
@@ -135,10 +136,12 @@ def rank_jaccard(*, k: Positive = 10) -> Measure:
         note="At most k: a number of neighbours in the same order. " + TIES,
     ),
 )
-def lcs_knn(*, k: Positive = 10) -> Measure:
+def lcs_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
     """Mean length of the longest common subsequence of the lists of k nearest rows, in [0, k].
 
     k: neighbours per row.
+    rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
+        absolute values, rows not centred. Offsets and rotations change that.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
 
@@ -148,7 +151,7 @@ def lcs_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("lcs_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(by_lists(lcs_value, symmetric=True), k)
+    return measure(by_lists(lcs_value, symmetric=True), k, rows=rows)
 
 
 @measures.register(
@@ -166,10 +169,12 @@ def lcs_knn(*, k: Positive = 10) -> Measure:
         note="1 - mean edit distance / k: a similarity. " + TIES,
     ),
 )
-def edit_distance_knn(*, k: Positive = 10) -> Measure:
+def edit_distance_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
     """1 - mean Levenshtein distance of the lists of k nearest rows / k, in [0, 1].
 
     k: neighbours per row.
+    rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
+        absolute values, rows not centred. Offsets and rotations change that.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: two edits.
 
@@ -179,4 +184,4 @@ def edit_distance_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("edit_distance_knn", k=2)(x, y), 6)
     0.0
     """
-    return measure(by_lists(edit_value, symmetric=True), k)
+    return measure(by_lists(edit_value, symmetric=True), k, rows=rows)

@@ -13,6 +13,7 @@ from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, stacked
+from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
 _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
@@ -136,10 +137,12 @@ def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
         note="Share of common nearest neighbours; unrelated layers score about k / (n - 1). " + TIES,
     ),
 )
-def mutual_knn(*, k: Positive = 10) -> Measure:
+def mutual_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
     """Mean overlap of the k-nearest-neighbour sets, |A_i & B_i| / k, in [0, 1].
 
     k: neighbours per row.
+    rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
+        absolute values, rows not centred. Offsets and rotations change that.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
 
@@ -149,7 +152,7 @@ def mutual_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("mutual_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(by_sets(lambda common, k: common / k), k, overlap=lambda state: state.lists)
+    return measure(by_sets(lambda common, k: common / k), k, overlap=lambda state: state.lists, rows=rows)
 
 
 @measures.register(
@@ -230,10 +233,12 @@ def second_order_cosine(*, k: Positive = 10) -> Measure:
         note="At most 1, which a layer may not reach with itself; about k^2 / n for unrelated layers. " + TIES,
     ),
 )
-def cycle_knn(*, k: Positive = 10) -> Measure:
+def cycle_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
     """Share of rows i that are, in x, among the k nearest of one of the k nearest of i in y. Not symmetric.
 
     k: neighbours per row.
+    rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
+        absolute values, rows not centred. Offsets and rotations change that.
 
     The nearest of a is b in x; in y it is -b, whose nearest in x is -a: no row is found again.
 
@@ -243,7 +248,7 @@ def cycle_knn(*, k: Positive = 10) -> Measure:
     >>> round(measures.get("cycle_knn", k=1)(x, y), 6)
     0.0
     """
-    return measure((cycle, None), k)
+    return measure((cycle, None), k, rows=rows)
 
 
 @measures.register(
@@ -262,10 +267,12 @@ def cycle_knn(*, k: Positive = 10) -> Measure:
         + TIES,
     ),
 )
-def cknna(*, k: Positive = 10) -> Measure:
+def cknna(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
     """HSIC1 of the similarities at common k nearest rows, over the root of both self-terms.
 
     k: neighbours per row.
+    rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
+        absolute values, rows not centred. Offsets and rotations change that.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: similarities r, -r against -r, r.
 
@@ -276,4 +283,4 @@ def cknna(*, k: Positive = 10) -> Measure:
     -1.0
     """
     # its sums are centred over all rows
-    return measure((lambda a, b: float(cknna_all([a], [b])), cknna_all), k, rows=4, apart=False)
+    return measure((lambda a, b: float(cknna_all([a], [b])), cknna_all), k, least=4, apart=False, rows=rows)

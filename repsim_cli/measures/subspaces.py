@@ -268,7 +268,12 @@ def gulp(*, lam: From0 = 0.0) -> Measure:
     >>> round(measures.get("gulp")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.224745
     """
-    kernel = smoother(lam)
+    kernel, sees = smoother(lam), AFFINE - SHAPE if lam else frozenset()
     return InnerProduct(
-        row=kernel, column=kernel, value=smoother_distance, near=smoothers_near, exact=smoother_difference
+        row=kernel,
+        column=kernel,
+        value=smoother_distance,
+        near=smoothers_near,
+        exact=smoother_difference,
+        sees=sees,
     )

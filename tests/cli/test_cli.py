@@ -404,7 +404,7 @@ def test_measure_command(repsim, tmp_path):
     code, out, _ = repsim("measure", "mutual_knn", *files, "k=5", "--json")
     record = json.loads(out)
     assert record["value"] == pytest.approx(reference.mutual_knn(x, y, 5))
-    assert record["settings"] == {"k": 5}
+    assert record["settings"] == {"k": 5, "rows": "centred"}
     assert record["card"]["larger_is_closer"]
 
 

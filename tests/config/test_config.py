@@ -373,7 +373,7 @@ def test_all_measures_that_read_what_the_study_reads():
     config = validate(composed("experiment=tiny/ptb_attention", "measure=all"))
     assert (list(config.study.measures), config.skipped) == (measures.names("attention"), {})
     config = validate(composed(*words, "measure=[all,mutual_knn]", "measure.mutual_knn.k=7"))
-    assert config.study.measures["mutual_knn"].settings == {"k": 7}
+    assert config.study.measures["mutual_knn"].settings == {"k": 7, "rows": "centred"}
     assert "measures skipped" not in validate(composed(*SAMPLE, "measure=[cka]")).plan()
 
 

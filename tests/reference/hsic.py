@@ -28,6 +28,19 @@ def cka_unbiased(x, y):
     return hsic1(k, l) / np.sqrt(hsic1(k, k) * hsic1(l, l))
 
 
+def cka_columns(x, y):
+    """Means over pairs of features, in pairs of different ones where both are of one side."""
+
+    def mean(a, b, pairs):
+        return np.mean([hsic1(np.outer(a[:, c], a[:, c]), np.outer(b[:, d], b[:, d])) for c, d in pairs])
+
+    def within(a):
+        return mean(a, a, itertools.permutations(range(a.shape[1]), 2))
+
+    across = mean(x, y, itertools.product(range(x.shape[1]), range(y.shape[1])))
+    return across / np.sqrt(within(x) * within(y))
+
+
 def cka_rbf(x, y, bandwidth=1.0):
     def kernel(z):
         distances = np.array([[np.linalg.norm(a - b) for b in z] for a in z])

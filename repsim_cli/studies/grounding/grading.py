@@ -16,8 +16,11 @@ GRADES = [
     "score", "low", "high", "chance", "p", "rank", "models", "why",
 ]  # fmt: skip
 MEASURES = [
-    "measure", "mean rank", "low", "high", "tests", "without a score", "seconds per pair", "rows", "rows needed",
+    "measure", "mean rank", "low", "high", "tests", "without a score", "ahead of", "behind",
+    "seconds per pair", "rows", "rows needed",
 ]  # fmt: skip
+NEAR = 0.02  # measures whose scores differ by no more in any test count as one
+EQUAL = 1e-12  # scores that differ by no more are equal
 STABLE = 0.95  # Spearman's rho with all rows, from which on a measure ranks similarities as it does on all of them
 
 
@@ -90,8 +93,58 @@ def left_out(
 
 
 def rank(values: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    """1 is the best; equal scores share the smallest rank; NaN without a score."""
+    """1 is the best; equal scores share the smallest rank, as ReSi has it; NaN without a score."""
     return scipy.stats.rankdata(-values.round(12), method="min", nan_policy="omit").astype(float)
+
+
+class Field(NamedTuple):
+    """The measures of tests. kin: the number of the group of near-duplicates of each. halves: by test, half the width
+    of the interval of the difference of two scores, from the jackknife over models; infinite where a score is not
+    defined without some model, 0 of fewer than three models."""
+
+    labels: Sequence[str]
+    kin: np.ndarray
+    halves: Sequence[Float[np.ndarray, "k k"]]
+
+
+def field_of(tests: Sequence[Graded], level: float) -> Field:
+    labels = list(dict.fromkeys(label for each in tests for label in (*each.of, *each.why)))
+    return Field(
+        labels, _kin(np.array([_scores(each, labels) for each in tests])), [_half(x, labels, level) for x in tests]
+    )
+
+
+def _kin(scores: Float[np.ndarray, "t k"]) -> np.ndarray:
+    """The group of every measure: that of the first measure which has scores in the same tests, all within NEAR."""
+    first: list[int] = []
+    for column in range(scores.shape[1]):
+        alike = [np.allclose(scores[:, column], scores[:, c], rtol=0, atol=NEAR, equal_nan=True) for c in first]
+        first += [] if any(alike) else [column]
+    return np.array(
+        [
+            next(g for g, c in enumerate(first) if np.allclose(x, scores[:, c], rtol=0, atol=NEAR, equal_nan=True))
+            for x in scores.T
+        ]
+    )
+
+
+def _half(each: Graded, labels: Sequence[str], level: float) -> Float[np.ndarray, "k k"]:
+    if each.models < 3:
+        return np.zeros((len(labels), len(labels)))
+    left = np.array([each.of[label][1] if label in each.of else np.full(each.models, np.nan) for label in labels])
+    spread = (left[:, None] - left[None]).std(-1) * np.sqrt(each.models - 1)
+    return np.nan_to_num(spread * scipy.stats.t.ppf((1 + level) / 2, each.models - 1), nan=np.inf)
+
+
+def places(scores: Float[np.ndarray, " k"], half: Float[np.ndarray, "k k"], kin: np.ndarray) -> Float[np.ndarray, " k"]:
+    """Ranks, 1 the best: every other group of near-duplicates counts 1 where it is better and a half where it is not
+    told apart, by the share of its measures that are; NaN without a score."""
+    ahead = scores[None] - scores[:, None]
+    counted = np.where(np.abs(ahead) <= np.maximum(half, EQUAL), 0.5, ahead > 0)
+    known = ~np.isnan(scores)
+    weights = known / np.array([np.count_nonzero(kin[known] == g) or 1 for g in kin])
+    counted = np.where(known & (kin[:, None] != kin), counted, 0.0)
+    return np.where(known, 1 + counted @ weights, np.nan)
 
 
 def band(
@@ -106,18 +159,20 @@ def band(
 
 def by_test(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
     """A row for every measure in every test; without a score it says why."""
-    for each in tests:
-        places = rank(np.array([value for value, _ in each.of.values()]))
+    field = field_of(tests, level)
+    for each, half in zip(tests, field.halves, strict=True):
+        ranks = dict(zip(field.labels, places(_scores(each, field.labels), half, field.kin), strict=True))
         where = [each.test, each.case.data, each.case.of, each.case.point]
-        for place, (label, (value, left)) in zip(places, each.of.items(), strict=True):
+        for label, (value, left) in each.of.items():
             ends = band(value, left, level, SCORES[each.test].lowest, 1.0)
-            yield [label, *where, value, *ends, each.chance, each.p.get(label), float(place), each.models, ""]
+            yield [label, *where, value, *ends, each.chance, each.p.get(label), float(ranks[label]), each.models, ""]
         for label, why in each.why.items():
             yield [label, *where, None, None, None, each.chance, None, None, each.models, why]
 
 
 class Standing(NamedTuple):
-    """A measure over all tests in which it has a score. missed: how many it has none in."""
+    """A measure over all tests in which it has a score. missed: how many it has none in. ahead, behind: of how many
+    other measures, where the interval of the difference of both mean ranks does not hold 0; None without intervals."""
 
     measure: str
     mean: float
@@ -125,37 +180,46 @@ class Standing(NamedTuple):
     high: float | None
     tests: int
     missed: int
+    ahead: int | None
+    behind: int | None
 
 
 def standings(tests: Sequence[Graded], level: float) -> list[Standing]:
     """The measures by their mean rank, the best first, with a band from the jackknife over models: of tests of the same
     models together, tests of other models are independent. A rank that is not defined without some model counts as if
     it did not vary."""
-    labels = list(dict.fromkeys(label for each in tests for label in (*each.of, *each.why)))
-    whole = np.array([rank(_scores(each, labels)) for each in tests])
+    field = field_of(tests, level)
+    labels, groups = field.labels, len(set(field.kin.tolist()))
+    whole = np.array([places(_scores(x, labels), h, field.kin) for x, h in zip(tests, field.halves, strict=True)])
     counts = (~np.isnan(whole)).sum(0)
-    variance, freedom = np.zeros(len(labels)), np.inf
+    variance, apart, freedom = np.zeros(len(labels)), np.zeros((len(labels), len(labels))), np.inf
     same: dict[Any, list[int]] = {}
     for i, each in enumerate(tests):
         same.setdefault((each.case.data, each.case.of, each.models), []).append(i)
     for some in same.values():
         count = tests[some[0]].models
         if count < 3:
-            variance = variance + np.nan
+            variance, apart = variance + np.nan, apart + np.nan
             continue
-        left = np.array([[rank(_scores(tests[i], labels, model)) for i in some] for model in range(count)])
-        left = np.where(np.isnan(left), np.nan_to_num(whole[some]), left)
-        variance = variance + left.sum(1).var(0) * (count - 1)
+        left = np.array(
+            [[places(_scores(tests[i], labels, m), field.halves[i], field.kin) for i in some] for m in range(count)]
+        )
+        left = np.where(np.isnan(left), np.nan_to_num(whole[some]), left).sum(1) / counts.clip(1)
+        variance = variance + left.var(0) * (count - 1)
+        apart = apart + (left[:, :, None] - left[:, None]).var(0) * (count - 1)
         freedom = min(freedom, count - 1)
-    half = np.sqrt(variance) / counts.clip(1) * (scipy.stats.t.ppf((1 + level) / 2, freedom) if freedom > 1 else np.nan)
+    wide = scipy.stats.t.ppf((1 + level) / 2, freedom) if freedom > 1 else np.nan
+    means, half = np.nansum(whole, 0) / counts.clip(1), np.sqrt(variance) * wide
+    ahead = means[None] - means[:, None] > np.maximum(np.sqrt(apart) * wide, EQUAL)
+    ahead &= (counts > 0) & (field.kin[:, None] != field.kin)
     rows = []
-    for column, (label, count) in enumerate(zip(labels, counts, strict=True)):
+    for i, (label, count) in enumerate(zip(labels, counts, strict=True)):
         if count:
-            mean = float(np.nansum(whole[:, column]) / count)
-            known = not np.isnan(half[column])
-            low, high = max(1.0, mean - half[column]), min(float(len(labels)), mean + half[column])
-            ends = (float(low), float(high)) if known else (None, None)
-            rows.append(Standing(label, mean, *ends, int(count), len(tests) - int(count)))
+            low, high = max(1.0, float(means[i] - half[i])), min(float(groups), float(means[i] + half[i]))
+            told, tests_of = not np.isnan(half[i]), (int(count), len(tests) - int(count))
+            ends = (low, high) if told else (None, None)
+            others = (int(ahead[i].sum()), int(ahead[counts > 0, i].sum())) if told else (None, None)
+            rows.append(Standing(label, float(means[i]), *ends, *tests_of, *others))
     return sorted(rows, key=lambda row: row.mean)
 
 

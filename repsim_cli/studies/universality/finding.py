@@ -62,7 +62,8 @@ class Universality:
     its values. Single models, without seeds beside them, are never `same` or `unrelated`.
 
     weights: how far each measure is trusted, {MEASURE: WEIGHT}; the others weigh nothing; empty: all alike; null: the
-        share of the graded measures that it is better than on average, by the shipped grades (a half without a grade).
+        share of the graded measures that it is told to be better than, by the shipped grades; what is not told apart
+        counts half, as does a measure without a grade.
     """
 
     weights: dict[str, float] | None = None

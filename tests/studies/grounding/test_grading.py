@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.runs.content import COSTS_COLUMNS, Table
-from repsim_cli.studies.grounding.grading import Case, by_test, costs, graded, rows_needed, standings
+from repsim_cli.studies.grounding.grading import Case, by_test, costs, graded, places, rows_needed, standings
 from repsim_cli.studies.grounding.scores import Models
 
 LAYERS, COUNT = 4, 5
@@ -46,26 +46,49 @@ def test_a_measure_may_be_missing_from_a_test():
     good, noise, third = planted(0, 50.0), planted(1, 0.0), planted(2, 5.0)
     some, others = case(good=good, noise=noise), case(third=third, noise=noise, good=good)
     table = {row.measure: row for row in standings([*graded(some), *graded(others)], 0.95)}
-    assert table["good"].mean == 1.0
+    assert table["good"].mean == 1.25  # in three of six tests equal to the third
     assert table["good"].tests == table["noise"].tests == 6
     assert table["third"].tests == 3
     assert table["third"].missed == 3
 
 
 def test_bands_of_ranks_are_jackknifed():
-    """Of two tests of the same models, by hand."""
-    a, b = planted(0, 1.0), planted(1, 0.8)
+    """Of three tests of the same models, by hand."""
+    a, b = planted(0, 1.0), planted(1, 0.3)
     tests = list(graded(case(a=a, b=b)))
-    left = np.array(
-        [
-            [1.0 + (t.of["b"][1][i] > t.of["a"][1][i] + 1e-12) for t in tests]
-            for i in range(COUNT)
-        ]
-    ).sum(1)  # fmt: skip
-    half = 2.7764451 * np.sqrt(left.var() * (COUNT - 1)) / len(tests)
+    differences = np.array([t.of["b"][1] - t.of["a"][1] for t in tests]).T
+    halves = 2.7764451 * differences.std(0) * 2
+    ranks = np.where(np.abs(differences) <= halves, 1.5, 1 + (differences > 0))
+    half = 2.7764451 * ranks.mean(1).std() * 2
     (row,) = [row for row in standings(tests, 0.95) if row.measure == "a"]
+    whole = np.array([t.of["b"][0] - t.of["a"][0] for t in tests])
+    assert row.mean == pytest.approx(np.where(np.abs(whole) <= halves, 1.5, 1 + (whole > 0)).mean())
     assert row.low == pytest.approx(max(1.0, row.mean - half))
     assert row.high == pytest.approx(min(3.0, row.mean + half))
+
+
+def test_what_is_not_told_apart_shares_a_rank_and_near_duplicates_count_once():
+    scores, kin = np.array([1.0, 1.0, 0.98, 0.5, 0.5, 0.5, np.nan]), np.array([0, 1, 2, 3, 3, 4, 5])
+    half = np.full((7, 7), 0.1)
+    ranks = places(scores, half, kin)
+    # of five groups: two others are not told apart from the first three, and two are worse
+    assert ranks[:3].tolist() == [2.0] * 3
+    assert ranks[3:6].tolist() == [4.5] * 3
+    assert np.isnan(ranks[6])
+    half[:3, :3] = 0.01
+    assert places(scores, half, kin)[:3].tolist() == [1.5, 1.5, 3.0]
+
+
+def test_copies_of_a_measure_change_no_other_rank():
+    good, noise, third = planted(0, 50.0), planted(1, 0.0), planted(2, 1.0)
+    alone = {row.measure: row for row in standings(list(graded(case(good=good, noise=noise, third=third))), 0.95)}
+    copies = {f"noise {i}": noise for i in range(4)}
+    many = {row.measure: row for row in standings(list(graded(case(good=good, third=third, **copies))), 0.95)}
+    for name in ("good", "third"):
+        assert many[name][1:4] == pytest.approx(alone[name][1:4])
+    assert many["noise 2"].mean == pytest.approx(alone["noise"].mean)
+    assert (alone["good"].ahead, alone["noise"].behind) == (1, 1)
+    assert (many["good"].ahead, many["noise 1"].behind) == (4, 1)
 
 
 def test_rows_needed():

@@ -232,10 +232,10 @@ def test_bad_weights(weights, message):
 
 
 def test_measures_weigh_by_their_grades():
-    from repsim_cli.findings.leaderboard import leaderboard, trust
+    from repsim_cli.findings.leaderboard import apart, leaderboard, trust
 
-    graded = leaderboard()
-    found = trust(["cka_rbf", "euclidean", "unheard_of"])
+    found = trust(["cka_rbf", "procrustes", "euclidean", "unheard_of"])
     assert found["unheard_of"] == 0.5
-    assert found["cka_rbf"] == pytest.approx((len(graded) - float(graded["cka_rbf"]["mean rank"])) / (len(graded) - 1))
-    assert 0 <= found["euclidean"] < 0.5 < found["cka_rbf"] <= 1
+    ahead, behind = apart("euclidean")
+    assert found["euclidean"] == pytest.approx(0.5 - (behind - ahead) / (2 * (len(leaderboard()) - 1)))
+    assert 0 <= found["euclidean"] < 0.5 <= found["procrustes"] <= found["cka_rbf"] <= 1
