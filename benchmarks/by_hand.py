@@ -1,15 +1,104 @@
-"""What people write by hand to compare two models: a number of the logits, or the outputs of modules in a loop."""
+"""What people use to compare two models: a number of the logits, the outputs of modules in a loop, debug traces, or
+each module alone on equal inputs."""
 
-from collections.abc import Callable
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from planted import Parts, Places
 from torch import Tensor
 
+from repsim_cli.models.library import library
 from repsim_cli.studies.verify.inputs import Batch
 
-Close = Callable[[Tensor, Tensor], bool]
+Said = tuple[bool, str | None]
+"""Whether the two are called different, and the first module that is; None where none is named."""
+
+
+def _nmse(reference: Any, candidate: Any, batch: Batch) -> Said:
+    a, b = batch.run(reference), batch.run(candidate)
+    return not bool((a - b).double().square().sum() < 1e-4 * a.double().square().sum()), None
+
+
+def _modules(close: Callable[[Tensor, Tensor], bool]) -> Callable[..., Said]:
+    """The outputs of modules of two runs, in the order in which they end."""
+
+    def said(reference: Any, candidate: Any, batch: Batch) -> Said:
+        ours, theirs = (_calls(model, batch) for model in (reference, candidate))
+        first = next((x for x in ours if x in theirs and not close(ours[x][2], theirs[x][2])), None)
+        return first is not None, first
+
+    return said
+
+
+def _calls(model: Any, batch: Batch) -> dict[str, tuple[tuple, dict, Tensor]]:
+    """What each module takes and gives when it is first called."""
+    found: dict[str, tuple[tuple, dict, Tensor]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def after(_: Any, args: tuple, kwargs: dict, out: Any) -> None:
+            out = out[0] if isinstance(out, tuple) else out
+            if isinstance(out, Tensor):
+                found.setdefault(name, (_cloned(args), _cloned(kwargs), out.detach().clone()))
+
+        return after
+
+    named = [(name, module) for name, module in model.named_modules() if name]
+    hooks = [module.register_forward_hook(keep(name), with_kwargs=True) for name, module in named]
+    try:
+        batch.run(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple | list):
+        return type(value)(map(_cloned, value))
+    return {key: _cloned(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def _components(reference: Any, candidate: Any, batch: Batch) -> Said:
+    """Each module of the candidate alone, on what the reference's module gets."""
+    theirs = dict(candidate.named_modules())
+    off = 0.3 if next(reference.parameters()).dtype == torch.bfloat16 else 1e-4
+    for name, (args, kwargs, r) in _calls(reference, batch).items():
+        with torch.no_grad():
+            out = theirs[name](*args, **kwargs) if name in theirs else r
+        out = out[0] if isinstance(out, tuple) else out
+        if out.shape != r.shape or not torch.allclose(out.float(), r.float(), atol=off, rtol=off, equal_nan=True):
+            return True, name
+    return False, None
+
+
+def _traces(reference: Any, candidate: Any, batch: Batch) -> Said:
+    """The first line that a diff of the two summaries shows."""
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = (_leaves(model, batch, folder) for model in (reference, candidate))
+    first = next((name for (name, r), (_, c) in zip(ours, theirs, strict=False) if r != c), None)
+    return first is not None or ours != theirs, first
+
+
+def _leaves(model: Any, batch: Batch, folder: str) -> list[tuple[str, Any]]:
+    debugged = library().model_debugging_utils.model_addition_debugger_context
+    with debugged(model, debug_path=folder, do_prune_layers=False), contextlib.suppress(AttributeError):
+        batch.run(model)
+    (summary,) = Path(folder).glob("*_SUMMARY.json")
+
+    def walked(node: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        for child in node.get("children", ()):
+            yield from walked(child)
+        if node.get("outputs"):
+            yield node["module_path"].partition(".")[2], node["outputs"]
+
+    return list(walked(json.loads(summary.read_text())))
 
 
 def _asserted(a: Tensor, b: Tensor) -> bool:
@@ -20,38 +109,15 @@ def _asserted(a: Tensor, b: Tensor) -> bool:
     return True
 
 
-LOGITS, MODULES = "logits", "modules"
-CHECKS: dict[str, tuple[str, Close]] = {
-    "NMSE of the logits below 1e-4 (llama.cpp)": (
-        LOGITS,
-        lambda a, b: bool((a - b).double().square().sum() < 1e-4 * a.double().square().sum()),
+CHECKS: dict[str, Callable[[Any, Any, Batch], Said]] = {
+    "NMSE of the logits below 1e-4 (llama.cpp)": _nmse,
+    "first difference of debug traces (transformers)": _traces,
+    "activations within 1e-3 (TransformerLens)": _modules(
+        lambda a, b: torch.allclose(b.float(), a.float(), atol=1e-3, rtol=0, equal_nan=True)
     ),
-    "outputs of modules within 1e-3 (TransformerLens)": (
-        MODULES,
-        lambda a, b: torch.allclose(b.float(), a.float(), atol=1e-3, rtol=0, equal_nan=True),
-    ),
-    "torch.testing.assert_close on the outputs of modules": (MODULES, _asserted),
+    "components alone within 1e-4 (TransformerLens)": _components,
+    "torch.testing.assert_close on the outputs of modules": _modules(_asserted),
 }
-
-
-def outputs(model: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """The logits, and what each module gives when it is first called, in order."""
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def after(_: Any, __: Any, out: Any) -> None:
-            out = out[0] if isinstance(out, tuple) else out
-            if isinstance(out, Tensor):
-                found.setdefault(name, out.detach().clone())
-
-        return after
-
-    hooks = [module.register_forward_hook(keep(name)) for name, module in model.named_modules() if name]
-    try:
-        return batch.run(model), found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def said_by_hand(reference: Any, candidate: Any, batch: Batch, places: Places) -> dict[str, tuple[bool, bool]]:
@@ -60,15 +126,11 @@ def said_by_hand(reference: Any, candidate: Any, batch: Batch, places: Places) -
     Generous: a module inside the place, or around a point of it, is right too; places outside of the blocks are right
     when any module outside of them is named.
     """
-    (a, ours), (b, theirs) = outputs(reference, batch), outputs(candidate, batch)
     blocks = Parts(reference).path
     said = {}
-    for name, (what, close) in CHECKS.items():
-        if what == LOGITS:
-            said[name] = not close(a, b), False
-            continue
-        first = next((x for x in ours if x in theirs and not close(ours[x], theirs[x])), None)
-        said[name] = first is not None, first is not None and any(_at(first, blocks, *place) for place in places)
+    for name, check in CHECKS.items():
+        differs, first = check(reference, candidate, batch)
+        said[name] = differs, first is not None and any(_at(first, blocks, *place) for place in places)
     return said
 
 

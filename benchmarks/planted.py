@@ -124,6 +124,8 @@ Plant = Callable[[Parts, int, float, torch.Generator], Places | None]
 FAULTS: dict[str, tuple[str, tuple[float, ...], Plant]] = {}
 """By name: the kind, sizes, and what plants it."""
 LINEAR = ("q", "k", "v", "qkv", "o", "gate", "up", "down")
+ROUNDINGS = 3, 30, 1000
+SMALL = tuple(count * 2.0**-24 for count in ROUNDINGS)  # of a value, in float32
 
 
 def fault(kind: str, *sizes: float) -> Callable[[Plant], Plant]:
@@ -141,11 +143,27 @@ def pick(parts: Parts, block: int, draw: torch.Generator, roles: tuple[str, ...]
     if not have:
         return None, set()
     path = there[have[int(torch.randint(len(have), (1,), generator=draw))]]
-    return parts.at(block, path), {(f"block {block}", path)}
+    module = parts.at(block, path)
+    # blocks may share their weights
+    paths = (dict(each.named_modules()) for each in parts.blocks)
+    alike = [number for number, some in enumerate(paths) if getattr(some.get(path), "weight", None) is module.weight]
+    return module, {(f"block {number}", path) for number in alike}
 
 
 def noise(x: Tensor, draw: torch.Generator) -> Tensor:
     return torch.randn(x.shape, generator=draw)
+
+
+def then(module: Any, change: Callable[..., Any]) -> None:
+    """Puts change(output, first input) in place of what a module gives."""
+    forward = module.forward
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        entered = (args[0] if args else next(iter(kwargs.values()))).clone()
+        out = forward(*args, **kwargs)
+        return change(out, entered) if torch.is_tensor(out) else (change(out[0], entered), *out[1:])
+
+    module.forward = changed
 
 
 def reordered(module: Any, order: Tensor) -> None:
@@ -154,12 +172,12 @@ def reordered(module: Any, order: Tensor) -> None:
         module.bias.data = module.bias.data[order].clone()
 
 
-@fault("offset", 1e-3, 1e-2, 1e-1)
+@fault("offset", *SMALL, 1e-1)
 def bias_added(parts, block, size, draw):
     module, places = pick(parts, block, draw)
     if module is not None:
         more = size * torch.randn(weight(module).shape[0], generator=draw)
-        module.register_forward_hook(lambda _, args, out: out + more.to(out.dtype))
+        then(module, lambda out, _: out + more.to(out.dtype))
         return places
 
 
@@ -171,7 +189,7 @@ def bias_lost(parts, block, size, draw):
         return places
 
 
-@fault("factor", 1e-3, 1e-2, 1e-1)
+@fault("factor", *SMALL, 1e-1)
 def scaled(parts, block, size, draw):
     module, places = pick(parts, block, draw)
     if module is not None:
@@ -181,7 +199,7 @@ def scaled(parts, block, size, draw):
         return places
 
 
-@fault("part", 1e-3, 1e-2, 1e-1)
+@fault("part", *SMALL, 1e-1)
 def head_scaled(parts, block, size, draw):
     module, places = pick(parts, block, draw, ("v", "q"))
     if module is not None:
@@ -191,7 +209,7 @@ def head_scaled(parts, block, size, draw):
         return places
 
 
-@fault("part", 1e-3, 1e-1)
+@fault("part", *SMALL, 1e-1)
 def neuron_scaled(parts, block, size, draw):
     module, places = pick(parts, block, draw, ("up", "gate"))
     if module is not None:
@@ -206,7 +224,7 @@ def one_norm(parts, block, draw):
     return parts.at(block, path), {(f"block {block}", path)}
 
 
-@fault("gain", 1e-3, 1e-2, 1e-1)
+@fault("gain", *SMALL, 1e-1)
 def gain_changed(parts, block, size, draw):
     module, places = one_norm(parts, block, draw)
     if getattr(module, "weight", None) is not None:
@@ -282,7 +300,7 @@ def negated(parts, block, size, draw):
 ROTARY = {("rotary_emb", "")}
 
 
-@fault("rotary", 1e-3, 1e-2, 1e-1)
+@fault("rotary", *SMALL, 1e-1)
 def rotary_base(parts, block, size, draw):
     if parts.rotary is not None:
         ends = torch.linspace(0, 1, parts.rotary.inv_freq.numel())
@@ -290,7 +308,7 @@ def rotary_base(parts, block, size, draw):
         return ROTARY
 
 
-@fault("rotary", 1e-3, 1e-1)
+@fault("rotary", *SMALL, 1e-1)
 def rotary_scaling(parts, block, size, draw):
     if parts.rotary is not None:
         parts.rotary.inv_freq = parts.rotary.inv_freq / (1 + 10 * size)
@@ -338,8 +356,11 @@ def window(parts, block, size, draw):
     if not getattr(config, "sliding_window", None) or (kinds and "sliding_attention" not in kinds):
         return None
     config.sliding_window = int(size)
-    first = kinds.index("sliding_attention") if kinds else 0
-    return {(f"block {first}", f"{parts.by_role(first)['attention']}:scores")}
+    return {
+        (f"block {each}", f"{parts.by_role(each)['attention']}:scores")
+        for each in range(len(parts.blocks))
+        if not kinds or kinds[each] == "sliding_attention"
+    }
 
 
 @fault("epsilon", 3, 30, 1000)
@@ -397,7 +418,7 @@ def cap_of_logits(parts, block, size, draw):
         return {("logits", "")}
 
 
-@fault("factor", 1e-3, 1e-1)
+@fault("factor", *SMALL, 1e-1)
 def scores_scaled(parts, block, size, draw):
     path = parts.by_role(block).get("attention")
     for name in ("scaling", "scale", "inv_norm_factor"):
@@ -406,7 +427,7 @@ def scores_scaled(parts, block, size, draw):
             return {(f"block {block}", f"{path}:{what}") for what in ("scores", "qk", "q")}
 
 
-@fault("noise", 1e-2, 1e-1)
+@fault("noise", *SMALL, 1e-1)
 def head_changed(parts, block, size, draw):
     head = parts.model.get_output_embeddings()
     if head is not None and not type(parts.model).__name__.endswith("MaskedLM"):
@@ -456,18 +477,9 @@ def blocks_swapped(parts, block, size, draw):
     return {(f"block {a}", place) for place in dict(parts.blocks[a].named_modules())} | {(f"block {a}", first)}
 
 
-@fault("residual", 1e-2, 1e-1)
+@fault("residual", *SMALL, 1e-1)
 def residual(parts, block, size, draw):
-    kept = {}
-
-    def before(_, args, kw):
-        kept["x"] = (args[0] if args else kw["hidden_states"]).clone()
-
-    def after(_, args, out):
-        return out + size * kept["x"] if torch.is_tensor(out) else (out[0] + size * kept["x"], *out[1:])
-
-    parts.blocks[block].register_forward_pre_hook(before, with_kwargs=True)
-    parts.blocks[block].register_forward_hook(after)
+    then(parts.blocks[block], lambda out, x: out + size * x)
     return {(f"block {block}", "")}
 
 
@@ -478,7 +490,7 @@ def other_checkpoint(parts, block, size, draw):
     return {("embed", ""), ("embeddings", "word_embeddings"), ("embeddings", "tok_embeddings")}
 
 
-@fault("adapter", 1e-2, 1e-1)
+@fault("adapter", *SMALL, 1e-1)
 def adapter(parts, block, size, draw):
     module, places = pick(parts, block, draw)
     if module is not None:
@@ -500,10 +512,7 @@ def coarser(parts, block, size, draw):
 
 @fault("precision")
 def stream_in_16_bits(parts, block, size, draw):
-    def after(_, args, out):
-        return out.bfloat16().float() if torch.is_tensor(out) else (out[0].bfloat16().float(), *out[1:])
-
-    parts.blocks[block].register_forward_hook(after)
+    then(parts.blocks[block], lambda out, _: out.bfloat16().float())
     return {(f"block {block}", "")}
 
 
@@ -511,7 +520,7 @@ def stream_in_16_bits(parts, block, size, draw):
 def module_in_16_bits(parts, block, size, draw):
     module, places = pick(parts, block, draw)
     if module is not None:
-        module.register_forward_hook(lambda _, args, out: out.bfloat16().float())
+        then(module, lambda out, _: out.bfloat16().float())
         return places
 
 
@@ -524,7 +533,7 @@ def experts_permuted(parts, block, size, draw):
         return {(f"block {block}", path), (f"block {block}", path.rpartition(".")[0])}
 
 
-@fault("router", 1e-2, 1e-1)
+@fault("router", *SMALL, 1e-1)
 def router(parts, block, size, draw):
     path = parts.by_role(block).get("router")
     if path:
@@ -533,18 +542,25 @@ def router(parts, block, size, draw):
         return {(f"block {block}", path)}
 
 
-@fault("weight")
+@fault("weight", *SMALL, 1)
 def one_weight(parts, block, size, draw):
     module, places = pick(parts, block, draw)
     if module is not None:
-        weight(module)[3, 5] += weight(module).std()
+        weight(module)[3, 5] += size * math.sqrt(weight(module).shape[1]) * weight(module).std()
         return places
 
 
 def planted(model: Any, name: str, size: float, seed: int = 0) -> tuple[Any, Places | None]:
     """A copy with a fault, and where it stands."""
+    return planted_by(FAULTS[name][2], model, size, seed)
+
+
+def planted_by(plant: Plant, model: Any, size: float = 1, seed: int = 0) -> tuple[Any, Places | None]:
+    """A copy with a fault in a block that is drawn, or in the next that has such a part."""
     broken = copy.deepcopy(model)
     parts, draw = Parts(broken), torch.Generator().manual_seed(seed)
-    block = int(torch.randint(len(parts.blocks), (1,), generator=draw))
+    count = len(parts.blocks)
+    first = int(torch.randint(count, (1,), generator=draw))
     with torch.no_grad():
-        return broken, FAULTS[name][2](parts, block, size, draw)
+        tried = (plant(parts, (first + more) % count, size, draw) for more in range(count))
+        return broken, next((places for places in tried if places is not None), None)

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.studies.verify.replay import OUT, Finding
-from repsim_cli.studies.verify.rounding import Places, finite
+from repsim_cli.studies.verify.rounding import Places, finite, raised
 from repsim_cli.studies.verify.trace import IN
 
-EXPLAINED = 1 - 1e-4
+LEFT = 1e-4  # of the error's energy, that a rule leaves
+ROUNDED = 2  # roundings, as many as are in the error itself
+MOST = 0.01  # of its energy, that may be put down to them: errors that are smaller fit too many rules
 INSIDE = ("q", "k", "v", "z", "qk", "scores", "pattern")
 
 
@@ -69,7 +71,7 @@ class Error:
         assert self.finding.reference is not None
         places = Places(self.finding.batch.mask)
         (c, of_tokens), (r, _) = places.tokens(self.finding.candidate), places.tokens(self.finding.reference)
-        return c.double(), r.double(), of_tokens
+        return raised(c).double(), raised(r).double(), of_tokens
 
     @cached_property
     def c(self) -> Tensor:
@@ -98,8 +100,13 @@ class Error:
         """The share of the error's energy."""
         return 1 - float((self.e - fit).square().sum() / self.e.square().sum().clamp_min(1e-300))
 
-    def is_(self, fit: Tensor) -> bool:
-        return self.explained(fit) > EXPLAINED
+    @cached_property
+    def rounding(self) -> float:
+        """The share of the error's energy that is rounding."""
+        return min((ROUNDED / max(self.finding.judged.whole, 1e-30)) ** 2, MOST)
+
+    def is_(self, fit: Tensor, left: float = LEFT) -> bool:
+        return 1 - self.explained(fit) < max(left, self.rounding)
 
     def gives(self, other: Tensor) -> bool:
         """Whether the candidate's is this tensor."""
@@ -126,4 +133,4 @@ class Error:
     def hit(self) -> Tensor:
         """The features that the error is in."""
         energy = self.e.square().sum(0)
-        return energy > 1e-8 * energy.max()
+        return energy > max(1e-8 * float(energy.max()), 4 * self.rounding * float(energy.mean()))

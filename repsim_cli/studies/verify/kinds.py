@@ -2,7 +2,7 @@
 none.
 
 E is the error, C what the candidate gives and R what the reference gives on the same inputs, by token and feature; a
-rule holds where what it says explains all of E but a ten-thousandth of its energy.
+rule holds where what it says explains all of E but a ten-thousandth of its energy, or what of it is rounding.
 """
 
 import math
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from repsim_cli.studies.verify.answer import UNNAMED
 from repsim_cli.studies.verify.error import Error, module_of, role_of
 from repsim_cli.studies.verify.replay import Finding
-from repsim_cli.studies.verify.rounding import MASKED
+from repsim_cli.studies.verify.rounding import MASKED, finite
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exact GELU": F.gelu,
@@ -55,12 +55,23 @@ def _common(e: Error) -> Iterator[Named]:
     if e.is_(factor * e.r):
         if abs(factor + 2) < 1e-3:
             yield "sign", "the sign is another"
+        if abs(factor + 1) < 1e-6:
+            yield "factor", "all of its values are zero"
         yield "factor", f"all values are multiplied by {1 + factor:.6g}"
+
+
+def _of_neighbours(e: Error) -> Iterator[Named]:
+    """What the reference gives for the token before or behind."""
+    for c, r, what in ((e.c[1:], e.r[:-1], "before"), (e.c[:-1], e.r[1:], "behind")):
+        same = (c - r).norm(dim=1) < 1e-3 * r.norm(dim=1)
+        if len(same) > 8 and same.double().mean() > 0.7 and e.relative > 0.1:
+            yield "positions", f"most tokens have what the reference gives for the token {what}: off by one place"
 
 
 def _of_values(e: Error) -> Iterator[Named]:
     """Names errors in what a projection or a sum gives."""
     yield from _common(e)
+    yield from _of_neighbours(e)
     hit = int(e.hit.sum())
     a, b = e.slopes
     linear = len(e.e) > 4 and e.is_(a + b * e.r)
@@ -107,7 +118,11 @@ def _rank(e: Error) -> Iterator[Named]:
     if most < 8:
         return
     values = torch.linalg.svdvals(e.e[:512]).square()
-    rank = int((values.cumsum(0) / values.sum() < 1 - 1e-7).sum()) + 1
+    rank = int((values.cumsum(0) / values.sum() < 1 - max(1e-7, e.rounding)).sum()) + 1
+    way = F.normalize(e.e[e.e.norm(dim=1).argmax()], dim=0)
+    along = torch.outer(e.r @ way, way)
+    if rank == 1 and e.is_(along * float((along * e.e).sum() / along.square().sum().clamp_min(1e-300))):
+        yield UNNAMED, "one direction of what it gives is lost or scaled, as where the mean is taken out"
     if rank <= most / 4:
         yield "adapter", f"the error has rank {rank} of {most}: an adapter is missing, merged twice or scaled otherwise"
     if e.relative < 0.2 and rank > most / 2:
@@ -121,11 +136,11 @@ def _of_norm(e: Error) -> Iterator[Named]:
         yield "norm missing", "what enters the norm leaves it: the norm is missing"
     yield from _common(e)
     a, b = e.slopes
-    if len(e.e) > 4 and e.is_(a + b * e.r):
-        # exact to rounding, or a scale of each row looks like it
-        if e.explained(a + b * e.r) > 1 - 1e-7:
-            whole = e.c.norm() / e.r.norm()
-            yield "gain", f"each feature has another gain ({whole:.2g} times the norm)"
+    # an epsilon scales rows nearly alike, so that it looks like a gain, which fits to rounding and better
+    by_row, by_feature = _left_by_rows(e), 1 - e.explained(a + b * e.r)
+    if len(e.e) > 4 and e.is_(a + b * e.r, 1e-7) and by_feature < by_row / 4:
+        whole = e.c.norm() / e.r.norm()
+        yield "gain", f"each feature has another gain ({whole:.2g} times the norm)"
     if e.x is not None:
         centred = e.x - e.x.mean(1, keepdim=True)
         by_rms = e.x / e.x.square().mean(1, keepdim=True).sqrt()
@@ -133,11 +148,17 @@ def _of_norm(e: Error) -> Iterator[Named]:
         for fits, other, name in ((by_deviation, by_rms, "RMS"), (by_rms, by_deviation, "layer")):
             if _affine(fits, e.r) and not _affine(fits, e.c) and _affine(other, e.c):
                 yield "norm type", f"it is a norm of the {name} kind" if name == "RMS" else "it is a layer norm"
-    bias = getattr(module_of(e.finding), "bias", None)
-    r = e.r if bias is None else e.r - bias.detach().double()
-    scale = (e.e * r).sum(1, keepdim=True) / r.square().sum(1, keepdim=True).clamp_min(1e-300)
-    if e.explained(scale * r) > 0.98 and e.relative < 0.5:
+    if by_row < min(0.02, by_feature) and e.relative < 0.5:
         yield "epsilon", "each row is multiplied by a number of its own: another epsilon"
+
+
+def _left_by_rows(e: Error) -> float:
+    """The share of the error that is left when each row, of a head where heads are normed, has a factor of its own."""
+    c, r = (finite(x) for x in e.parts[:2])
+    bias = getattr(module_of(e.finding), "bias", None)
+    fit = r if bias is None or bias.shape != r.shape[-1:] else r - bias.detach().double()
+    scale = ((c - r) * fit).sum(-1, keepdim=True) / fit.square().sum(-1, keepdim=True).clamp_min(1e-300)
+    return 1 - e.explained((scale * fit).reshape(e.e.shape))
 
 
 def _affine(x: Tensor, y: Tensor) -> bool:
@@ -149,9 +170,8 @@ def _affine(x: Tensor, y: Tensor) -> bool:
 
 def _of_activation(e: Error) -> Iterator[Named]:
     if e.x is not None and e.x.shape == e.c.shape:
-        close = {name: float((f(e.x) - e.c).norm() / e.c.norm().clamp_min(1e-300)) for name, f in ACTIVATIONS.items()}
-        best = min(close, key=lambda name: close[name])
-        if close[best] < 1e-5:
+        best = max(ACTIVATIONS, key=lambda name: e.explained(ACTIVATIONS[name](e.x) - e.r))
+        if e.gives(ACTIVATIONS[best](e.x)):
             yield "activation", f"the activation function is another: it is {best}"
     yield from _common(e)
     order = e.r.flatten().argsort()
@@ -199,7 +219,8 @@ def _cap(e: Error) -> str | None:
     big = max(float(e.r.abs().max()), float(e.c.abs().max()))
     for inner, outer, what in ((e.c, e.r, "is missing"), (e.r, e.c, "is the candidate's alone")):
         for cap in _caps(inner, outer, big):
-            if float((cap * torch.tanh(inner / cap) - outer).square().sum()) < 1e-6 * float(e.e.square().sum()):
+            left = float((cap * torch.tanh(inner / cap) - outer).square().sum())
+            if left < max(1e-6, e.rounding) * float(e.e.square().sum()):
                 return f"a soft cap {what} (at {cap:.4g})"
     return None
 
@@ -221,8 +242,9 @@ def _of_rotated(e: Error) -> Iterator[Named]:
     """q and k as they enter their product."""
     yield from _common(e)
     c, r, _ = e.parts
-    sizes = c.norm(dim=-1), r.norm(dim=-1)
-    if ((sizes[0] - sizes[1]).abs() < 1e-5 * sizes[1]).all():
+    longer = (c.norm(dim=-1) - r.norm(dim=-1)).square().sum()
+    # of an error in any direction it is one in as many as there are
+    if longer < min(max(1e-8, e.rounding), 0.1 / c.shape[-1]) * e.e.square().sum():
         yield "rotary", "the same length in other directions: rotated by other angles, or in another layout"
 
 
@@ -237,9 +259,19 @@ def _of_rotary(e: Error) -> Iterator[Named]:
 
 
 def _of_embeddings(e: Error) -> Iterator[Named]:
-    if (e.e.norm(dim=1) < 1e-6 * e.r.norm(dim=1)).double().mean() > 0.5 and e.finding.batch.ids is not None:
-        rows = e.e.norm(dim=1).nonzero()[:, 0].tolist()
-        ids = e.finding.batch.ids[e.finding.batch.mask]
+    off = e.e.norm(dim=1)
+    hit = off > 1e-3 * off.max()
+    own = None if e.finding.batch.ids is None else e.finding.batch.ids[e.finding.batch.mask]
+    table = module_of(e.finding)
+    if hit.sum() <= 512 and isinstance(table, nn.Embedding) and table.embedding_dim == e.c.shape[1]:
+        wrong, known = e.c[hit].float(), table.weight.detach().float()
+        found = torch.cdist(wrong, known).argmin(1)
+        nearest = known[found]
+        if ((nearest - wrong).norm(dim=1) < 0.01 * off[hit]).all() and (own is None or (found != own[hit]).all()):
+            places = f"at {int(hit.sum())} of {len(hit)} places"
+            yield "tokens", f"rows of other tokens, {places}: other ids enter, or the table has them elsewhere"
+    if hit.double().mean() < 0.5 and own is not None:
+        rows, ids = hit.nonzero()[:, 0].tolist(), own
         tokens = sorted({int(ids[row]) for row in rows})
         if not {*tokens} & {int(ids[row]) for row in range(len(ids)) if row not in set(rows)}:
             shown = ", ".join(map(str, tokens[:5]))

@@ -20,6 +20,7 @@ from repsim_cli.studies.verify.units import Unit, around
 OUT = "logits"
 FEW = 0.1  # of the rows
 ROUGH = 4  # roundings of a row
+GROWN = 10  # times the limit, to which roundings may add up in a unit
 
 
 @dataclass
@@ -164,7 +165,7 @@ def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Pla
 def rough(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
     """Bounds what rounding gives in most places, where it is not measured."""
     return {
-        name: ROUGH * precision.UNIT[dtype] * rounding.finite(places.tokens(x)[0].float()).norm(dim=-1)
+        name: ROUGH * precision.UNIT[dtype] * rounding.finite(rounding.raised(places.tokens(x)[0])).float().norm(dim=-1)
         for name, x in refs.items()
         if x.is_floating_point()
     }
@@ -278,14 +279,15 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
                 looked = _inside(call, key, unit, at[key])
             finally:
                 busy = False
-            if (
-                wrong and not looked
-            ):  # each step is right: a rounding that grew, as where it changes a choice of experts
+            if wrong and not looked and not any(_beyond(found.judged, dtype) for found in wrong):
+                # each step is right: a rounding that grew, as where it changes a choice of experts
                 made.faulty.remove(key)
                 made.right.append(key)
-            if not wrong:
+                wrong = []
+            if wrong:
+                wrong = looked or wrong
+            else:
                 made.inside += looked
-            wrong = wrong and looked
         made.findings += wrong
         return out
 
@@ -300,10 +302,11 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
             return call.entry if earlier == IN else points.refs.get(earlier)
 
         def look(name: str, x: Tensor) -> Tensor:
-            r = points.refs.get(name)
+            at = points.again.get(name, name)  # the candidate may change what the reference hands on
+            r = call.entry if at == IN else points.refs.get(at)
             if r is None:
                 return x
-            if found := judge(key, call.unit, name, x, r, points.floors.get(name), entering_of(name)):
+            if found := judge(key, call.unit, name, x, r, points.floors.get(at), entering_of(name)):
                 wrong.append(found)
             return _given(r, x)
 
@@ -326,6 +329,12 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         made.findings.append(last)
         made.faulty.append(OUT)
     return made
+
+
+def _beyond(found: Judged, dtype: torch.dtype) -> bool:
+    """Whether it is more than a rounding may grow to in a unit: a choice that it changes is that of few tokens."""
+    few = found.wrong.numel() > 0 and found.wrong.double().mean() < 0.5
+    return found.whole > GROWN * precision.limits_of(dtype).whole and not few
 
 
 def _cut(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from repsim_cli.models.precision import UNIT, limits_of
 
 LOST = 1e30  # times its rounding: of values that are not finite, or not there
 MASKED = -1e30  # scores below it are those of places that are not attended to
+HALF = torch.finfo(torch.float16).min / 2  # the same of a precision that ends before
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,12 @@ def _parts(x: Tensor) -> Tensor:
 
 def like(r: Tensor, x: Tensor) -> Tensor | None:
     """The reference's tensor in the shape of the candidate's, which may repeat heads for groups of queries, lack rows
-    of the vocabulary, or keep tokens in one list; None where they do not fit."""
+    of the vocabulary, keep tokens in one list, or have for each row what is the same for all; None where they do not
+    fit."""
     if r.shape == x.shape:
         return r
+    if r.ndim == x.ndim > 2 and len(r) == 1 and r.shape[1:] == x.shape[1:]:
+        return r.expand_as(x)
     if r.ndim == 4 == x.ndim and r.shape[0] == x.shape[0] and r.shape[2:] == x.shape[2:]:
         heads, wanted = r.shape[1], x.shape[1]
         if heads % wanted == 0:
@@ -76,6 +80,12 @@ class Judged:
     equal: bool
 
 
+def raised(x: Tensor) -> Tensor:
+    """The values in float32 at least, those of places that are not attended to as minus infinity."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide if x.dtype != torch.float16 else torch.where(x < HALF, -torch.inf, wide)
+
+
 def finite(x: Tensor) -> Tensor:
     """The values, with those of places that are not attended to as 0."""
     return torch.where(x < MASKED, torch.zeros_like(x), x)
@@ -83,7 +93,7 @@ def finite(x: Tensor) -> Tensor:
 
 def norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
     """How far the reference in another precision is from it: its rounding, by row."""
-    x, r = (finite(places.tokens(side)[0].double()) for side in (floor, reference))
+    x, r = (finite(raised(places.tokens(side)[0]).double()) for side in (floor, reference))
     return torch.nan_to_num((x - r).norm(dim=-1), 0.0, 0.0).float()
 
 
@@ -95,7 +105,7 @@ def judged(
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
     unit, limits = UNIT[dtype], limits_of(dtype)
     (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)
-    c, r = (finite(x.to(torch.promote_types(x.dtype, torch.float32))) for x in (c, r))
+    c, r = (finite(raised(x)) for x in (c, r))
     off, size = (c - r).norm(dim=-1), r.norm(dim=-1)
     rounding = unit * size if floor is None else _of_heads(floor, size.shape[1]).to(size.dtype)
     ok = torch.isfinite(size) & torch.isfinite(off)

@@ -28,6 +28,7 @@ from repsim_cli.studies.verify.units import Unit, kinds_of, table_of, units_of
 
 VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
 OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
+BY_WEIGHTS = (*OF_WEIGHTS, "rows", "weight")  # kinds that are none where the weights are the same
 OTHER = 0.3  # of the norm, by which the weights of another checkpoint are off at least
 
 
@@ -302,8 +303,13 @@ def merged(
         # what was done to the weights says more than the error
         whole = first.about.role in ("linear", "norm")
         done = {name: weights.change(name, ours, theirs) for name in differ if whole and name in ours}
-        if kind in OF_WEIGHTS and not differ and not first.about.linear:
-            kind, about = UNNAMED, f"no rule fits (off by {first.judged.relative:.2g} of the norm)"
+        alone = any(name.startswith(f"{inside}.") for name in (*tensors.only_reference, *tensors.only_candidate))
+        same = f"{inside}.weight" in theirs and bool(tensors.common) and not differ and not alone
+        if (kind in BY_WEIGHTS and same) or (kind in OF_WEIGHTS and not differ and not first.about.linear):
+            what = ", and its weights are the same: other things are done with them" if same else ""
+            kind, about = UNNAMED, f"no rule fits{what} (off by {first.judged.relative:.2g} of the norm)"
+        if kind == "tokens" and differ:
+            kind, about = "rows", f"rows of the embeddings are others ({first.judged.relative:.2g} of the norm)"
         if done and (said := done[max(done, key=lambda name: ours[name].ndim)]):
             kind, about = said
         made.append(

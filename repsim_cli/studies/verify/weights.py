@@ -70,20 +70,22 @@ def change(name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, T
         return None
     if x.ndim == 1 and name.endswith("bias") and not y.any():
         return "offset", "its bias is zero"
-    other = next((key for key, z in reference.items() if key != name and _same(z.double().cpu(), y)), None)
+    moved = not _same(x, y)
+    shaped = (key for key, z in reference.items() if moved and key != name and z.shape == y.shape)
+    other = next((key for key in shaped if _same(reference[key].double().cpu(), y)), None)
     if other is not None and x.numel() > 1:
         there, here = BLOCK.search(other), BLOCK.search(name)
         if there and here and there[1] != here[1]:
             return "order", f"its weights are those of block {there[1]}: blocks are out of order"
         return "swapped", f"its weights are those of {other}"
-    if x.ndim == 2 and x.shape[0] == x.shape[1] and _same(x.T, y):
+    if x.ndim == 2 and x.shape[0] == x.shape[1] and moved and _same(x.T, y):
         return "transposed", "its weights are transposed"
     if x.ndim == 1 and name.endswith("bias"):
         return "offset", "it has another bias"
     if x.ndim == 1 and "norm" in name and (abs(y - x).sub(1).abs() < EXACT).all():
         return "gain", "its weights are off by 1: it multiplies by w, not by 1 + w, or the other way round"
     if x.ndim == 2:
-        return _matrix(x, y)
+        return _matrix(x, y, UNIT.get(reference[name].dtype, 0.0))
     return None
 
 
@@ -94,17 +96,20 @@ def _same(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and float((x - y).norm()) <= EXACT * float(x.norm())
 
 
-def _matrix(x: Tensor, y: Tensor) -> Named | None:
-    off = y - x
-    if int((off.abs() > 1e-6 * x.abs()).sum()) == 1:
+def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
+    """unit: the rounding of the weights, which alone a factor may leave."""
+    off = (y - x).abs()
+    if int((off > 1e-3 * off.max()).sum()) == 1:
         return "weight", "one of its weights is another"
     factor = float((x * y).sum() / x.square().sum())
-    if _same(factor * x, y):
+    if float((y - factor * x).square().sum()) <= 1e-4 * float(off.square().sum()) + unit**2 * float(x.square().sum()):
         return (
             ("sign", "its weights have the other sign")
-            if factor == -1
-            else ("factor", f"its weights are multiplied by {factor:.6g}")
+            if abs(factor + 1) < EXACT
+            else ("factor", f"its weights are multiplied by {factor:.7g}")
         )
+    if _same(x, y):
+        return None
     for rows, others in ((x, y), (x.T, y.T)):
         if len(rows) > 1 and _permuted(rows, others):
             return "permuted", "its rows or columns are in another order: heads, neurons or halves"

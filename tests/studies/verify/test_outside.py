@@ -1,0 +1,76 @@
+"""Faults of no listed kind are found where they stand, and no wrong name is given; errors of a few roundings as well."""
+
+import copy
+
+import pytest
+import torch
+from outside import OUTSIDE, instead
+from planted import FAULTS, SMALL, batches, built, planted, planted_by, then
+
+from repsim_cli.studies.verify.answer import DIFFERENT, ROUNDING, UNNAMED
+from repsim_cli.studies.verify.study import verified
+
+# what each had let in: a module whose output alone is another; an error of low rank with equal weights; positions of
+# another shape; ids that only look like other rows
+MENDED = {
+    "branch_dropped": "factor",
+    "output_centred": UNNAMED,
+    "positions_restart_at_padding": "positions",
+    "another_first_token": "tokens",
+    "head_sees_the_token_before": "positions",
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {name: built(name) for name in ("gpt2", "llama")}
+
+
+@pytest.mark.parametrize(("fault", "kind"), MENDED.items())
+def test_a_fault_of_no_listed_kind_is_found_and_not_misnamed(models, fault, kind):
+    broken, places = planted_by(lambda parts, block, *_: OUTSIDE[fault][1](parts, block), models["gpt2"])
+    answer = verified(models["gpt2"], broken, batches()[:3])
+    assert answer.verdict == DIFFERENT
+    assert (answer.differences[0].unit, answer.differences[0].place) in places
+    assert answer.differences[0].kind == kind
+    assert kind in OUTSIDE[fault][0] | {UNNAMED}
+
+
+@pytest.mark.parametrize("fault", ["gain_changed", "adapter", "residual", "epsilon"])
+def test_an_error_of_few_roundings_keeps_its_name(models, fault):
+    kind, sizes, _ = FAULTS[fault]
+    size = 30 if fault == "epsilon" else SMALL[1]
+    assert size in sizes
+    broken, places = planted(models["llama"], fault, size)
+    first = verified(models["llama"], broken, batches()[:2]).differences[0]
+    assert (first.unit, first.place) in places
+    assert first.kind == kind, first.about
+
+
+def test_a_small_error_of_queries_is_no_rotation_and_one_of_an_activation_no_other_one(models):
+    broken = copy.deepcopy(models["llama"])
+    block = broken.model.layers[1]
+
+    def noisy(x):
+        return x * (1 + SMALL[2] * torch.randn(x.shape, generator=torch.Generator().manual_seed(0)))
+
+    def rotated(kept):
+        return lambda q, k, *args, **kwargs: (noisy(kept(q, k, *args, **kwargs)[0]), kept(q, k, *args, **kwargs)[1])
+
+    instead(block.self_attn, "apply_rotary_pos_emb", rotated)
+    then(block.mlp.act_fn, lambda out, _: noisy(out))
+    answer = verified(models["llama"], broken, batches()[:2])
+    assert [(each.place, each.kind) for each in answer.differences] == [
+        ("self_attn:q", UNNAMED),
+        ("mlp.act_fn", UNNAMED),
+    ]
+
+
+def test_a_fault_of_scores_in_float16_is_not_hidden_by_the_mask(models):
+    """What is masked there is no smaller than -65504, and was taken for scores, whose rounding was without bounds."""
+    broken = copy.deepcopy(models["llama"]).half()
+    broken.model.layers[1].self_attn.scaling *= 2
+    first = verified(models["llama"], broken, batches()[:1]).differences[0]
+    assert (first.unit, first.place, first.kind) == ("block 1", "self_attn:scores", "factor")
+    whole = verified(models["llama"], copy.deepcopy(models["llama"]).half(), batches()[:3])
+    assert whole.verdict == ROUNDING
