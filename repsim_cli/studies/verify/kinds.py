@@ -170,8 +170,9 @@ def _affine(x: Tensor, y: Tensor) -> bool:
 
 def _of_activation(e: Error) -> Iterator[Named]:
     if e.x is not None and e.x.shape == e.c.shape:
-        best = max(ACTIVATIONS, key=lambda name: e.explained(ACTIVATIONS[name](e.x) - e.r))
-        if e.gives(ACTIVATIONS[best](e.x)):
+        made = {name: f(e.x) for name, f in ACTIVATIONS.items()}
+        best = max(made, key=lambda name: e.explained(made[name] - e.r))
+        if e.gives(made[best]):
             yield "activation", f"the activation function is another: it is {best}"
     yield from _common(e)
     order = e.r.flatten().argsort()
