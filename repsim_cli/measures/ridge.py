@@ -30,7 +30,7 @@ FEWEST = 3  # folds: one is scored, one chooses the penalty, one is fitted on
 # over the summed variance of the rows that are fitted; infinite: the mean alone predicts
 PENALTIES = torch.tensor([math.inf, *(10 ** (-half / 2) for half in range(-2, 17))], dtype=torch.float64)
 Folds = Annotated[int, Field(ge=FEWEST, le=100)]
-Fold = Int[Tensor, " m"]  # the numbers of its rows
+Fold = Int[Tensor, " _"]  # the numbers of its rows
 
 
 def folds_of(n: int, count: int, documents: Documents | None) -> list[Fold]:
@@ -51,7 +51,7 @@ def folds_of(n: int, count: int, documents: Documents | None) -> list[Fold]:
 class Sums(NamedTuple):
     """Of the rows of every fold: the rows, their sums and how many there are."""
 
-    rows: list[Float[Tensor, "m d"]]
+    rows: list[Float[Tensor, "_ d"]]
     sums: Float[Tensor, "f d"]
     counts: Float[Tensor, " f"]
 
