@@ -66,6 +66,14 @@ def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L
     return places if sequences.left_out is None else places & ~sequences.left_out
 
 
+def row_places(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "n 2"]:
+    """The sequence and the place of every row of the run, in row order; of a pooled row its first place."""
+    places = _row_places(sequences, extract)
+    if extract.pooled:
+        places = places & (places.cumsum(1) == 1)
+    return np.argwhere(places)
+
+
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     """How many rows of the run each sequence gives: those of `rows_run` that no model leaves out."""
     places = _row_places(sequences, extract)

@@ -92,6 +92,10 @@ class Extract:
         `auto` in a configuration is, for the tokens and words of language models in studies that take remedies, skip=4
         (words: 2) and normalise=directions, and elsewhere 0 and `none`.
 
+    keep_texts: keep the texts of some rows in the run folder, as tokens in `rows.json`, also of local files: the page
+        then shows which tokens agree. Of data that ship with the package or come from a public address they are kept
+        anyway.
+
     skip and skip_tokens come first, then drop_features, then normalise. Shares and deviations are those of all rows
     that are left, whatever the estimate; without a cache each model runs a second time for them.
 
@@ -117,6 +121,7 @@ class Extract:
     skip_tokens: list[Literal["newline", "bos", "eos", "sep", "cls", "unk"]] = field(default_factory=list)
     drop_features: Annotated[float, Field(gt=0, le=1)] = 1.0
     normalise: Literal["none", "features", "directions", "rows"] = "none"
+    keep_texts: bool = False
 
     @property
     def pooled(self) -> bool:

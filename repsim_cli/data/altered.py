@@ -70,7 +70,7 @@ def altered(
     how = Alteration(len(data.names), random_labels, new_labels, shortcut, noise, seed)
     if isinstance(data, Images):
         return Images(lambda: altered_images(data.read(), how, data.source), names, source)
-    return Examples(lambda: altered_examples(data, names, how), names, source)
+    return Examples(lambda: altered_examples(data, names, how), names, source, public=data.public)
 
 
 def altered_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:

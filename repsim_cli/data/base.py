@@ -107,6 +107,7 @@ class Data(ABC):
     running: it is running text, documents without labels.
     worded: it consists of sentences of words.
     chat: each text is put into the chat template of the model.
+    public: its texts ship with the package, are made by it or come from a public address, so that a run may keep some.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -114,6 +115,7 @@ class Data(ABC):
     worded: ClassVar[bool] = False
     source: str
     chat: bool = False
+    public: bool = False
 
     @property
     def spanned(self) -> bool:

@@ -151,6 +151,7 @@ class Examples(Data):
     names: tuple[str, ...]
     source: str
     chat: bool = False
+    public: bool = False
 
     def kept(self) -> "Examples":
         """The same examples, read when first needed and then kept."""
@@ -258,7 +259,8 @@ def _examples(
     if path is not None:
         next((example for example in read() if isinstance(example, Example)), None)
     source = path or (f"{format.hub.hub}, {format.hub.config}" if isinstance(format.hub, HubTable) else format.hub)
-    return Examples(read, format.labels, f"{source}, {split}" if path is None or Path(path).is_dir() else str(path))
+    said = f"{source}, {split}" if path is None or Path(path).is_dir() else str(path)
+    return Examples(read, format.labels, said, public=path is None)
 
 
 def _spelled(format: Format, labels: Spelled) -> dict[str, str]:

@@ -115,7 +115,9 @@ def overlap_hans(
         subcase = chosen[number % len(chosen)]
         return Example(_pair(random, subcase), names[subcase[1] == "n"], HEURISTIC[subcase], subcase)
 
-    return Examples(lambda: _drawn(draw, split, examples, seed), names, f"overlap_hans, {split}, seed {seed}")
+    return Examples(
+        lambda: _drawn(draw, split, examples, seed), names, f"overlap_hans, {split}, seed {seed}", public=True
+    )
 
 
 @data.register("overlap_nli")
@@ -158,7 +160,7 @@ def overlap_nli(
         return Example((premise, hypothesis), label, HEURISTIC[subcase], subcase)
 
     source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
-    return Examples(lambda: _drawn(draw, split, examples, seed), names, source)
+    return Examples(lambda: _drawn(draw, split, examples, seed), names, source, public=True)
 
 
 def _drawn(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:

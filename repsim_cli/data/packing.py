@@ -33,6 +33,7 @@ class Text(Data):
     source: str
     spans: Callable[[], Iterator[tuple[str, Spans]]] | None = None
     chat: bool = False
+    public: bool = False
 
     @property
     def spanned(self) -> bool:

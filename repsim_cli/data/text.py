@@ -85,7 +85,7 @@ def embedded_text(
                 yield " ".join(order.permutation(text.split())) if shuffle_words else text
 
     shuffled = ", words shuffled" if shuffle_words else ""
-    return Text(documents, f"Jargon File 4.4.7 (public domain), {split}{shuffled}")
+    return Text(documents, f"Jargon File 4.4.7 (public domain), {split}{shuffled}", public=True)
 
 
 @data.register("pile")
@@ -115,7 +115,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
                 "the file and set data.files to its path, or use data=local_text data.path=FILE"
             ) from error
 
-    return Text(documents, files)
+    return Text(documents, files, public=files.startswith(("hf://", "https://")))
 
 
 def read(file: Path, column: str, sample_by: str) -> Iterator[str]:

@@ -57,6 +57,7 @@ class Treebank(Data):
     read: Callable[[], Iterator[list[str]]]
     source: str
     chat: bool = False
+    public: bool = False
     annotated: Callable[[], Iterator[list[Word]]] | None = None
 
     def sentences(self) -> list[list[str]]:
@@ -109,15 +110,18 @@ def _treebank(
 ) -> Treebank:
     """From a file or a folder of the official files (checked at once, up to the first sentence), or from the web."""
     if path is None:
-        return of_words(read_web, f"{where}, {split}")
+        return of_words(read_web, f"{where}, {split}", public=True)
     folder = local(path)
     file = existing(str(folder / files[split]) if folder.is_dir() else path, suffixes)
     next(read_file(file), None)
     return of_words(lambda: read_file(file), str(file))
 
 
-def of_words(read: Callable[[], Iterator[list[Word]]], source: str) -> Treebank:
-    return Treebank(lambda: ([word.form for word in words] for words in read()), source, annotated=read)
+def of_words(read: Callable[[], Iterator[list[Word]]], source: str, public: bool = False) -> Treebank:
+    def forms() -> Iterator[list[str]]:
+        return ([word.form for word in words] for words in read())
+
+    return Treebank(forms, source, annotated=read, public=public)
 
 
 @data.register("ptb")
@@ -163,7 +167,7 @@ def ewt(*, path: str | None = None, split: Split = "validation", words: Words = 
 def embedded_sentences() -> Treebank:
     """240 sentences of the validation split of the embedded text (Jargon File 4.4.7, public domain), in CoNLL-U."""
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.conllu"
-    return of_words(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences")
+    return of_words(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences", public=True)
 
 
 _ID = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})|\.(?P<empty>\d{1,9}))?")

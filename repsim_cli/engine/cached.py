@@ -110,6 +110,15 @@ class Content:
             return None
         return key({**self.shared, **self.whole, **described, "models": self.models, "layers": layers})
 
+    def of_rows(self, measure: Measure | None) -> str | None:
+        """The key of what is kept of the rows behind the maps, with their shares in this measure; None where it cannot
+        be cached."""
+        described, layers = measure and self._measure(measure), [[x.label, *map(str, x.layers)] for x in self.readings]
+        if None in self.models or (described and described["its code"] is None):
+            return None
+        parts = {"seed": self.whole["seed"], "pairs": self.pairs, "measure": described}
+        return key({**self.shared, **parts, "models": self.models, "layers": layers})
+
     def of_null(self, measure: Measure, block: range) -> str | None:
         """The key of a block of the measure's permutations, if it can be cached."""
         matrix = self.of_matrix(measure)

@@ -5,6 +5,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
+from repsim_cli.engine.behind import behind
 from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joined, of_sums
@@ -100,16 +102,18 @@ def matrices_of(
     *,
     identities: Identities | None = None,
     blocks: Mapping[str, Sequence[range]] = MappingProxyType({}),
+    keep_rows: bool = False,
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
     comparison: its rows are clustered. identities: where they are known. blocks: of permutations that the cache may
-    hold, by the label of the measure.
+    hold, by the label of the measure. keep_rows: whether the run folder keeps what a page shows of some rows.
     """
     identities, measures = identities or identified(run, comparison), comparison.measures
     content = content_of(comparison, sequences, identities) if comparison.cache else None
-    with finished(run, measures, content) as known, kept_tables(run, content) as tables:
+    rows_behind = behind(run, comparison, sequences, content) if keep_rows else nullcontext()
+    with finished(run, measures, content) as known, kept_tables(run, content) as tables, rows_behind as watch:
         if known.missing or not tables:
             missing = replace(comparison, measures=known.missing)
             with (
@@ -132,7 +136,7 @@ def matrices_of(
                     elif comparison.extract.estimate == "moments":
                         made = by_moments(run, rows, missing)
                     else:
-                        made = estimated(run, rows, missing, known=pairs, fill=fill)
+                        made = estimated(run, rows, missing, known=pairs, fill=fill, watch=watch)
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
                 if not tables:
@@ -144,10 +148,18 @@ def matrices_of(
     return matrices, tables
 
 
-def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[str, KnownPairs], fill: Fill) -> Matrices:
+def estimated(
+    run: Run,
+    rows: Rows,
+    comparison: Comparison,
+    *,
+    known: Mapping[str, KnownPairs],
+    fill: Fill,
+    watch: Beside | None = None,
+) -> Matrices:
     """The matrices from a single pass over the rows, resumed from the means that an interrupted run saved.
 
-    known: pairs in the cache. fill: takes permutations from there.
+    known: pairs in the cache. fill: takes permutations from there. watch: is given the rows of every batch.
     """
     measures, extract, hardware = comparison.measures, comparison.extract, comparison.hardware
     file, names, labels = run.folder / STATE, comparison.names, comparison.labels(rows.sequences)
@@ -201,7 +213,7 @@ def estimated(run: Run, rows: Rows, comparison: Comparison, *, known: Mapping[st
             statistics=judging.statistics(
                 comparison.significance, lambda batch: documents[comparison.numbers(batch)], chance_of(comparison)
             ),
-            beside=floor.together([null, floor.beside(comparison, rows.sequences, labels)]),
+            beside=floor.together([null, floor.beside(comparison, rows.sequences, labels), watch]),
             each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,
             save=save,

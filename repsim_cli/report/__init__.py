@@ -29,7 +29,7 @@ from repsim_cli.runs.results import write
 FILE = "report.html"
 RELOAD = 5  # seconds between two pages of a running run
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets" / "report"
-STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "common.js", "page.js")
+STYLES, SCRIPTS = ("uPlot.min.css", "page.css"), ("uPlot.iife.min.js", "common.js", "views.js", "rows.js", "page.js")
 ESCAPED = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 SHOWN = {i: f"\\u{i:04x}" for i in TURNING}
 

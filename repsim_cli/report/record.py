@@ -16,6 +16,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import level_of
 from repsim_cli.figures.heatmap import colour_range, colours
+from repsim_cli.report import headline
+from repsim_cli.report.behind import rows_behind
+from repsim_cli.report.studies import leads
 from repsim_cli.runs import so_far
 from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, OF_BLOCKS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.runs.reader import (
@@ -79,6 +82,13 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
+        "title": headline.title(manifest),
+        "question": headline.question(manifest),
+        "said": headline.sentences(whole, partial(read_array, folder)) if not maps else [],
+        "rows": rows_behind(folder) if among == 1 else None,
+        "leads": leads(whole),
+        "methods": headline.methods(manifest, whole),
+        "cite": headline.cited(whole),
         "measures": [
             _measure(measure, block, partial(_array, folder, arrays, whole, measure), untrained) for measure in measures
         ],

@@ -41,6 +41,8 @@ COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model 
 COMPARED, TRUNCATED, UNMEASURED, COSTS = "compared", "truncated", "not measured", "cost of measures"
 UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
+# of the rows behind a map: their nearest rows and shares, and what they are of
+BEHIND, TEXTS = "rows.safetensors", "rows.json"
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 # the arrays of a matrix with a number per cell; p, p_family, q and calibrated are of `tested`, if it is there
 QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)

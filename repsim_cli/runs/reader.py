@@ -12,7 +12,9 @@ from repsim_cli.base.documents import Unreadable, misfit, read_json, read_yaml
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import inside
 from repsim_cli.runs.content import (
+    BEHIND,
     SCHEMA,
+    TEXTS,
     WITHOUT_VALUE,
     Matrix,
     Measured,
@@ -130,7 +132,7 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
     if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
     for name, digest in manifest.get("files", {}).items():
-        if name == "results.json" or (arrays and name.startswith("arrays/")):
+        if name in ("results.json", BEHIND, TEXTS) or (arrays and name.startswith("arrays/")):
             file = inside(folder, name)
             if file is None or not file.is_file() or sha256(file) != digest:
                 raise BadInput(f"{folder / name}: not as the run left it, got another or no file; run it again")

@@ -4,6 +4,7 @@ manifest.json   what ran, on what, for how long, and how it ended; the sha256 of
 config.yaml     the validated configuration
 results.json    every number that a figure or the report shows (strict JSON, full precision)
 arrays/*.npy    one float64 array per matrix
+rows.*          of some rows, for the page: the nearest ones, shares in the similarity, texts that may be kept
 figures/        .png and .svg, redrawn by `repsim plot` from the two above
 report.html     made again by `repsim report`, like repsim.log not among the hashes
 repsim.log
@@ -61,6 +62,11 @@ def quiet(items: Iterable, **_: Any) -> Iterator:
 def dumps(value: Any) -> str:
     """Strict JSON: NaN and infinity are errors, so that no failure becomes a number."""
     return json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def compact(value: Any) -> str:
+    """The same in one line, for long lists."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def write(file: Path, content: bytes) -> None:

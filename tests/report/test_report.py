@@ -17,7 +17,7 @@ import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
-from helpers.browser import CHROMIUM, browser
+from helpers.made_runs import CARDS, HOSTILE, made, saved
 
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
@@ -25,96 +25,13 @@ from repsim_cli.cli import follow
 from repsim_cli.report import differences as comparison
 from repsim_cli.report import overview
 from repsim_cli.runs import reader, results, so_far
-from repsim_cli.runs.content import Axis, Band, Curve, Matrix, Measured, Results, Side, Table, Verdict
-
-HOSTILE = "<script>window.pwned=1</script></script><!--'\"&amp;\u2028\u2029`${1}<img src=x onerror=window.pwned=1>"
-CARDS = {
-    "cka": {"larger_is_closer": True, "bounds": [None, 1.0], "symmetric": True},
-    "procrustes": {"larger_is_closer": False, "bounds": [0.0, 2.0], "symmetric": True},
-    "regression": {"larger_is_closer": True, "bounds": [0.0, 1.0], "symmetric": False},
-}
-
-
-def made(folder, *, seed=0, models=("small", "large"), sizes=None, layer="resid_post", extra="", measures=tuple(CARDS)):
-    """A finished run with made-up matrices; `extra` stands wherever a study or a user may put text."""
-    sizes = sizes or [3 + 2 * i for i in range(len(models))]
-    name = layer if "%d" in layer else f"{layer.replace('%', '%%')}@%d"
-    run = results.create(folder, name=f"study{extra}", study="similarity", seed=seed, command=["repsim", "run", f"name={extra}"], overrides=[])  # fmt: skip
-    run.write_text(
-        "config.yaml",
-        json.dumps({"name": f"study{extra}", "seed": seed, "model": {f"m{extra}": extra}, "analyses": {}}),
-    )
-    run.manifest.update(rows=120, models={f"{m}": {"source": extra} for m in models})
-    rng, records = np.random.default_rng(seed), []
-    for label in measures:
-        matrices = []
-        for i, row in enumerate(models):
-            for j, column in enumerate(models):
-                if CARDS[label]["symmetric"] and j < i:
-                    continue
-                values = rng.uniform(0.05, 0.95, size=(sizes[i], sizes[j]))
-                matrices.append(
-                    Matrix(
-                        rows=Side(model=row, layers=[name % k for k in range(sizes[i])]),
-                        columns=Side(model=column, layers=[name % k for k in range(sizes[j])]),
-                        values=run.write_array(f"{label}-{i}-{j}", (values + values.T) / 2 if i == j else values),
-                        se=run.write_array(f"{label}-{i}-{j}-se", 0.01 * values),
-                        p=run.write_array(f"{label}-{i}-{j}-p", values**3) if label == "cka" else None,
-                        n=100,
-                    )
-                )
-        card = {"label": label.upper() + extra, "source": extra, "note": extra, "invariant_to": [], **CARDS[label]}
-        estimate = {"kind": "per_batch", "rows": 100, "rows_available": 120, "batches": 2}
-        records.append(
-            Measured(
-                name=label,
-                label=label + extra,
-                settings={"k": extra},
-                estimate=estimate,
-                card={**card, "is_metric": False},
-                matrices=matrices,
-            )
-        )
-    verdict = Verdict(
-        name=f"finding{extra}",
-        source=extra,
-        says=extra,
-        measure="cka",
-        statistic=extra,
-        value=0.25,
-        se=0.125,
-        threshold=0.0,
-        p=0.03125,
-        opposite_p=0.96875,
-        verdict="holds",
-        why="",
-    )
-    rows = [["h10" + extra, 2.5], ["h1", None], ["h9", -1.0], ["h2", 10.0]]
-    training = Curve(x=Axis(name="step"), y=Axis(name="loss"), at=[0, 1, 2], lines={"loss": [3.0, 2.0, 1.5]})
-    whole = Results(
-        study="similarity",
-        measures=records,
-        tables={f"loss{extra}": Table(columns=["name", f"value{extra}"], rows=rows)},
-        curves={f"training{extra}": training},
-        claims=[verdict],
-        about={f"own{extra}": {"key": extra}},
-    )
-    with run.stage(f"data{extra}"):
-        run.write_results(whole)
-    if extra:
-        run.warn(extra)
-    run.finish("complete")
-    return run.folder
+from repsim_cli.runs.content import Axis, Band, Curve, Measured, Table
 
 
 def changed(folder, **parts):
     """Replaces parts of a run's results."""
     with results.amending(folder) as run:
         run.write_results(replace(reader.read_results(folder), **parts))
-
-
-def saved(*folders):
-    return report.save(folders, folders[0] / report.FILE)
 
 
 def inside(page):
@@ -197,7 +114,7 @@ def test_only_what_the_policy_names_can_run(tmp_path):
     counts = {
         tag: sum(found == tag for found, _ in elements.found) for tag in ("script", "style", "img", "link", "iframe")
     }
-    assert counts == {"script": 4, "style": 2, "img": 0, "link": 1, "iframe": 0}
+    assert counts == {"script": 6, "style": 2, "img": 0, "link": 1, "iframe": 0}
     (policy,) = (a["content"] for t, a in elements.found if t == "meta" and "http-equiv" in a)
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     assert rules["default-src"] == "'none'"
@@ -388,29 +305,6 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, array, message):
 # ---- in a browser ----
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    if not CHROMIUM:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    with browser() as started:
-        yield started
-
-
-@pytest.fixture
-def opened(chromium):
-    """opened(file, ...): the browser with that page; in the end, nothing was asked for and nothing complained."""
-    files = []
-
-    def open_page(file, **how):
-        files.append(file.resolve().as_uri())
-        chromium.open(file, **how)
-        return chromium
-
-    yield open_page
-    assert chromium.complaints() == []
-    assert [url for url in chromium.requests() if not url.startswith("data:")] == files[-1:]
-
-
 def downloaded(page, selector, suffix, number=0):
     """The bytes of a file that a button of an element gives."""
     page.evaluate("window.kept = []; URL.createObjectURL = (blob) => { kept.push(blob); return '#'; }; URL.revokeObjectURL = () => {};")  # fmt: skip
@@ -432,6 +326,17 @@ def choose(page, name, text):
         f"s.value = [...s.options].find((o) => o.textContent === {json.dumps(text)}).value;"
         "s.dispatchEvent(new Event('change')); })()"
     )
+
+
+def everything(page):
+    """Shows the layers of all models, where the page opens on two models."""
+    for side in ("rows", "columns"):
+        choose(page, side, "all models")
+
+
+def unfold(page):
+    """Opens what is folded."""
+    page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
 
 
 def box(page, selector, number=0):
@@ -483,6 +388,7 @@ def test_hover_shows_the_number_and_its_colour(tmp_path, opened, label, scale):
     """Every point of a grid over the heatmap: names, full value, standard error, p, and the colour drawn there."""
     folder = made(tmp_path / "run")
     page = opened(saved(folder))
+    everything(page)
     choose(page, "measure", label)
     cells = set()
     for text, drawn in hovered(page):
@@ -673,21 +579,21 @@ def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
     (folder / "figures" / "stitching-loss-all.svg").write_bytes(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
     page = opened(saved(folder))
     ids = page.evaluate("[...document.querySelectorAll('main > section')].map((s) => s.id)")
-    assert ids[:4] == ["results", "warnings", "matrices", "figures"]
-    assert ids[-2:] == ["configuration", "repeat"]
+    assert ids[:4] == ["results", "views", "matrices", "measures"]  # there is no warning
+    assert ids[-3:] == ["configuration", "repeat", "cite"]
     assert ids.index("tables") < ids.index("summary")
     assert page.evaluate("document.querySelector('#results .verdict').textContent") == "\u2713 holds"
     told = page.evaluate("document.querySelector('#results li').textContent")
     assert told.endswith("cka: 0.25 \u00b1 0.13, threshold 0, p = 0.031)")
-    heads = page.evaluate("[...document.querySelectorAll('#results th')].map((h) => h.textContent)")
+    heads = page.evaluate("[...document.querySelectorAll('#measures th')].map((h) => h.textContent)")
     assert heads == ["measure", "model", "layer", "other model", "other layer", "value", "p, corrected"]
-    shown = page.evaluate("[...document.querySelectorAll('#results tbody tr')].map((r) => [...r.cells].map((c) => c.title || c.textContent))")  # fmt: skip
+    shown = page.evaluate("[...document.querySelectorAll('#measures tbody tr')].map((r) => [...r.cells].map((c) => c.title || c.textContent))")  # fmt: skip
     assert [row[0] for row in shown] == ["cka", "procrustes"]
     for (label, a, layer, b, other, number, *_), best in zip(shown, (max, min), strict=True):
         cells = {(i, j): value(folder, label, (a, f"resid_post@{i}"), (b, f"resid_post@{j}")) for i in range(3) for j in range(5)}  # fmt: skip
         assert float(number) == best(cells.values()) == value(folder, label, (a, layer), (b, other))
-    assert "Chance" not in page.evaluate("document.querySelector('#results').textContent.split('The closest')[0]")
-    assert page.evaluate("document.querySelector('#results > .quiet').textContent").startswith("Chance is not known")  # fmt: skip
+    assert "chance is not known" in page.evaluate("document.querySelector('#results .lead').textContent")
+    assert page.evaluate("document.querySelector('#measures details > .quiet').textContent").startswith("Chance is not known")  # fmt: skip
     assert page.evaluate("document.querySelector('.drawn img').naturalWidth") == 1
     buttons = "[...document.querySelectorAll('.drawn button')].map((b) => b.getAttribute('aria-label'))"
     assert page.evaluate(buttons) == [f"Download stitching-loss-all as {kind}" for kind in ("PNG", "SVG")]
@@ -696,14 +602,16 @@ def test_the_answer_comes_first_and_figures_are_shown(tmp_path, opened):
 
 def test_a_table_is_saved_as_csv(tmp_path, opened):
     page = opened(saved(made(tmp_path / "run")), dark=True)
+    everything(page)
     assert downloaded(page, "#tables", "CSV").decode() == "name,value\nh10,2.5\nh1,\nh9,-1\nh2,10\n"
     lines = downloaded(page, "#matrices .panel", "CSV").decode().splitlines()
     assert lines[0].split(",")[:2] == ["layer", "small resid_post@0"]
     assert len(lines) == 1 + 8
     assert float(lines[1].split(",")[2]) == value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", "resid_post@1"))  # fmt: skip
     first, *rest = downloaded(page, "#row .chart", "CSV").decode().splitlines()
-    assert first == 'layer of small,study,"study, band from","study, band to"'
-    whole = [value(tmp_path / "run", "cka", ("small", "resid_post@0"), ("small", f"resid_post@{i}")) for i in range(3)]
+    assert first == 'layer of large,study,"study, band from","study, band to"'
+    row = page.evaluate("document.querySelector('#row h3').textContent").removesuffix(" against the layers of large")
+    whole = [value(tmp_path / "run", "cka", tuple(row.split()), ("large", f"resid_post@{i}")) for i in range(5)]
     assert [float(line.split(",")[1]) for line in rest] == whole
     picture = matplotlib.image.imread(io.BytesIO(downloaded(page, "#row .chart", "PNG")))
     assert (picture[..., 3] == 1).all()
@@ -715,6 +623,7 @@ def test_long_names_differ_where_the_layers_do(tmp_path, opened):
         tmp_path / "run", measures=("cka",), layer="vision_tower.encoder.layers.%d.attention.output_projection"
     )
     page = opened(saved(folder))
+    everything(page)
     drawn = ElementTree.fromstring(downloaded(page, "#matrices .panel", "SVG"))
     names = [text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert names[:8] == [f"…{k}.…" for k in (0, 1, 2, 0, 1, 2, 3, 4)]
@@ -730,6 +639,7 @@ def test_maps_and_charts_are_saved_as_svg(tmp_path, opened):
         bands={"deciles": band}, about={"levels": {chance: level}})  # fmt: skip
     changed(folder, curves={"cka to last": curve})
     page = opened(saved(folder))
+    everything(page)
 
     def drawing(selector):
         return ElementTree.fromstring(downloaded(page, selector, "SVG"))
@@ -793,7 +703,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
     assert ends == pytest.approx([100 * low, 100 * (high - low)], abs=0.1)
     assert what in page.evaluate("document.querySelector('#row figcaption').textContent")
     assert what in downloaded(page, "#matrices .panel", "SVG").decode()
-    answer = page.evaluate("document.querySelector('#results').textContent")
+    answer = page.evaluate("document.querySelector('#results').textContent + document.querySelector('#measures').textContent")  # fmt: skip
     assert "Chance is not known" not in answer
     assert ("Nothing was tested" in answer) is not null
     assert (f"CKA {what}" in answer or f"cka {what}" in answer) is not null
@@ -839,6 +749,7 @@ def test_a_figure_is_saved_with_its_numbers(tmp_path, opened):
     for name in saved_with:
         matplotlib.image.imsave(folder / "figures" / f"{name}.png", np.zeros((4, 4, 3)))
     page = opened(saved(folder))
+    everything(page)
     for number, content in enumerate(saved_with.values()):
         buttons = page.evaluate(f"[...document.querySelectorAll('.drawn')[{number}].querySelectorAll('button')].map((b) => b.textContent)")  # fmt: skip
         assert ("CSV" in buttons) is (content != "")
@@ -913,6 +824,7 @@ def test_more_cells_than_a_page_holds_are_block_means(tmp_path, opened, monkeypa
     folder = made(tmp_path / "run", measures=("cka", "procrustes"))
     monkeypatch.setattr(sys.modules["repsim_cli.report.record"], "NUMBERS", 70)
     page = opened(saved(folder))
+    everything(page)
     (run,) = inside((folder / report.FILE).read_text())["runs"]
     assert [m["block"] for m in run["measures"]] == [2, 2]
     layers = [f"resid_post@{2 * i} to resid_post@{2 * i + 1}" for i in range(2)]
@@ -927,7 +839,7 @@ def test_more_cells_than_a_page_holds_are_block_means(tmp_path, opened, monkeypa
     assert "Means over blocks of 2 by 2 layers" in page.evaluate("document.querySelector('#matrices').textContent")
     cells = {(i, j): value(folder, "cka", ("small", f"resid_post@{i}"), ("large", f"resid_post@{j}")) for i in range(3) for j in range(5)}  # fmt: skip
     best = max(cells, key=lambda cell: cells[cell])
-    row = page.evaluate("[...document.querySelector('#results tbody tr').cells].map((c) => c.title || c.textContent)")
+    row = page.evaluate("[...document.querySelector('#measures tbody tr').cells].map((c) => c.title || c.textContent)")
     assert [row[2], row[4], float(row[5])] == [*(f"resid_post@{i}" for i in best), cells[best]]  # a cell, no block
 
 
@@ -940,6 +852,7 @@ def test_layers_in_order_of_depth_or_by_cluster(tmp_path, opened):
             same = np.equal.outer(kinds[m.rows.model], kinds[m.columns.model])
             run.write_array(m.values.rsplit("/", 1)[1].removesuffix(".npy"), np.where(same, 0.9, 0.1))
     page = opened(saved(folder))
+    everything(page)
 
     def order(name):
         choose(page, "order", name)
@@ -982,6 +895,7 @@ def test_two_runs_open_on_a_measure_that_both_have(tmp_path, opened):
 def test_the_keyboard_does_what_the_mouse_does(tmp_path, opened):
     folder = made(tmp_path / "run")
     page = opened(saved(folder))
+    everything(page)
     for _ in range(60):
         page.press("Tab")
         if page.evaluate("document.activeElement.tagName") == "CANVAS":
@@ -1004,6 +918,7 @@ def test_the_keyboard_does_what_the_mouse_does(tmp_path, opened):
 
 def test_tables_are_sorted(tmp_path, opened):
     page = opened(saved(made(tmp_path / "run")))
+    unfold(page)
 
     def names(column, clicks):
         for _ in range(clicks):
@@ -1063,6 +978,7 @@ def test_pairs_that_were_not_compared_stay_empty(tmp_path, opened):
     (measure,) = reader.read_results(folder).measures
     changed(folder, measures=[replace(measure, matrices=[m for m in measure.matrices if m.rows != m.columns])])
     page = opened(saved(folder))
+    everything(page)
     empty = set()
     for text, drawn in hovered(page):
         if text.endswith("\nno value"):
@@ -1101,7 +1017,7 @@ def test_hostile_names_are_text(tmp_path, opened):
     for text, _ in hovered(page, steps=4):
         assert "  ×  " in text
     assert page.evaluate("window.pwned === undefined")
-    assert page.evaluate("document.querySelectorAll('script, img, b, iframe').length") == 4
+    assert page.evaluate("document.querySelectorAll('script, img, b, iframe').length") == 6
     assert page.evaluate("document.querySelector('.warning').textContent") == HOSTILE
     assert page.evaluate("document.title") == f"study{HOSTILE} - repsim"
     cells = page.evaluate("[...document.querySelectorAll('td, th button')].map((c) => c.textContent)")

@@ -1,6 +1,5 @@
 // The report's page: everything is drawn from the JSON in #data. Text reaches the page by textContent alone.
 "use strict";
-(() => {
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs.map((run, i) => ({ ...run, letter: letters(i) }));
 for (const { sides, matrices } of RUNS.flatMap((run) => run.measures)) for (const m of matrices) [m.rows, m.columns] = [sides[m.rows], sides[m.columns]];
@@ -16,6 +15,7 @@ const LABEL = 28; // characters beside a chart, which is as high as these
 const BROAD = 1000; // pixels of a figure that has a row of its own, if it is broader than high too
 const LEAST = 1e-12; // of a colour scale's range
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', 'DejaVu Sans', sans-serif";
+const FULL = 3; // warnings that stand in full before the others are folded
 const redraws = []; // what depends on the width or the theme
 
 // ---- small things ----
@@ -155,6 +155,11 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
 
 function section(id, name, ...children) {
   return el("section", { id, "aria-label": name }, el("h2", {}, name), ...children);
+}
+
+// A section of which only the name is seen until it is opened.
+function foldedSection(id, name, ...children) {
+  return el("section", { id, class: "folded", "aria-label": name }, el("details", {}, el("summary", {}, el("h2", {}, name)), ...children));
 }
 
 // ---- matrices as one grid ----
@@ -357,10 +362,11 @@ function heatmap(panel, view) {
     const most = room < 420 ? 10 : 16;
     const breadth = (layers) => Math.ceil(Math.max(...labels(layers, most).map(({ text }) => pen.measureText(text).width)));
     const around = (layers) => breadth(layers) + (modelsAlone(layers) || !grouped ? 12 : 26);
-    side = Math.min(36, room / columns.length);
+    const largest = Math.min(columns.length > 12 ? 36 : 46, Math.max(14, 680 / rows.length));
+    side = Math.min(largest, room / columns.length);
     for (let pass = 0; pass < 2; pass += 1) { // what is written depends on the side, and the side on its breadth
       left = around(rows);
-      side = Math.min(36, (room - left - 4) / columns.length);
+      side = Math.min(largest, (room - left - 4) / columns.length);
     }
     if (side * ratio >= 6) side = Math.floor(side * ratio) / ratio; // cells of one size
     const below = around(columns);
@@ -808,7 +814,7 @@ function matrices() {
   const note = el("div");
   const row = el("div", { id: "row" });
   const chosen = new Map();
-  let maps = [], line = null, shown = [];
+  let maps = [], line = null, shown = [], views = null;
 
   const select = (name, onchange) => {
     const made = el("select", { name, onchange });
@@ -860,6 +866,15 @@ function matrices() {
     line = null;
     drawRow();
     view.point(null);
+    tell();
+  }
+
+  // The other views follow: of the models that are chosen, or of those that the picked cell is of.
+  function tell() {
+    const cell = view.picked, first = shown.find(({ grid }) => grid);
+    if (!views || !first) return;
+    const [a, b] = cell && cell.row.model !== cell.column.model ? [cell.row.model, cell.column.model] : views.first;
+    views.show(first, a, b, cell && cell.row.model === a && cell.column.model === b ? cell : null);
   }
 
   const chosenModel = (side) => (value(side) === ALL ? null : chosen.get(side).models[Number(value(side))]);
@@ -867,10 +882,18 @@ function matrices() {
   const inModel = (layers, side) => layers.filter((layer) => chosenModel(side) === null || layer.model === chosenModel(side));
   const inView = (cell) => maps.length && ["rows", "columns"].every((side) => chosenModel(side) === null || cell[side === "rows" ? "row" : "column"].model === chosenModel(side));
 
+  // The closest layers of the two models that are shown; of more, or of one, the first cell with a value.
   function start() {
     for (const entry of shown) {
       if (!entry.grid) continue;
       const { grid } = entry, rows = kept(entry, "rows"), columns = kept(entry, "columns");
+      const [a, b] = [rows, columns].map((layers) => unique(layers.map(({ model }) => model)));
+      if (a.length === 1 && b.length === 1 && a[0] !== b[0]) {
+        const pair = pairOf(entry, a[0], b[0]), { forth, value, sign } = pair;
+        const best = forth.reduce((x, j, i) => (j >= 0 && (x < 0 || sign * value(i, j) > sign * value(x, forth[x])) ? i : x), -1);
+        if (best >= 0) return { row: pair.rows[best], column: pair.columns[forth[best]] };
+        continue;
+      }
       for (const first of rows) for (const column of columns) if (!Number.isNaN(at(grid, "values", first, column))) return { row: first, column };
     }
     return null;
@@ -939,6 +962,20 @@ function matrices() {
     view.picked = cell;
     for (const map of maps) map.mark();
     drawRow();
+    tell();
+  };
+
+  // What another view chooses.
+  const follow = {
+    pick: (cell) => view.pick(cell),
+    measure: (label) => {
+      chosen.get("measure").value = label;
+      refresh(false);
+    },
+    pair: (a, b) => {
+      for (const [side, model] of [["rows", a], ["columns", b]]) chosen.get(side).value = String(chosen.get(side).models.indexOf(model));
+      refresh(true);
+    },
   };
 
   function drawRow() {
@@ -984,7 +1021,9 @@ function matrices() {
   redraws.push(() => {
     for (const map of maps) map.draw();
     line?.draw();
+    views?.draw();
   });
+  views = MANY || Object.keys(RUNS[0].so_far).length ? null : linked(RUNS[0], follow);
   fill("measure", labels.map((label) => [label, label]));
   const common = labels.find((label) => RUNS.slice(0, 2).every((run) => run.measures.some((m) => m.label === label)));
   if (common !== undefined) chosen.get("measure").value = common;
@@ -992,8 +1031,9 @@ function matrices() {
     for (const name of ["first", "second"]) fill(name, RUNS.map((run, i) => [String(i), title(run)]));
     chosen.get("second").value = "1";
   }
-  return { box: section("matrices", "Matrices", controls, note, el("div", { class: MANY ? null : "beside" }, el("div", { class: "maps" }, panels, readout), row)), start: () => {
+  return { views, box: section("matrices", views ? "All pairs of layers" : "Matrices", controls, note, el("div", { class: MANY ? null : "beside" }, el("div", { class: "maps" }, panels, readout), row)), start: () => {
     refresh(true);
+    if (views?.alone) follow.pair(...views.first);
     prefetch(RUNS.flatMap((run) => run.measures.flatMap((m) => Object.keys(m.scales).map((what) => [run, m.label, what]))));
   } };
 }
@@ -1045,11 +1085,12 @@ function summary() {
     ["warnings", manifests.map((m) => m.warnings.length)],
   ];
   const rows = facts.filter(([, values]) => values.some((v) => v !== null)).map(([name, values]) => [name, ...values.map((v) => (v === null ? null : String(v)))]);
-  return section("summary", "Summary", table("How it ended", ["fact", ...RUNS.map(title)], rows));
+  return foldedSection("summary", "Summary", table("How it ended", ["fact", ...RUNS.map(title)], rows));
 }
 
-// The answer of the run: how it ended, its claims, and the closest layers of every two models.
-function answer() {
+// The answer of the run: its question, what it says in a sentence with four cards, how it ended, and its claims. views:
+// of a comparison, whose sentence follows what is chosen.
+function answer(views) {
   const parts = RUNS.flatMap((run) => {
     const m = run.manifest;
     const models = Object.values(m.facts ?? {}), checkpoints = models.reduce((count, { steps }) => count + steps.length, 0);
@@ -1057,21 +1098,32 @@ function answer() {
     const verdicts = run.claims.map((c) => el("li", {},
       el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
       el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.decided === null ? "" : `, p = ${Number(c.decided.toPrecision(2))}`}`}${c.over ? `, ${c.over}` : ""})`)));
+    const ended = el("p", { class: views ? "quiet" : null }, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : "");
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
-      el("p", {}, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : ""),
-      ...run.answers.map(([who, what]) => el("p", {}, `${who}: ${what}`)),
+      ...(views ? [el("p", { class: "quiet" }, run.question), ...views.head] : []),
+      ...run.leads.map((text, i) => el("p", { class: i ? null : "lead" }, text)),
+      ...run.answers.map(([who, what], i) => el("p", { class: views || i || run.leads.length ? null : "lead" }, `${who}: ${what}`)),
+      ended,
       ...Object.entries(run.so_far).map(([label, state]) => el("p", {}, `${label} so far: ${state}. The run is still computing.`)),
       ...(verdicts.length ? [el("ul", { class: "plain" }, ...verdicts)] : []),
     ];
   });
+  const made = section("results", "Results", ...parts);
+  if (views) made.firstChild.classList.add("unseen"); // the sentence is the heading
+  return made;
+}
+
+// The closest layers of every two models under every measure.
+function closest() {
+  const parts = [];
   const rows = RUNS.flatMap((run) => run.measures.flatMap((measure) => measure.closest.map(([a, b, i, j, n]) => ofRun(run, [measure.label, a, i, b, j, n.values, n.tested, n.chance, n.calibrated, n.p_family ?? n.p]))));
   const known = RUNS.some((run) => run.measures.some((m) => m.null) || Object.keys(run.so_far).length);
   const levels = RUNS.flatMap((run) => run.measures.filter((m) => m.level && !m.null).flatMap((m) => levelWords(m.level).map((text) => `${MANY ? `${run.letter}: ` : ""}${m.label} ${text}`)));
   if (rows.length) parts.push(table("The closest layers of two models", ...withoutEmpty(runColumn(["measure", "model", "layer", "other model", "other layer", "value", QUANTITIES.tested, "chance", "calibrated", "p, corrected"]), rows), { tall: true, round: true }));
   if (levels.length) parts.push(el("p", { class: "quiet" }, `For reference: ${levels.join("; ")}.`));
   if (rows.length && !known) parts.push(el("p", { class: "quiet" }, `${levels.length ? "Nothing" : "Chance is not known: nothing"} was tested. significance=permutation adds p values and calibrated scores.`));
-  return section("results", "Results", ...parts);
+  return parts;
 }
 
 // The numbers of a figure as CSV, where its name says which they are.
@@ -1087,19 +1139,24 @@ function numbersOf(run, { curves, measure, table }) {
   return file(["curve", "line", "x", "y"], lines.flatMap(([name, line, at, values]) => at.map((x, i) => [name, line, x, values[i]])));
 }
 
-function figures() {
+// as: section, or foldedSection.
+function figures(as) {
   const parts = RUNS.flatMap((run) => run.figures.map(({ name, png, svg, data }) => {
     const heading = MANY ? `${run.letter}: ${name}` : name;
     if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
     const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}), ...numbersOf(run, data) };
     return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async", onload: ({ target }) => target.closest("figure").classList.toggle("broad", target.naturalWidth > Math.max(BROAD, 1.3 * target.naturalHeight)) })), downloads(name, files));
   }));
-  return parts.length ? section("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
+  return parts.length ? as("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }
 
-function warnings() {
+// views: of a comparison, which has a card for them.
+function warnings(views) {
   const texts = RUNS.flatMap((run) => run.manifest.warnings.map((text) => `${MANY ? `${run.letter}: ` : ""}${text}`));
-  return section("warnings", "Warnings", texts.length ? el("ul", { class: "plain" }, ...texts.map((text) => el("li", { class: "warning" }, text))) : el("p", {}, "None."));
+  if (views && !texts.length) return null;
+  const list = (some) => el("ul", { class: "plain" }, ...some.map((text) => el("li", { class: "warning" }, text)));
+  const rest = texts.slice(FULL);
+  return section("warnings", "Warnings", ...(texts.length ? [list(texts.slice(0, FULL))] : [el("p", {}, "None.")]), ...(rest.length ? [el("details", {}, el("summary", {}, `${counted(rest.length, "more warning")}`), list(rest))] : []));
 }
 
 // Columns and rows without the columns that are empty in every row.
@@ -1117,7 +1174,7 @@ function pairs() {
     return ofRun(run, [measure.label, m.rows.model, m.columns.model, values.reduce((a, b) => a + b, 0) / values.length, values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), m.n]);
   })));
   if (!rows.length) return null;
-  return section("pairs", "Pairs of models", table("Over all layers of both models", runColumn(["measure", "rows", "columns", "mean", "lowest", "highest", "n"]), rows, { tall: true, round: true }));
+  return foldedSection("pairs", "Pairs of models", table("Over all layers of both models", runColumn(["measure", "rows", "columns", "mean", "lowest", "highest", "n"]), rows, { tall: true, round: true }));
 }
 
 function claims() {
@@ -1125,9 +1182,9 @@ function claims() {
   return rows.length ? section("claims", "Claims", table("Published findings and what this data says", runColumn(["claim", "measure", "verdict", "value", "standard error", "threshold", "p", "units", "statistic", "why", "source"]), rows, { round: true })) : null;
 }
 
-function studyTables() {
+function studyTables(as) {
   const parts = RUNS.flatMap((run) => run.tables.map(([name, t]) => table(`${MANY ? `${run.letter}: ` : ""}${name}`, t.columns, t.rows, { tall: true, round: true })));
-  return parts.length ? section("tables", "Tables", ...parts) : null;
+  return parts.length ? as("tables", "Tables", ...parts) : null;
 }
 
 // The curve's numbers: a row per line, and their mean.
@@ -1178,7 +1235,7 @@ function together(run) {
   });
 }
 
-function curves() {
+function curves(as) {
   const names = unique(RUNS.flatMap((run) => together(run).map(([name]) => name)));
   const charts = RUNS.flatMap((run) => layerCharts(run).flatMap(([name, drawn]) => {
     redraws.push(drawn.draw);
@@ -1196,18 +1253,18 @@ function curves() {
     redraws.push(drawn.draw);
     return [el("h3", {}, heading), drawn.box, numbers];
   })));
-  return names.length ? section("curves", "Curves", ...charts, ...(overLayers.length ? [el("details", {}, el("summary", {}, "Numbers of the curves over layers"), ...overLayers)] : []), ...parts) : null;
+  return names.length ? as("curves", "Curves", ...charts, ...(overLayers.length ? [el("details", {}, el("summary", {}, "Numbers of the curves over layers"), ...overLayers)] : []), ...parts) : null;
 }
 
 function others() {
   const parts = RUNS.flatMap((run) => run.others.map(([name, text]) => el("details", {}, el("summary", {}, `${MANY ? `${run.letter}: ` : ""}${name}`), el("pre", { tabindex: "0" }, text))));
   if (RUNS.some((run) => run.facts.length)) parts.unshift(byKey("Facts of the study, and options of its analyses", "facts"));
-  return parts.length ? section("others", "More results", ...parts) : null;
+  return parts.length ? foldedSection("others", "More results", ...parts) : null;
 }
 
 function timings() {
   const rows = RUNS.flatMap((run) => Object.entries(run.manifest.timings).map(([stage, seconds]) => ofRun(run, [stage, seconds, run.manifest.peak_memory_mb_after?.[stage] ?? null])));
-  return rows.length ? section("timings", "Timings", table("Stages of the run", runColumn(["stage", "seconds", "peak memory so far, MB"]), rows, { round: true })) : null;
+  return rows.length ? foldedSection("timings", "Timings", table("Stages of the run", runColumn(["stage", "seconds", "peak memory so far, MB"]), rows, { round: true })) : null;
 }
 
 // Key paths against runs; rows in which the runs differ are marked.
@@ -1219,7 +1276,7 @@ function byKey(caption, what) {
 
 function configuration() {
   const raw = RUNS.filter((run) => run.config_text).map((run) => el("details", {}, el("summary", {}, MANY ? `config.yaml of ${title(run)}` : "config.yaml"), el("pre", { tabindex: "0" }, run.config_text)));
-  return section("configuration", "Configuration", byKey(MANY ? "Keys that differ are marked \u2260" : "The validated configuration", "config"), ...raw);
+  return foldedSection("configuration", "Settings", byKey(MANY ? "Keys that differ are marked \u2260" : "The validated configuration", "config"), ...raw);
 }
 
 function repeat() {
@@ -1228,7 +1285,60 @@ function repeat() {
     el("p", {}, "As it was started:"), el("pre", { tabindex: "0" }, run.command),
     el("p", {}, "Its configuration again, in a new folder:"), el("pre", { tabindex: "0" }, run.repeat),
   ]);
-  return section("repeat", "How to repeat it", ...parts, byKey("What it ran on", "record"));
+  return foldedSection("repeat", "How to repeat it", ...parts, byKey("What it ran on", "record"));
+}
+
+// What a study shows first, beside its sentences.
+const FIRST = { stitching: penalties, universality: verdicts, convergence: checkpoints };
+
+// The loss that stitches add, over depth: a line for each two models, with one standard error each way.
+function penalties(run) {
+  const found = run.tables.find(([name]) => name === "stitching")?.[1];
+  if (!found) return [];
+  const [head, tail, from, into, penalty, se] = ["head", "tail", "head layer", "tail layer", "penalty", "penalty se"].map((name) => found.columns.indexOf(name));
+  const rows = found.rows.filter((row) => row[from] === row[into] && row[penalty] !== null);
+  const layers = unique(rows.map((row) => row[from])), pairs = unique(rows.map((row) => JSON.stringify([row[head], row[tail]]))).slice(0, MEASURES);
+  if (layers.length < 2) return [];
+  const lines = pairs.map((pair) => {
+    const of = layers.map((name) => rows.find((row) => row[from] === name && JSON.stringify([row[head], row[tail]]) === pair));
+    const at = (way) => of.map((row) => (row && row[se] !== null ? row[penalty] + way * row[se] : null));
+    return { label: JSON.parse(pair).join(" into "), y: of.map((row) => row?.[penalty] ?? null), low: at(-1), high: at(1) };
+  });
+  const drawn = chart(layers, lines, "layer after which it is stitched", "loss added, nats");
+  redraws.push(drawn.draw);
+  return [section("penalties", "What a stitch costs, over depth", drawn.box)];
+}
+
+// The verdicts of all measures on all factors.
+function verdicts(run) {
+  const found = run.tables.find(([name]) => name === "universality of factors")?.[1];
+  return found ? [section("verdicts", "Verdicts", table("Each factor, by each measure", found.columns, found.rows, { tall: true, round: true }))] : [];
+}
+
+// Every layer at one checkpoint, which a slider chooses, beside the first and the last.
+function checkpoints(run) {
+  const found = run.curves.filter(([, curve]) => String(curve.about.quantity ?? "").endsWith(" to last") && curve.at.length > 1 && Object.keys(curve.lines).length > 1);
+  return found.slice(0, 1).map(([name, curve]) => {
+    const layers = Object.keys(curve.lines), host = el("div"), value = el("output", {});
+    const at = (k) => layers.map((layer) => curve.lines[layer][k]);
+    const slider = el("input", { type: "range", min: "0", max: String(curve.at.length - 1), value: String(curve.at.length >> 1), "aria-label": curve.x.name, oninput: draw });
+    function draw() {
+      const k = Number(slider.value), last = curve.at.length - 1;
+      value.textContent = ` ${curve.x.name} ${curve.at[k]}`;
+      slider.setAttribute("aria-valuetext", `${curve.x.name} ${curve.at[k]}`);
+      const drawn = chart(layers, [[0, "first"], [k, "chosen"], [last, "last"]].map(([i, what]) => ({ label: `${what}, ${curve.x.name} ${curve.at[i]}`, y: at(i) })), "layer", axisName(curve.y));
+      host.replaceChildren(drawn.box);
+      drawn.draw();
+    }
+    redraws.push(draw);
+    return section("checkpoints", "Layers at a checkpoint", el("p", { class: "quiet" }, name), el("label", {}, "Checkpoint ", slider, value), host);
+  });
+}
+
+// What a methods section says of the run, and what to cite.
+function cite() {
+  const parts = RUNS.flatMap((run) => [...(MANY ? [el("h3", {}, title(run))] : []), ...(run.methods ? [el("p", {}, "A sentence for a methods section:"), el("blockquote", {}, run.methods)] : []), ...(run.cite.length ? [el("p", {}, "To cite:"), el("ul", {}, ...run.cite.map((text) => el("li", {}, text)))] : [])]);
+  return foldedSection("cite", "How to cite it", ...parts);
 }
 
 // ---- the page ----
@@ -1253,8 +1363,12 @@ function reloading() {
 }
 
 function main() {
-  const heat = matrices();
-  const sections = [answer(), warnings(), heat?.box, figures(), claims(), studyTables(), pairs(), curves(), summary(), timings(), others(), configuration(), repeat()].filter(Boolean);
+  const heat = matrices(), views = heat?.views;
+  const head = answer(views), near = closest(), inside = views ? foldedSection : section;
+  if (!views) head.append(...near);
+  const first = views || MANY ? [] : [...(FIRST[RUNS[0].manifest.study] ?? (() => []))(RUNS[0])];
+  const parts = views ? [head, warnings(views), views.box, heat.box, views.rows, views.measures(near), claims(), studyTables(inside), curves(inside), figures(inside)] : [head, warnings(), ...first, heat?.box, figures(inside), claims(), studyTables(inside), curves(inside)];
+  const sections = [...parts, pairs(), summary(), timings(), others(), configuration(), repeat(), cite()].filter(Boolean);
   let theme = 0;
   const toggle = el("button", { type: "button", onclick: () => {
     theme = (theme + 1) % THEMES.length;
@@ -1264,14 +1378,15 @@ function main() {
   const page = document.getElementById("page");
   page.append(
     el("a", { class: "skip", href: "#results" }, "Skip to the results"),
-    el("header", {}, el("h1", {}, RUNS.map(title).join(" \u00b7 ")), ...(DATA.reload ? [reloading()] : []), toggle),
-    el("nav", { "aria-label": "Sections" }, el("ul", {}, ...sections.map((part) => el("li", {}, el("a", { href: `#${part.id}` }, part.getAttribute("aria-label")))))),
+    el("header", {}, el("h1", {}, views ? RUNS[0].title : RUNS.map(title).join(" \u00b7 ")), ...(DATA.reload ? [reloading()] : []), toggle),
+    el("nav", { "aria-label": "Sections" }, el("ul", {}, ...sections.map((part) => el("li", {}, el("a", { href: `#${part.id}`, onclick: () => { if (part.classList.contains("folded")) part.firstChild.open = true; } }, part.getAttribute("aria-label")))))),
     el("main", {}, ...sections),
     el("footer", {}, el("p", { class: "quiet" }, "Made by repsim from manifest.json, config.yaml, results.json and arrays/ alone; the numbers are theirs in full precision. This page loads nothing."),
       el("details", {}, el("summary", { class: "quiet" }, "Lines are drawn by uPlot, under the MIT licence"), el("pre", { tabindex: "0" }, DATA.licence))),
     tip);
   heat?.start();
   for (const redraw of redraws) redraw();
+  for (const part of document.querySelectorAll(".folded > details")) part.addEventListener("toggle", () => { if (part.open) for (const redraw of redraws) redraw(); }); // what was folded had no width
   let waiting = 0, width = innerWidth;
   addEventListener("resize", () => {
     if (innerWidth === width) return;
@@ -1293,4 +1408,3 @@ function main() {
 }
 
 main();
-})();

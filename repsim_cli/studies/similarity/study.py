@@ -106,7 +106,7 @@ class Similarity(Study):
             sequences = comparison.sequences(run)
             comparison = comparison.paired(run, sequences).counted(run, sequences).clustered(run, sequences)
         comparison = footprint.in_memory(comparison)
-        matrices, of_layers = matrices_of(run, comparison, sequences, blocks=blocks_of(comparison))
+        matrices, of_layers = matrices_of(run, comparison, sequences, blocks=blocks_of(comparison), keep_rows=True)
         further = {}
         if self.robustness:
             with run.stage("remedies"):

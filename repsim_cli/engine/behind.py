@@ -1,0 +1,226 @@
+"""The rows behind a map: what a page needs to show which texts drive the similarity of two layers, and which break it.
+
+Of the first rows of the first batch are kept: the ten nearest rows of each in every layer, and the share that each has
+in the similarity of layers that answer to each other, for the first measure that is made of HSIC. The shares of a pair
+of layers add up to its similarity on these rows, which is that of the run where it has no others.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import save
+from torch import Tensor
+
+from repsim_cli.activations.places import row_identities, row_places
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.settings import WORDS, Extract
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine.cached import Content, finished_units
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.estimates import Beside
+from repsim_cli.engine.undefined import cells_of, value_of, with_stand_ins
+from repsim_cli.measures.base import MeasureWarning, OfHsic, of_other_documents, self_products, within
+from repsim_cli.measures.inner import AnyKernel, Documents, products, states_of
+from repsim_cli.measures.nearest import neighbours
+from repsim_cli.runs.content import BEHIND, TEXTS
+from repsim_cli.runs.results import Run, compact, write
+
+MOST, LEAST = 2000, 32  # rows that are kept
+CELLS = 20_000  # rows times layers: 400 kB of neighbours
+SHARES = 100_000  # numbers
+NEAREST = 10
+BEFORE = 12  # tokens before one that are decoded with it
+UNFINISHED = "\ufffd"  # what a part of a character is decoded as
+
+
+@contextmanager
+def behind(
+    run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], content: Content | None
+) -> Iterator[Beside]:
+    """Gives what observes the rows of a batch, and writes what it kept into the run folder in the end: from the cache
+    where that has it. Nothing is kept of layers that are in memory in groups alone."""
+    measure = next((label for label, bound in comparison.measures.items() if isinstance(bound, OfHsic)), "")
+    unit = None if content is None else content.of_rows(comparison.measures[measure] if measure else None)
+    with finished_units(run, "rows", {"rows": unit}) as (known, keep):
+        kept = dict(known.get("rows", {}))
+
+        def observe(batch: int, representations: Any) -> Mapping[Any, Tensor]:
+            if not batch and not kept and all(isinstance(x, Tensor) for x in representations):
+                kept.update(seen(comparison, representations, measure))
+                if kept:
+                    keep("rows", kept)
+            return {}
+
+        yield observe
+    if kept:
+        write(run.folder / BEHIND, save({name: part.contiguous() for name, part in kept.items()}))
+        run.write_text(TEXTS, compact(described(comparison, sequences, len(kept["nearest"][0]), measure)))
+
+
+def seen(comparison: Comparison, rows: Sequence[Tensor], measure: str) -> dict[str, Tensor]:
+    """Finds what is kept of a batch: `nearest` (layers, n, 10), the rows nearest first, -1 where a layer has none;
+    `pairs` (p, 2), `values` (p,) and `shares` (p, n) of layers that answer to each other, under this measure.
+
+    Empty where the batch has too few rows.
+    """
+    n = min(MOST, len(rows[0]), CELLS // len(rows))
+    if n < LEAST:
+        return {}
+    some = [x[:n] for x in rows]
+    documents = comparison.documents_apart(0)
+    documents = None if documents is None else torch.unique(documents[:n], return_inverse=True)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MeasureWarning)  # of fewer rows than the run's
+        found = {"nearest": torch.stack([_nearest(x, documents) for x in some])}
+        if measure:
+            bound = of_other_documents(comparison.measures[measure], documents)
+            assert isinstance(bound, OfHsic)
+            found |= shares(bound, some, comparison.names, comparison.places, comparison.hardware.tile)
+    return {name: part.cpu() for name, part in found.items()}
+
+
+def _nearest(x: Float[Tensor, "n d"], documents: Documents | None) -> Int[Tensor, "n k"]:
+    try:
+        return neighbours(x, k=NEAREST, documents=documents).lists.T.to(torch.int16)
+    except Degenerate:
+        return torch.full((len(x), NEAREST), -1, dtype=torch.int16, device=x.device)
+
+
+def shares(
+    measure: OfHsic, rows: Sequence[Float[Tensor, "n _"]], names: Sequence[str], places: Sequence[slice], tile: int
+) -> dict[str, Tensor]:
+    """Finds the share of each row in the similarity of layers of different models that answer to each other: of each
+    layer the closest of each other model, and layers of the same number.
+
+    places: where the layers of each model stand. Returns `pairs` (p, 2) of layers, their `values` (p,), and `shares`
+    (p, n), which add up to them; empty where no pair has a value.
+
+    >>> rows = [torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [1.0], [2.0]])]
+    >>> from repsim_cli import measures
+    >>> found = shares(measures.get("cka"), rows, ["a", "b"], [slice(0, 1), slice(1, 2)], 512)
+    >>> found["shares"].round(decimals=3).tolist(), found["values"].tolist()
+    ([[0.5, 0.0, 0.5]], [1.0])
+    """
+    kernel, n = measure.row, len(rows[0])
+    states, failed = with_stand_ins(lambda a: states_of([kernel], rows[a], {})[kernel], len(rows))
+    if len(failed) == len(rows):
+        return {}
+    sums: dict[tuple[int, int], Tensor] = {}
+    models = [(i, j) for j in range(len(places)) for i in range(j)]
+
+    def watch(weight: int, at: slice, columns: slice | None, blocks: Mapping[AnyKernel, Tensor]) -> None:
+        cells = blocks[kernel].double()
+        for i, j in models:
+            a, b = cells[places[i]], cells[places[j]]
+            of_rows = sums.setdefault((i, j), cells.new_zeros(len(a), len(b), n))
+            if columns is None:  # of the diagonal
+                of_rows[:, :, at] += a[:, None] * b
+                continue
+            shape = at.stop - at.start, columns.stop - columns.start
+            a, b = a.unflatten(1, shape), b.unflatten(1, shape)
+            of_rows[:, :, at] += torch.einsum("arc,brc->abr", a, b)
+            if weight == 2:  # it also stands for its mirror image
+                of_rows[:, :, columns] += torch.einsum("arc,brc->abc", a, b)
+
+    (cross,) = products([(kernel, kernel)], {kernel: states}, n, tile, watch)
+    dtype = torch.promote_types(rows[0].dtype, torch.float32)
+    undefined = cells_of(failed, failed, len(rows))
+    values = value_of(measure, cross, self_products(measure, cross, n, dtype), states, states, names, undefined)
+    values = within(measure.card, values)
+    for cell in undefined:
+        values[cell] = torch.nan
+    pairs = [pair for i, j in models for pair in _answering(values, places[i], places[j], measure)]
+    pairs = pairs[: SHARES // n]
+    if not pairs:
+        return {}
+    of = {
+        layer: (model, layer - place.start)
+        for model, place in enumerate(places)
+        for layer in range(*place.indices(len(rows)))
+    }
+    parts, at = [], torch.tensor(pairs)
+    for a, b in pairs:
+        part = sums[of[a][0], of[b][0]][of[a][1], of[b][1]]
+        parts.append(part * (values[a, b] / part.sum()).to(part))
+    return {"pairs": at.to(torch.int16), "values": values[at[:, 0], at[:, 1]], "shares": torch.stack(parts).float()}
+
+
+def _answering(values: Float[Tensor, "r r"], a: slice, b: slice, measure: OfHsic) -> list[tuple[int, int]]:
+    """The pairs of layers of two models of which each is the closest of the other, or that have the same number."""
+    near = values[a, b].cpu() if measure.card.larger_is_closer else -values[a, b].cpu()
+    near = near.nan_to_num(-torch.inf, neginf=-torch.inf)
+    forth, back = near.argmax(1).tolist(), near.argmax(0).tolist()
+    same = zip(range(len(forth)), range(len(back)), strict=False)
+    cells = sorted({*enumerate(forth), *((i, j) for j, i in enumerate(back)), *same})
+    return [(a.start + i, b.start + j) for i, j in cells if near[i, j].isfinite()]
+
+
+def described(comparison: Comparison, sequences: Mapping[str, Sequences], n: int, measure: str) -> dict[str, Any]:
+    """Describes the kept rows: the layers, what a row is, which token or word it is of, and the texts that it stands
+    in, where they may be kept."""
+    extract, numbers = comparison.extract, comparison.numbers(0)[:n]
+    label, given = next(iter(sequences.items()), ("", None))
+    kept = extract.keep_texts or comparison.data.public
+    of_text = given is not None and given.inputs.ndim == 2 and comparison.data.modality == "text"
+    texts, identities = [], None
+    if given is not None and of_text:
+        tokens = row_identities(given, extract)
+        identities = None if tokens is None else tokens[numbers]
+        if kept:
+            texts = passages(given, comparison.tokenizers[label], extract, numbers)
+        elif identities is not None:  # numbers of the vocabulary could be read as text
+            identities = np.unique(identities, return_inverse=True)[1]
+    why = "" if texts or not of_text else "texts of local files are kept with extract.keep_texts=true"
+    return {
+        "layers": [[layer.model, layer.name] for layer in comparison.layers],
+        "measure": measure,
+        "unit": extract.unit,
+        "rows": n,
+        "of": comparison.total,
+        "tokens": None if identities is None else identities.tolist(),
+        "texts": texts,
+        "without": why,
+    }
+
+
+def passages(
+    sequences: Sequences, tokenizer: Any, extract: Extract, numbers: Int[np.ndarray, " n"]
+) -> list[dict[str, Any]]:
+    """Lists the sequences that these rows of the run stand in: their tokens as text, and the row of each, -1 for those
+    of none. All pieces of a word have its row, and all tokens of a pooled sequence."""
+    places = row_places(sequences, extract)[numbers]
+    found = []
+    for sequence in dict.fromkeys(places[:, 0].tolist()):
+        mine = np.flatnonzero(places[:, 0] == sequence)
+        length = int(sequences.mask[sequence].sum())
+        rows = np.full(length, -1)
+        if extract.pooled:
+            rows[:] = mine[0]
+        for row, place in zip(mine.tolist(), places[mine, 1].tolist(), strict=True):
+            if extract.unit in WORDS and sequences.word is not None:
+                rows[sequences.word[sequence, :length] == sequences.word[sequence, place]] = row
+            elif not extract.pooled:
+                rows[place] = row
+        pieces = spelled(tokenizer, sequences.ids[sequence, :length].tolist())
+        found.append({"pieces": pieces, "rows": rows.tolist()})
+    return found
+
+
+def spelled(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """The text of every token beside those before it; empty for one that ends within a character, which the last of its
+    tokens has."""
+
+    def text(some: Sequence[int]) -> str:
+        return tokenizer.decode(list(some), clean_up_tokenization_spaces=False)
+
+    made, start = [], 0
+    for i in range(len(tokens)):
+        start = max(start, i - BEFORE)
+        before, now = text(tokens[start:i]), text(tokens[start : i + 1])
+        made.append("" if now.endswith(UNFINISHED) else now[len(before.rstrip(UNFINISHED)) :])
+    return made

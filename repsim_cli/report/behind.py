@@ -1,0 +1,79 @@
+"""The rows behind the maps of a run, for its page: nearest rows, shares and texts, checked before they are used."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.documents import Unreadable, misfit, read_json
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import inside
+from repsim_cli.runs.content import BEHIND, TEXTS
+
+SHAPE = {
+    "layers": [list],
+    "measure": str,
+    "unit": str,
+    "rows": int,
+    "of": int,
+    "tokens": list | None,
+    "texts": [{"pieces": [str], "rows": [int]}],
+    "without": str,
+}
+NUMBERS = {
+    "nearest": ("int16", "<i2"),
+    "pairs": ("int16", "<i2"),
+    "values": ("float64", "<f8"),
+    "shares": ("float32", "<f4"),
+}
+
+
+def rows_behind(folder: Path) -> dict[str, Any] | None:
+    """What a run kept of its rows, with its arrays in base64; None where it kept none.
+
+    Raises BadInput where it is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    files = [inside(folder, name) for name in (TEXTS, BEHIND)]
+    if any(file is None or not file.is_file() for file in files):
+        return None
+    text, numbers = files
+    assert text is not None
+    assert numbers is not None
+    try:
+        about, arrays = read_json(text), load_file(numbers)
+        wrong = misfit(about, SHAPE)
+    except (Unreadable, SafetensorError, OSError) as error:
+        wrong = f"cannot be read, got {error}"
+    wrong = wrong or _unfit(about, arrays)
+    if wrong:
+        raise BadInput(f"{text}: {wrong}; the run is damaged, run it again")
+    coded = {
+        name: base64.b64encode(array.astype(NUMBERS[name][1]).tobytes()).decode() for name, array in arrays.items()
+    }
+    return {**about, **coded}
+
+
+def _unfit(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    """Says what of the arrays does not fit the texts; empty where all does."""
+    layers, n = len(about["layers"]), about["rows"]
+    kinds = {name: NUMBERS.get(name, ("",))[0] for name in arrays}
+    if any(str(array.dtype) != kinds[name] for name, array in arrays.items()) or "nearest" not in arrays:
+        return f"arrays of other kinds, got {', '.join(sorted(arrays))}"
+    pairs = arrays.get("pairs", np.empty((0, 2)))
+    shapes = {"nearest": (layers, n, arrays["nearest"].shape[-1]), "pairs": (len(pairs), 2), "values": (len(pairs),)}
+    shapes["shares"] = (len(pairs), n)
+    for name, array in arrays.items():
+        if array.shape != shapes[name]:
+            return f"{name} of another shape, got {array.shape} for {shapes[name]}"
+    rows = [row for text in about["texts"] for row in text["rows"]]
+    lengths = all(len(text["rows"]) == len(text["pieces"]) for text in about["texts"])
+    named = all(len(layer) == 2 and all(isinstance(part, str) for part in layer) for layer in about["layers"])
+    within = max([-1, *rows]) < n and arrays["nearest"].max(initial=-1) < n and pairs.max(initial=0) < layers
+    tokens = about["tokens"]
+    tokens_fit = tokens is None or (len(tokens) == n and all(isinstance(token, int) for token in tokens))
+    finite = all(np.isfinite(arrays[name]).all() for name in ("values", "shares") if name in arrays)
+    return "" if lengths and named and within and tokens_fit and finite else "rows that are not of this run"

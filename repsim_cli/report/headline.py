@@ -1,0 +1,93 @@
+"""The head of a run's page: what was asked, what the run says in sentences, and how a paper says and cites it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from repsim_cli.base.environment import version
+from repsim_cli.findings import answering
+from repsim_cli.findings.sentences import sentences as written
+from repsim_cli.runs.content import Measured, Results
+
+MOST, OTHERS = 300, 3  # pairs of models under measures that are put into words, and further measures beside each
+LISTED = 3  # models that a title names
+ESTIMATES = {
+    "full": "one sample",
+    "per_batch": "the mean over {batches} batches",
+    "ratio_of_sums": "HSIC summed over {batches} batches",
+    "moments": "second moments of all rows",
+}
+
+
+def title(manifest: Mapping[str, Any]) -> str:
+    """Names the models of a run, or the run where they are many."""
+    models = list(manifest.get("models", {}))
+    if not 2 <= len(models) <= LISTED:
+        return manifest["name"]
+    return f"{', '.join(models[:-1])} and {models[-1]}"
+
+
+def question(manifest: Mapping[str, Any]) -> str:
+    """Says what a comparison asks."""
+    models = list(manifest.get("models", {}))
+    if len(models) == 2:
+        return f"Which layers of {models[0]} and {models[1]} answer to each other, and how much is above chance?"
+    return f"Which layers of {len(models)} models answer to each other, and how much is above chance?"
+
+
+def sentences(whole: Results, read: answering.Read) -> list[list[Any]]:
+    """Lists for every two models and each measure what it says of them: the models, the measure's label, and the
+    sentences, of the other measures after it."""
+    found = ((m.rows.model, m.columns.model) for measured in whole.measures for m in measured.matrices)
+    pairs: dict[frozenset[str], tuple[str, str]] = {}
+    for a, b in found:
+        if a != b:
+            pairs.setdefault(frozenset((a, b)), (a, b))
+    if len(pairs) * len(whole.measures) > MOST:
+        return []
+    said = []
+    for a, b in pairs.values():
+        for first in whole.measures:
+            ordered = [first, *(each for each in whole.measures if each is not first)][: 1 + OTHERS]
+            some = list(written(replace(whole, measures=ordered), read, a, b))
+            said.append([a, b, first.label, some])
+    return said
+
+
+def methods(manifest: Mapping[str, Any], whole: Results) -> str:
+    """Writes what a methods section says of a comparison: models, rows, remedies, measures, chance, seed and version;
+    empty for a run without measures."""
+    if not whole.measures:
+        return ""
+    from repsim_cli.base.settings import treatment  # slow to import
+
+    estimate, data = whole.measures[0].estimate, manifest.get("data") or {}
+    treated = treatment(manifest.get("remedies", {}))
+    rows = f"{estimate['rows']:,} {estimate.get('unit', 'rows')}"
+    source = f" of {data['source']}" if data.get("source") else ""
+    parts = [
+        f"We compared the layers of {', '.join(manifest.get('models', {}))} on {rows}{source}",
+        f"({treated})" if treated else "",
+        f"by {'; '.join(map(_measure, whole.measures))}.",
+        _chance(whole.measures[0]),
+        f"Seed {manifest['seed']}; repsim {version('repsim-cli')}.",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def cited(whole: Results) -> list[str]:
+    """Lists what a paper on the run cites: repsim in its version, and the source of each measure."""
+    sources = dict.fromkeys(m.card.get("source") for m in whole.measures)
+    return [f"repsim, version {version('repsim-cli')} (CITATION.cff)", *(str(source) for source in sources if source)]
+
+
+def _measure(measured: Measured) -> str:
+    estimate = ESTIMATES.get(measured.estimate["kind"], measured.estimate["kind"])
+    settings = ", ".join(f"{key} = {value}" for key, value in measured.settings.items() if value is not None)
+    said = [settings, estimate.format(batches=measured.estimate["batches"]), measured.pairs]
+    return f"{measured.card['label']} ({', '.join(filter(None, said))})"
+
+
+def _chance(measured: Measured) -> str:
+    units = (measured.chance or {}).get("units")
+    return f"Chance is the mean over random pairings of {units}." if units else ""

@@ -1,0 +1,107 @@
+"""The head of the page of a study: its sentences and what is seen first."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from helpers.made_runs import made, saved
+
+from repsim_cli.report.studies import leads
+from repsim_cli.runs import reader, results
+from repsim_cli.runs.content import Axis, Curve, Results, Table
+
+STITCHES = Table(
+    columns=["head", "tail", "head layer", "tail layer", "penalty", "penalty se"],
+    rows=[
+        ["a", "a", "embed", "embed", 0.0, 0.0],
+        ["a", "b", "embed", "embed", 0.5, 0.01],
+        ["a", "b", "resid_post@0", "resid_post@0", 1.25, 0.02],
+        ["a", "b", "embed", "resid_post@0", 9.0, 0.02],
+        ["a", "b", "resid_post@1", "resid_post@1", None, None],
+    ],
+)
+FACTORS = Table(
+    columns=["measure", "factor", "values", "verdict"],
+    rows=[["cka", "seed", 3, "same"], ["cka", "data", 2, "related"], ["knn", "seed", 3, "unclear"]],
+)
+NEAREST = Table(
+    columns=["model", "target", "probe", "nearest", "lowest error", "error of the largest class"],
+    rows=[["m", "label", "linear", "resid_post@3", 0.1, 0.5], ["m", "group", "linear", "embed", 0.6, 0.5]],
+)
+COURSE = Curve(
+    x=Axis(name="step"),
+    y=Axis(name="CKA"),
+    at=[0, 10, 100, 1000],
+    lines={"resid_post@0": [0.2, 0.6, 0.98, 1.0], "resid_post@1": [0.0, 0.5, 0.98, 1.0]},
+    about={"quantity": "cka to last", "point": "resid_post", "model": "m"},
+)
+
+
+@pytest.mark.parametrize(
+    ("study", "parts", "said"),
+    [
+        (
+            "stitching",
+            {"tables": {"stitching": STITCHES}},
+            [
+                "b goes on from a at a loss of 0.5 nats (se 0.01) more than alone after embed, and 1.2 after resid_post@0",
+                "a goes on from a at a loss of 0 nats (se 0) more than alone after embed, and 0 after embed",
+            ],
+        ),
+        (
+            "universality",
+            {"tables": {"universality of factors": FACTORS}},
+            ["By cka: seed: same; data: related", "By knn: seed: unclear"],
+        ),
+        (
+            "probes",
+            {"tables": {"nearest to the targets": NEAREST}},
+            [
+                "m tells label best at resid_post@3: error 0.1 (linear); the largest class alone has 0.5",
+                "No layer of m tells group better than its largest class: error 0.6 (linear); the largest class alone "
+                "has 0.5",
+            ],
+        ),
+        (
+            "convergence",
+            {"curves": {"course": COURSE}},
+            [
+                "m, resid_post: CKA with the checkpoint of step 1000 is 0.10 at step 0, and within 5 % of the way to its "
+                "end from step 100 on"
+            ],
+        ),
+        ("pretrain", {}, []),
+        ("probes", {}, []),
+    ],
+)
+def test_a_study_says_what_it_found(study, parts, said):
+    assert leads(Results(study=study, **parts)) == said
+
+
+@pytest.mark.parametrize(
+    ("study", "parts", "first"),
+    [
+        ("stitching", {"tables": {"stitching": STITCHES}}, "penalties"),
+        ("universality", {"tables": {"universality of factors": FACTORS}}, "verdicts"),
+        ("convergence", {"curves": {"course": COURSE}}, "checkpoints"),
+    ],
+)
+def test_its_page_begins_with_them(tmp_path, opened, study, parts, first):
+    folder = made(tmp_path / "run", measures=())
+    with results.amending(folder) as run:
+        run.manifest["study"] = study
+        run.write_results(replace(reader.read_results(folder), study=study, **parts))
+    page = opened(saved(folder), width=390, height=844, mobile=True)
+    ids = page.evaluate("[...document.querySelectorAll('main > section')].map((s) => s.id)")
+    assert ids[:3] == ["results", "warnings", first]
+    assert page.evaluate("document.querySelector('.lead').textContent") == leads(Results(study=study, **parts))[0]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    if study == "convergence":
+        slider = "document.querySelector('#checkpoints input')"
+        page.evaluate(f"{slider}.value = '1'; {slider}.dispatchEvent(new Event('input'))")
+        assert page.evaluate("document.querySelector('output').textContent") == " step 10"
+        caption = page.evaluate("document.querySelector('#checkpoints figcaption').textContent")
+        assert "chosen, step 10" in caption
+    if study == "stitching":
+        told = json.dumps(page.evaluate("document.querySelector('#penalties figcaption').textContent"))
+        assert "a into b" in told
