@@ -1,6 +1,7 @@
 """A language model of 7B parameters on a machine with 6 GB: repsim's pass by block, and accelerate's offload to disk.
 
 Command: python benchmarks/by_block.py FOLDER [BATCHES]     (root; FOLDER gets 13.5 GB of weights, deleted at the end)
+         python benchmarks/by_block.py FOLDER verify [BLOCKS]    (root; FOLDER gets 27 GB)
 
 Writes a Llama of the 7B shape in bfloat16 and measures what no run can avoid: the arithmetic of its blocks with weights
 in memory, and one sequential read of the files. Then it runs, each in a cgroup (v1) of 6 GB that holds its page cache
@@ -9,6 +10,8 @@ too, and each with none of the weights in the page cache:
     empty cache, from a folder laid out as the cache of the hub, whose files are named by their hashes;
   the same from a folder of plain files, whose hash is not known;
   the same tokens through the model whose weights accelerate leaves on the disk (device_map "disk").
+With `verify`: `repsim verify` of such a model of 32 blocks (or BLOCKS) with a head and of its copy, in which one weight
+of the block in the middle is another.
 Prints per process: bytes read from the disk, in multiples of the weights; the most anonymous memory; CPU and wall time;
 and the stages of a run that take more than a second.
 """
@@ -46,7 +49,7 @@ class Used(NamedTuple):
     wall: float
 
 
-def write(folder: Path, per_file: int = 2) -> int:
+def write(folder: Path, blocks: int = 32, *, head: bool = False, per_file: int = 2) -> int:
     """Writes shards of so many blocks each, a tensor at a time; the bytes of all weights."""
     import torch
     import transformers
@@ -55,11 +58,10 @@ def write(folder: Path, per_file: int = 2) -> int:
     from repsim_cli.models.checkpoints import shipped_folder
 
     folder.mkdir(parents=True)
-    config = transformers.AutoConfig.for_model(**SHAPE)
+    config = transformers.AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": blocks})
     with torch.device("meta"):
-        shapes = {
-            f"model.{name}": x.shape for name, x in transformers.AutoModel.from_config(config).state_dict().items()
-        }
+        whole = transformers.AutoModelForCausalLM.from_config(config)
+    shapes = {name: x.shape for name, x in whole.state_dict().items() if head or name.startswith("model.")}
     index, total, place = {}, 0, 0
     # every matrix is a piece of the same random numbers, since drawing all of them takes minutes
     drawn = torch.randn(2**26 - 5, generator=torch.Generator().manual_seed(0)).mul_(0.02).to(torch.bfloat16)
@@ -94,8 +96,9 @@ def forget(folder: Path) -> None:
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def limited(command: list[str], environment: dict[str, str], limit: int = LIMIT) -> Used:
-    """Runs a command in a group of its own with so many bytes of memory, page cache included."""
+def limited(command: list[str], environment: dict[str, str], limit: int = LIMIT, ends: int = 0) -> Used:
+    """Runs a command that ends with this code in a group of its own with so many bytes of memory, page cache
+    included."""
     group = GROUPS / f"repsim-{os.getpid()}"
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(limit))
@@ -113,7 +116,7 @@ def limited(command: list[str], environment: dict[str, str], limit: int = LIMIT)
         most = max(most, int(counted["rss"]))
         time.sleep(0.1)
     group.rmdir()
-    assert status == 0, (os.waitstatus_to_exitcode(status), command)
+    assert os.waitstatus_to_exitcode(status) == ends, (os.waitstatus_to_exitcode(status), command)
     return Used(512 * usage.ru_inblock, most, usage.ru_utime + usage.ru_stime, time.monotonic() - start)
 
 
@@ -189,12 +192,13 @@ def unavoidable(weights: Path, batches: int) -> None:
     )
 
 
-def measure(name: str, command: list[str], weights: Path, scratch: Path) -> None:
-    """Runs a command with an empty cache and none of the weights in the page cache."""
+def measure(name: str, command: list[str], weights: Path, scratch: Path, *more: Path, ends: int = 0) -> None:
+    """Runs a command with an empty cache and none of the weights in the page cache. more: folders of other weights."""
     places = {"REPSIM_OUTPUTS": f"{scratch}/outputs", "REPSIM_CACHE": f"{scratch}/cache"}
-    size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-    forget(weights)
-    used = limited(command, places)
+    size = sum(file.stat().st_size for folder in (weights, *more) for file in folder.glob("*.safetensors"))
+    for folder in (weights, *more):
+        forget(folder)
+    used = limited(command, places, ends=ends)
     for manifest in (scratch / "outputs").rglob("manifest.json"):
         stages = json.loads(manifest.read_text())["timings"]
         print(", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in stages.items() if seconds > 1))
@@ -205,6 +209,28 @@ def measure(name: str, command: list[str], weights: Path, scratch: Path) -> None
         f"{os.getloadavg()[0]:.1f}",
         flush=True,
     )
+
+
+def verified(folder: Path, blocks: int) -> None:
+    """A model and its copy with another weight, by `repsim verify`."""
+    from safetensors.torch import load_file, save_file
+
+    weights, other, scratch = folder / "llama-7b", folder / "llama-7b-copy", folder / "scratch"
+    try:
+        print(f"weights: {write(weights, blocks, head=True) / 1e9:.2f} GB; load before: {os.getloadavg()[0]:.1f}")
+        shutil.copytree(weights, other)
+        name = f"model.layers.{blocks // 2}.mlp.down_proj.weight"
+        file = other / json.loads((other / "model.safetensors.index.json").read_text())["weight_map"][name]
+        tensors = load_file(file)
+        tensors[name][5, 7] += 1
+        save_file(tensors, file, metadata={"format": "pt"})
+        del tensors
+        command = [sys.executable, "-m", "repsim_cli", "verify", str(weights), str(other)]
+        command += ["--memory-gb", str(LIMIT / 1e9)]
+        measure("repsim verify, by block", command, weights, scratch, other, ends=1)
+    finally:
+        for made in (weights, other, scratch):
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def main(folder: Path, batches: int) -> None:
@@ -225,5 +251,7 @@ def main(folder: Path, batches: int) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--offloaded":
         offloaded(*sys.argv[2:])
+    elif sys.argv[2:3] == ["verify"]:
+        verified(Path(sys.argv[1]), int((*sys.argv[3:], "32")[0]))
     else:
         main(Path(sys.argv[1]), int((*sys.argv[2:], "8")[0]))

@@ -3,46 +3,45 @@ folder."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from repsim_cli.api.entries import labelled, model_entry
+from repsim_cli.api.entries import labelled
 from repsim_cli.api.new_run import new_run
+from repsim_cli.api.opened import Opened, hardware_of, loaded, named
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
-from repsim_cli.config.binding import bind_model
+from repsim_cli.base.settings import Hardware
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.checkpoints import hash_files
-from repsim_cli.models.library import library
-from repsim_cli.models.memory import digest
-from repsim_cli.models.source import Family, Precomputed, Series, Source
-from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
 from repsim_cli.studies.verify.answer import DIFFERENT, Answer
 from repsim_cli.studies.verify.beside import beside, different_ids, of_ids
-from repsim_cli.studies.verify.dump import SUFFIXES, Dump, dump_files, read_dump
+from repsim_cli.studies.verify.dump import Dump, dump_files, read_dump
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.saved import Saved, is_saved, load, save
+from repsim_cli.studies.verify.sides import InMemory
 from repsim_cli.studies.verify.stream import replayed_on
 from repsim_cli.studies.verify.study import verified
 
 Texts = Iterable[Any] | str | os.PathLike[str] | None
 
 
-def verify(
+def verify(  # noqa: PLR0913 - the public interface
     reference: Any,
     candidate: Any,
     texts: Texts = None,
     *,
     quick: bool = False,
     layer_ids: Sequence[int] | None = None,
+    by_block: str = "auto",
+    memory_gb: float | None = None,
     folder: str | os.PathLike[str] | None = None,
     progress: Progress = quiet,
 ) -> Answer:
@@ -57,12 +56,16 @@ def verify(
         stored activations: the prompts (of a file, a line each), whose token ids are then compared first.
     quick: the rounding of the reference is not measured, and the text alone is tried, in rows and padded on the left.
     layer_ids: of stored activations that do not say which layers they hold, what the engine was given.
+    by_block: `always` or `never` holds one block of each model at a time in memory; `auto`: where the weights of both
+        would take more than half of `memory_gb`.
+    memory_gb: what may be taken; None: 80 % of the machine's memory.
     folder: a new or empty folder for the run; None: nothing is written.
     Raises repsim_cli.BadInput for models that cannot be compared, and RunFailed where one cannot be run.
     Example: print(repsim_cli.verify("models/mine", model))
     """
-    first = _kept(reference) or _dumped(reference, "reference", layer_ids) or _opened("reference", reference)
-    second = _dumped(candidate, "candidate", layer_ids) or _opened("candidate", candidate)
+    first = _kept(reference) or _dumped(reference, "reference", layer_ids) or named("reference", reference)
+    second = _dumped(candidate, "candidate", layer_ids) or named("candidate", candidate)
+    first, second = loaded(first, second, hardware_of(by_block, memory_gb))
     if layer_ids is not None and not isinstance(first, Dump) and not isinstance(second, Dump):
         raise BadInput(f"layer_ids: of stored activations, got {list(layer_ids)} with two models; drop it")
     if folder is None:
@@ -100,17 +103,7 @@ def as_results(answer: Answer) -> Results:
     return Results(study="verify", tables=tables, about={"verify": {**answer.record(), "lines": answer.lines()}})
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A model that runs. tokenizer: None where it has none."""
-
-    label: str
-    model: nn.Module
-    tokenizer: Any
-    identity: Mapping[str, Any]
-
-
-def _identity(side: "_Opened | Dump") -> Mapping[str, Any]:
+def _identity(side: "Opened | Dump") -> Mapping[str, Any]:
     if isinstance(side, Dump):
         return {"source": str(side.files[0]), "files": len(side.files), "weights_hash": hash_files([*side.files])}
     return side.identity
@@ -133,64 +126,21 @@ def _dumped(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | Non
     return read_dump(local(given), key, **settings)
 
 
-def _opened(key: str, given: Any) -> _Opened:
-    """Raises BadInput where it is no model that runs."""
-    module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    if isinstance(module, nn.Module):
-        where = str(getattr(module, "name_or_path", "") or "")
-        if tokenizer is None and where and Path(where).is_dir():
-            tokenizer = _or_none(lambda: tokenizer_of(where))
-        facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
-        return _Opened(key, module, tokenizer, facts)
-    label = next(iter(labelled([given]))) if isinstance(given, str | os.PathLike) else key
-    bound = bind_model(label, model_entry(label, given))
-    if isinstance(bound, Family | Series):
-        raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
-    if isinstance(bound, Precomputed):
-        raise BadInput(
-            f"{key}: of stored activations, {', '.join(SUFFIXES)} files with token ids are compared, got '{label}'; "
-            "give one, or a model"
-        )
-    return _Opened(label, _whole(bound), _or_none(bound.tokenizer), bound.identity())
-
-
-def _whole(source: Source) -> nn.Module:
-    """Loads the model with the output head that its checkpoint has, else its backbone."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
-
-    heads = ["AutoModelForCausalLM"] if predicts_next(source) else []
-    heads += ["AutoModelForMaskedLM"] if source.model_type in masked else []
-    heads += ["AutoModelForSequenceClassification"] if source.labels else []
-    for auto in heads if source.has_head else []:
-        model: Any = _or_none(lambda auto=auto: source.with_head(auto))
-        if model is not None:
-            if isinstance(model, library().PreTrainedModel):
-                model.set_attn_implementation("eager")  # it has scores and a pattern to look at
-            return model
-    return source.load(True)
-
-
-def _or_none(step: Any) -> Any:
-    try:
-        return step()
-    except BadInput:
-        return None
-
-
 def _answer(
-    first: _Opened | Saved | Dump, second: _Opened | Dump, texts: Texts, progress: Progress, quick: bool
+    first: Opened | Saved | Dump, second: Opened | Dump, texts: Texts, progress: Progress, quick: bool
 ) -> Answer:
     labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
     if isinstance(first, Dump) or isinstance(second, Dump):
         return _of_dumps(first, second, labels, texts, progress, quick)
     if isinstance(first, Saved):
         return _from_file(first, second, texts, progress, quick)
-    models, notes = _headed(first.model, second.model)
+    sides, notes = _headed(first, second)
+    models = sides[0].model, sides[1].model
     lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
     given = None if texts is None else _texts(texts)
     if given and not all(isinstance(text, str) for text in given):
         batches = [inputs.given("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)]
-        return verified(*models, batches, labels, progress, quick=quick)
+        return verified(*sides, batches, labels, progress, quick=quick)
     shapes = [inputs.shape_of(model, each.tokenizer) for model, each in zip(models, (first, second), strict=True)]
     if shapes[0] is None or shapes[1] is None:
         raise BadInput(
@@ -203,7 +153,7 @@ def _answer(
     if other is not None:
         return Answer(DIFFERENT, *labels, [other], inputs=["text"], notes=notes)
     batches = [batches[0], batches[2]] if quick else batches
-    answer = verified(*models, batches, labels, progress, quick=quick)
+    answer = verified(*sides, batches, labels, progress, quick=quick)
     return replace(answer, notes=[*notes, *answer.notes])
 
 
@@ -219,7 +169,7 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
         raise BadInput(
             f"--save: of a model that runs, got stored activations '{reference}'; they are such a file already"
         )
-    first = _opened("reference", reference)
+    first, _ = loaded(named("reference", reference), None, Hardware(by_block="never"))
     shape = inputs.shape_of(first.model, first.tokenizer)
     if shape is None:
         raise BadInput(f"reference: it reads no tokens, got {type(first.model).__name__}; give a model of texts")
@@ -230,8 +180,8 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
 
 
 def _of_dumps(
-    first: _Opened | Saved | Dump,
-    second: _Opened | Dump,
+    first: Opened | Saved | Dump,
+    second: Opened | Dump,
     labels: tuple[str, str],
     texts: Texts,
     progress: Progress,
@@ -245,7 +195,7 @@ def _of_dumps(
             raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
         return beside(first, second, labels)
     model, dump = (second, first) if isinstance(first, Dump) else (first, second)
-    assert isinstance(model, _Opened)
+    assert isinstance(model, Opened)
     assert isinstance(dump, Dump)
     if texts is not None:
         if model.tokenizer is None:
@@ -276,7 +226,7 @@ def _kept(reference: Any) -> Saved | None:
     return None
 
 
-def _from_file(first: Saved, second: _Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
+def _from_file(first: Saved, second: Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
     """Compares with a saved reference, on the inputs and by the rounding that were saved."""
     if quick:
         raise BadInput("quick: a saved reference has its own rounding and inputs, got quick=True; drop it")
@@ -287,22 +237,22 @@ def _from_file(first: Saved, second: _Opened, texts: Texts, progress: Progress, 
     notes = [
         "from a file: what is inside a part is compared on the first input alone, and no vocabulary beyond the inputs"
     ]
-    return replace(verified(first, second.model, first.batches, (first.label, second.label), progress), notes=notes)
+    return replace(verified(first, second.side, first.batches, (first.label, second.label), progress), notes=notes)
 
 
-def _headed(reference: Any, candidate: Any) -> tuple[tuple[nn.Module, nn.Module], list[str]]:
+def _headed(first: Opened, second: Opened) -> tuple[tuple[InMemory, InMemory], list[str]]:
     """Both with a head, or both without where one has none."""
-    bare = [getattr(model, "base_model", model) is model for model in (reference, candidate)]
+    bare = [getattr(each.model, "base_model", each.model) is each.model for each in (first, second)]
     if bare[0] == bare[1]:
-        return (reference, candidate), []
+        return (first.side, second.side), []
     which = "reference" if bare[0] else "candidate"
-    return (reference.base_model, candidate.base_model), [f"heads are not compared: the {which} has none"]
+    return (first.side.backbone(), second.side.backbone()), [f"heads are not compared: the {which} has none"]
 
 
 def _batches(
     models: tuple[nn.Module, nn.Module],
-    first: _Opened,
-    second: _Opened,
+    first: Opened,
+    second: Opened,
     documents: Iterator[str],
     shape: inputs.Shape,
     other: inputs.Shape,

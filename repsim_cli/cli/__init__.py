@@ -225,6 +225,13 @@ def add_first(add: Add) -> None:
         help="of stored activations, the layers that the engine was told to write, as 0,4-6 (all)",
     )
     sub.add_argument("--text", metavar="FILE", help="a file of text (text that ships with the package)")
+    sub.add_argument(
+        "--by-block",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="hold one block of each model in memory (auto: where both would take more than half of --memory-gb)",
+    )
+    sub.add_argument("--memory-gb", metavar="GB", type=float, help="what may be taken (80 %% of the machine's memory)")
     sub.add_argument("--json", action="store_true", help="print all of the answer as JSON")
     sub.add_argument("--junit", metavar="FILE", help="write the answer as the result of a test, for CI servers")
     sub.add_argument(

@@ -40,6 +40,8 @@ def verify_command(parsed: argparse.Namespace) -> int:
                 parsed.text,
                 quick=parsed.quick,
                 layer_ids=layer_ids(parsed.layer_ids),
+                by_block=parsed.by_block,
+                memory_gb=parsed.memory_gb,
                 folder=place,
                 progress=Bar(),
             )

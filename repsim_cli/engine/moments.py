@@ -3,8 +3,6 @@
 There is a product of features per pair of layers. As many as fit into memory are summed in one pass over the rows.
 """
 
-import contextlib
-import ctypes
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base.memory import trim
 from repsim_cli.engine.estimates import Notices, check_estimate, joined, noticed
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Cell, Reasons
@@ -52,12 +51,12 @@ def moment_pairs(
         chosen = sorted({layer for cell in cells for layer in cell})
         covariances, read = _covariances(passes(chosen), chosen, cells)
         rows = read[chosen[0]].rows
-        _trim()
+        trim()  # cross products leave no room for what is kept
         with noticed(notices, measures):
             for a, b in cells:  # layers with themselves first
                 if a == b:
                     layers.prepare(a, read[a].second(covariances[a, a]))
-                    _trim()
+                    trim()
                 layers.compare(a, b, covariances[a, b])
         del covariances
     matrices = {
@@ -126,12 +125,6 @@ class _Layers:
                         self.states[form.prepare, a] = self.keep(at(name, partial(form.prepare, given)))
             except Degenerate as error:
                 self.failed[label, a] = error
-
-
-def _trim() -> None:
-    """Returns freed memory to the system: glibc keeps pieces of up to 32 MB, which cross products leave no room for."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:

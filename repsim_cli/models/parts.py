@@ -19,13 +19,17 @@ TOGETHER = {
 
 def part_of(kind: Any, kept: Kept) -> Any:
     """The class of a transformers model, whose other modules are empty: `from_pretrained` then reads the tensors of the
-    kept modules alone, with all that it does to names, dtypes and buffers."""
+    kept modules alone, with all that it does to names, dtypes and buffers. What they share with another module is in
+    both, since a checkpoint has it under one of its names."""
 
     def init(self: Any, *args: Any, **settings: Any) -> None:
         kind.__init__(self, *args, **settings)
+        pairs = self.all_tied_weights_keys.items()
+        shared = {key for pair in pairs if any(kept(key.rpartition(".")[0]) for key in pair) for key in pair}
         for name, module in self.named_modules():
             if not kept(name):
-                module._parameters.clear()
+                for key in [key for key in module._parameters if f"{name}.{key}" not in shared]:
+                    del module._parameters[key]
                 module._buffers.clear()
                 module._non_persistent_buffers_set.clear()
                 module._is_hf_initialized = True  # nothing in it is to be filled

@@ -341,10 +341,13 @@ def _loaded(
         elif quantize is not None or getattr(text, "quantization_config", None) is not None:
             on_devices = {"device_map": {"": how.device}}  # such weights may not be moved
             logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of rounded inputs at every product
+    kind = getattr(library(), auto)
+    if how.kept is not None:
+        kind = part_of(_class_of(kind, settings["config"]), how.kept)
     try:
         with alone():
             model, info = pretrained(
-                getattr(library(), auto) if how.kept is None else part_of(_backbone(settings["config"]), how.kept),
+                kind,
                 where,
                 revision,
                 dtype=how.dtype,
@@ -370,7 +373,7 @@ def _loaded(
     return (model if on_devices else model.to(how.device)), sorted(lacking)
 
 
-def _backbone(config: Any) -> Any:
-    """The class of AutoModel for a config."""
-    loaded = library().MODEL_MAPPING[type(config)]
+def _class_of(auto: Any, config: Any) -> Any:
+    """The class that an auto class has for a config."""
+    loaded = auto._model_mapping[type(config)]
     return loaded[0] if isinstance(loaded, tuple | list) else loaded

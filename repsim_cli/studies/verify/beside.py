@@ -11,13 +11,13 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.models.precision import UNIT, coarser
 from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
+from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
-from repsim_cli.studies.verify.replay import Finding
+from repsim_cli.studies.verify.kinds import described
 from repsim_cli.studies.verify.rounding import Judged
 from repsim_cli.studies.verify.stream import STREAM, fewest, sequences_of
-from repsim_cli.studies.verify.study import described, merged
+from repsim_cli.studies.verify.study import merged
 from repsim_cli.studies.verify.units import Unit
-from repsim_cli.studies.verify.weights import Tensors
 
 MOST = 20  # roundings, times the root of the depth, that two free runs are apart
 NO_REPLAY = "two dumps: no block is run, and what follows from the first difference is not told from further ones"
@@ -136,9 +136,7 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
             break
         right.append(name)
         worst, before = (max(worst[0], found.whole), max(worst[1], found.row)), (depth, a)
-    differences = (
-        [] if finding is None else merged([finding], [finding.key], None, nn.Identity(), Tensors(0, [], [], []))
-    )
+    differences = [] if finding is None else merged([finding], [finding.key], None)
     # where the file does not say how deep a layer is, its name alone
     known = (
         {"point": STREAM}

@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.studies.verify.replay import OUT, Finding
+from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.rounding import Places, finite, raised
 from repsim_cli.studies.verify.trace import IN
 

@@ -7,6 +7,7 @@ rule holds where what it says explains all of E but a ten-thousandth of its ener
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from repsim_cli.studies.verify.answer import UNNAMED
 from repsim_cli.studies.verify.error import Error, module_of, role_of
-from repsim_cli.studies.verify.replay import Finding
+from repsim_cli.studies.verify.found import Description, Finding
+from repsim_cli.studies.verify.quantised import noise_of
 from repsim_cli.studies.verify.rounding import MASKED, finite
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -26,7 +28,17 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "squared ReLU": lambda x: F.relu(x).square(),
     "none": lambda x: x,
 }
+OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
 Named = tuple[str, str]
+
+
+def described(found: Finding) -> Finding:
+    """Adds what the tensors of a finding say, and drops the tensors."""
+    kind, sentence = kind_of(found)
+    role = role_of(found)
+    linear = Error(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
+    about = Description(kind, sentence, role, linear, noise_of(found))
+    return replace(found, candidate=None, reference=None, entered=None, about=about)
 
 
 def kind_of(finding: Finding) -> Named:

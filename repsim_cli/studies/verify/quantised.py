@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.studies.verify.error import module_of, role_of
-from repsim_cli.studies.verify.replay import Finding
+from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.rounding import Places
 
 # weights that share a step; 0: those of a row, 1: a step for each weight, in its own size
@@ -138,20 +138,24 @@ def fits(noises: Mapping[tuple[str, str], Noise]) -> list[Fit]:
     return [fit for _, fit in sorted(found, key=lambda each: each[0])]
 
 
+def some_rows(weights: Tensor) -> Tensor:
+    """A copy of some rows of (outputs, inputs), so that the others need not stay in memory."""
+    return weights[:: max(1, len(weights) // LOOKED_AT)].clone()
+
+
 def rounded(found: Sequence[Fit], pairs: Sequence[tuple[Tensor, ...]]) -> Fit | None:
     """Chooses the rounding that weights are off by, or of which they have the few values; None where it is none.
 
-    pairs: weights of the reference and of the candidate, each (outputs, inputs); without any, errors alone decide.
+    pairs: some rows of weights of the reference and of the candidate; without any, errors alone decide.
     """
     if not pairs:
         return _loosely(found[0]) if found else None
-    some = [tuple(x[:: max(1, len(x) // LOOKED_AT)].double() for x in pair) for pair in pairs]
-    most = {fit: [_most(fit, x, y) for x, y in some] for fit in found}
+    most = {fit: [_most(fit, x.double(), y.double()) for x, y in pairs] for fit in found}
     within = [fit for fit in found if median(most[fit]) <= (FLOATING if fit.scheme.group == 1 else UNIFORM)]
     if within:
         return min(within, key=lambda fit: sum(most[fit]))
     groups = {fit: fit.scheme.group if fit.scheme.group > 1 else 0 for fit in found}
-    few = next((fit for fit in found if median(_distinct(y, groups[fit]) for _, y in some) <= DISTINCT), None)
+    few = next((fit for fit in found if median(_distinct(y.double(), groups[fit]) for _, y in pairs) <= DISTINCT), None)
     return few and _loosely(few)
 
 

@@ -1,10 +1,10 @@
 """A pass of the reference with its own rounding, and a pass of the candidate in which every unit works on the
 reference's own inputs: every error is local, and every fault shows once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +12,26 @@ from torch import Tensor, nn
 from repsim_cli.models import precision
 from repsim_cli.models.calls import entering, exchanged
 from repsim_cli.studies.verify import rounding
+from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.inputs import Batch
+from repsim_cli.studies.verify.kinds import described
 from repsim_cli.studies.verify.rounding import Judged, Places
 from repsim_cli.studies.verify.trace import IN, mapped, observed
 from repsim_cli.studies.verify.units import Unit, around
 
-OUT = "logits"
 FEW = 0.1  # of the rows
 ROUGH = 4  # roundings of a row
 GROWN = 10  # times the limit, to which roundings may add up in a unit
+Gate = Callable[[str], None]
+"""Called with the key of each unit before it runs, and with OUT before the end."""
+
+
+class Precisions(NamedTuple):
+    """coarse: the coarser of both models. twin: the one beside which the reference's rounding is measured; None: it is
+    not, and some roundings of `coarse` stand for it."""
+
+    coarse: torch.dtype
+    twin: torch.dtype | None
 
 
 @dataclass
@@ -49,37 +60,6 @@ class Points:
     again: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A place where the candidate differs from the reference on the reference's own inputs.
-
-    place: in its unit; empty: the unit as a whole, given that everything inside is right. The
-    tensors are those of the candidate and of the reference there; entered: what enters the module.
-    """
-
-    key: str
-    unit: Unit
-    place: str
-    judged: Judged
-    batch: Batch
-    candidate: Tensor | None = None
-    reference: Tensor | None = None
-    entered: Tensor | None = None
-    about: "Description | None" = None
-
-
-@dataclass(frozen=True)
-class Description:
-    """What the tensors of a finding say, once they are gone: the kind of error, a sentence, what works there, whether
-    the error is a linear function of what enters, and its noise."""
-
-    kind: str
-    sentence: str
-    role: str
-    linear: bool | None
-    noise: Any
-
-
 @dataclass
 class Replayed:
     """What a batch shows.
@@ -99,19 +79,25 @@ class Replayed:
     reference_out: Tensor | None = None
 
 
+def at_once(key: str) -> None:
+    """The gate of a pass that waits for nothing."""
+
+
 def recorded(
     model: nn.Module,
     units: Sequence[Unit],
     batch: Batch,
-    dtype: torch.dtype | None,
-    coarse: torch.dtype = torch.float32,
+    precisions: Precisions,
+    *,
+    calls: dict[str, Call] | None = None,
+    gate: Gate = at_once,
 ) -> dict[str, Call]:
-    """A pass of the reference. dtype: the precision beside which its rounding is measured; None: it is not, and some
-    roundings of `coarse` stand for it."""
-    calls: dict[str, Call] = {}
+    """A pass of the reference. calls: what is filled with them, as they run; None: a new mapping."""
+    calls, (coarse, dtype) = {} if calls is None else calls, precisions
     places = Places(batch.mask)
 
     def enter(key: str, unit: Unit, args: tuple, kwargs: dict) -> None:
+        gate(key)
         found = entering(args, kwargs)
         entry = None if found is None else found[1].clone()
         if found is not None and entry is not None:
@@ -127,12 +113,12 @@ def recorded(
             )
 
     with around(units, enter, leave) as hooks, torch.no_grad():
-        calls[OUT] = Call(units[-1], (), {}, None)
-        calls[OUT].out[""] = batch.run(model)
-    return {key: call for key, call in calls.items() if key != OUT} | {OUT: calls[OUT]}
+        out = batch.run(model)
+    calls[OUT] = Call(units[-1], (), {}, None, {"": out})
+    return calls
 
 
-def points_of(call: Call, places: Places, floor: torch.dtype | None, coarse: torch.dtype = torch.float32) -> Points:
+def points_of(call: Call, places: Places, precisions: Precisions) -> Points:
     """Runs the unit of the reference again, and keeps what each module inside takes and gives."""
     refs: dict[str, Tensor] = {}
 
@@ -150,7 +136,8 @@ def points_of(call: Call, places: Places, floor: torch.dtype | None, coarse: tor
     with observed(call.unit.module, keep, entry, again):
         out = call.unit.module(*args, **kwargs)
     mapped(_copied(out), "", keep)
-    floors = rough(refs, places, coarse) if floor is None else _norms(repeated(call, floor, refs), refs, places)
+    coarse, twin = precisions
+    floors = rough(refs, places, coarse) if twin is None else _norms(repeated(call, twin, refs), refs, places)
     return Points(refs, floors, again)
 
 
@@ -210,14 +197,14 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
     units: Sequence[Unit],
     batch: Batch,
     calls: Mapping[str, Call],
-    dtype: torch.dtype,
+    precisions: Precisions,
     *,
-    floor: torch.dtype | None,
-    inside: frozenset[str] = frozenset(),
+    inside: Container[str] = (),
+    gate: Gate = at_once,
 ) -> Replayed:
-    """A pass of the candidate on the reference's inputs. dtype: the coarser of both. inside: units that are looked into
-    even where their end is right."""
-    made, ran, busy = Replayed(order=list(calls), reference_out=calls[OUT].out[""]), set[str](), False
+    """A pass of the candidate on the reference's inputs. calls: those that the reference has run, all of them behind
+    the last gate. inside: units that are looked into even where their end is right."""
+    made, ran, busy, dtype = Replayed(), set[str](), False, precisions.coarse
     places = Places(batch.mask)
     at: dict[str, tuple[tuple, dict]] = {}
 
@@ -244,6 +231,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         return Finding(key, unit, place, found, batch, x.detach().clone(), fitting, entered)
 
     def enter(key: str, unit: Unit, args: tuple, kwargs: dict) -> Any:
+        gate(key)
         if (call := calls.get(key)) is None:
             return None
         found = entering(args, kwargs)
@@ -251,7 +239,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
             at[key] = args, dict(kwargs)
             return None
         if wrong := judge(key, call.unit, IN, found[1], call.entry, None):
-            made.findings.append(wrong)
+            made.findings.append(described(wrong))
         args, kwargs = exchanged(args, kwargs, found[0], _given(call.entry, found[1]))
         at[key] = exchanged(args, kwargs, found[0], _given(call.entry, found[1]))
         return args, kwargs
@@ -261,6 +249,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         if (call := calls.get(key)) is None:
             return None
         ran.add(key)
+        given = at.pop(key)
         wrong: list[Finding] = []
 
         def end(name: str, x: Tensor) -> Tensor:
@@ -276,7 +265,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         if (wrong or key in inside) and known and next(unit.module.children(), None) is not None:
             busy = True
             try:
-                looked = _inside(call, key, unit, at[key])
+                looked = _inside(call, key, unit, given)
             finally:
                 busy = False
             if wrong and not looked and not any(_beyond(found.judged, dtype) for found in wrong):
@@ -287,12 +276,12 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
             if wrong:
                 wrong = looked or wrong
             else:
-                made.inside += looked
-        made.findings += wrong
+                made.inside += [replace(found, candidate=None, reference=None, entered=None) for found in looked]
+        made.findings += map(described, wrong)
         return out
 
     def _inside(call: Call, key: str, unit: Unit, given: tuple[tuple, dict]) -> list[Finding]:
-        points = call.points or points_of(call, places, floor, dtype)
+        points = call.points or points_of(call, places, precisions)
         wrong: list[Finding] = []
 
         def entering_of(place: str) -> Tensor | None:
@@ -319,14 +308,16 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
 
     with around(units, enter, leave, lambda: busy), torch.no_grad():
         out = batch.run(model)
+        gate(OUT)
+    made.order, made.reference_out = list(calls), calls[OUT].out[""]
     for key, call in calls.items():
         if key not in ran and key != OUT:
             made.equal = False
             made.faulty.append(key)
-            made.findings.append(Finding(key, call.unit, "", rounding.lost(), batch))
+            made.findings.append(described(Finding(key, call.unit, "", rounding.lost(), batch)))
     last = judge(OUT, units[-1], "", *_cut(out, calls[OUT].out[""]), None)
     if last is not None:
-        made.findings.append(last)
+        made.findings.append(described(last))
         made.faulty.append(OUT)
     return made
 

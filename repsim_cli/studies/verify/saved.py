@@ -18,8 +18,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refusing
 from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
+from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
-from repsim_cli.studies.verify.replay import OUT, Call, Points, points_of, recorded
+from repsim_cli.studies.verify.replay import Call, Points, Precisions, points_of, recorded
 from repsim_cli.studies.verify.rounding import Places
 from repsim_cli.studies.verify.units import Unit, units_of
 
@@ -49,17 +50,17 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
     """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
     module inside does, part by part until that would be more than a gigabyte."""
     units, dtype = units_of(model), precision.dtype_of(model)
-    twin, room = precision.twin_dtype(dtype, dtype), INSIDE
+    precisions, room = Precisions(dtype, precision.twin_dtype(dtype, dtype)), INSIDE
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):
-        calls = recorded(model, units, batch, twin)
+        calls = recorded(model, units, batch, precisions)
         again: dict[str, dict[str, str]] = {}
         for key, call in calls.items() if number == 0 else ():
             if key == OUT or next(call.unit.module.children(), None) is None:
                 continue
             with torch.no_grad():
-                points = points_of(call, Places(batch.mask), twin)
+                points = points_of(call, Places(batch.mask), precisions)
             room -= sum(x.nbytes for x in points.refs.values())
             if room < 0:
                 break

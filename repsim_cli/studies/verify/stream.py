@@ -17,12 +17,13 @@ from repsim_cli.studies.verify import inputs, rounding
 from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.inputs import Batch
+from repsim_cli.studies.verify.kinds import described
+from repsim_cli.studies.verify.passes import running
 from repsim_cli.studies.verify.replay import Call, Finding, repeated, rough
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.study import OTHER, between_outputs, described, merged, running
+from repsim_cli.studies.verify.study import OTHER, between_outputs, merged
 from repsim_cli.studies.verify.trace import mapped
 from repsim_cli.studies.verify.units import Unit, around, table_of, units_of
-from repsim_cli.studies.verify.weights import Tensors
 
 AT_ONCE = 4096  # tokens of a pass
 CLOSE = 0.1  # of the norm, within which a dump is of one of two streams
@@ -137,7 +138,7 @@ def _answer(pair: Pair, progress: Progress) -> Answer:
         held = {depth: x[rows].unflatten(0, batch.mask.shape) for depth, x in given.items()}
         with running(pair.labels[pair.first], batch), torch.no_grad():
             _Pass(pair, units, batch, held, seen)
-    differences = merged(seen.findings, seen.order, None, model, Tensors(0, [], [], []))
+    differences = merged(seen.findings, seen.order, table_of(model))
     differences = [_counted(each, seen) for each in differences]
     wrong, part = {each.unit for each in differences}, None
     if {*seen.order} - {"embed", *wrong} == set() and wrong - {"embed"}:

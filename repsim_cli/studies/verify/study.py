@@ -1,40 +1,41 @@
 """Two models that run -> the answer."""
 
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.errors import BadInput
 from repsim_cli.models import precision
+from repsim_cli.models.points import Architecture
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
-from repsim_cli.studies.verify.error import Error, module_of, role_of
+from repsim_cli.studies.verify.error import module_of
+from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
-from repsim_cli.studies.verify.kinds import kind_of
-from repsim_cli.studies.verify.quantised import fits, inputs_last, noise_of
+from repsim_cli.studies.verify.kinds import OF_WEIGHTS
+from repsim_cli.studies.verify.passes import Passes, Run, by_part, embeddings, whole
+from repsim_cli.studies.verify.quantised import fits, inputs_last, some_rows
 from repsim_cli.studies.verify.quantised import rounded as as_rounded
-from repsim_cli.studies.verify.replay import Description, Finding, Replayed, recorded, replayed
-from repsim_cli.studies.verify.rounding import Places, judged
+from repsim_cli.studies.verify.replay import Precisions
 from repsim_cli.studies.verify.saved import Saved
+from repsim_cli.studies.verify.sides import InMemory, OnDisk
 from repsim_cli.studies.verify.trace import IN
-from repsim_cli.studies.verify.units import Unit, kinds_of, table_of, units_of
+from repsim_cli.studies.verify.units import Unit, kinds_of, table_of, unit_of
 
 VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
-OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in what enters, have to bear out
 BY_WEIGHTS = (*OF_WEIGHTS, "rows", "weight")  # kinds that are none where the weights are the same
 OTHER = 0.3  # of the norm, by which the weights of another checkpoint are off at least
+NONE = weights.Tensors(0, [], [], [])
+Both = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
 def verified(
-    reference: nn.Module | Saved,
-    candidate: nn.Module,
+    reference: nn.Module | InMemory | Saved,
+    candidate: nn.Module | InMemory,
     batches: Sequence[Batch],
     labels: tuple[str, str] = ("reference", "candidate"),
     progress: Progress = quiet,
@@ -43,56 +44,42 @@ def verified(
 ) -> Answer:
     """Raises BadInput where the two cannot be compared. Models stay in the mode in which they are.
 
+    reference, candidate: with one of them on the disk (`OnDisk`), all batches run through one part of both at a time.
     quick: the reference's rounding is not measured; a multiple of that of each row stands for it.
     """
-    theirs = units_of(candidate)
-    if isinstance(reference, Saved):
-        model, units, blocks, own = None, theirs, reference.blocks, reference.dtype
-    else:
-        model, units, own = reference, units_of(reference), precision.dtype_of(reference)
-        blocks = _blocks(units)
-    _check_parts(blocks, _blocks(theirs))
-    dtypes = own, precision.dtype_of(candidate)
-    coarse, twin = precision.coarser(*dtypes), None if quick else precision.twin_dtype(*dtypes)
-    for label, each in zip(labels, (model, candidate), strict=True):
-        if each is not None:
-            with running(label, batches[-1]):
-                _check_repeats(each, batches[-1], label)
-    if isinstance(reference, Saved):
-        tensors, kept = reference.differing(candidate), reference.of(theirs)
-    else:
-        tensors, kept = weights.compared(reference, candidate), []
-    inside = frozenset(_unit_of(name, units) for name, *_ in tensors.differ) - {""}
-    results: list[Replayed] = []
-    for number, batch in enumerate(progress(batches, label="verify", unit="batches")):
-        with running(labels[0], batch):
-            calls = kept[number] if model is None else recorded(model, units, batch, twin, coarse)
-        with running(labels[1], batch):
-            result = replayed(candidate, theirs, batch, calls, coarse, floor=twin, inside=inside)
-        result.findings = [described(found) for found in result.findings]
-        results.append(result)
-    rows = None if model is None else _rows(model, candidate, coarse)
+    reference = InMemory(reference) if isinstance(reference, nn.Module) else reference
+    candidate = InMemory(candidate) if isinstance(candidate, nn.Module) else candidate
+    from_file = isinstance(reference, Saved)
+    units = candidate.units if from_file else reference.units
+    _check_parts(reference.blocks if from_file else _blocks(units), _blocks(candidate.units))
+    dtypes = reference.dtype, candidate.dtype
+    precisions = Precisions(precision.coarser(*dtypes), None if quick else precision.twin_dtype(*dtypes))
+    run = Run(batches, precisions, labels, progress)
+    apart = isinstance(reference, OnDisk) or isinstance(candidate, OnDisk)
+    seen = by_part(reference, candidate, run) if apart and not from_file else whole(reference, candidate, run)
+    results, tensors = seen.results, seen.tensors
     findings = [found for result in results for found in result.findings]
-    if model is None:  # of a file, what is inside a part is known on the first input alone
+    if from_file:  # what is inside a part is known on the first input alone
         known = {found.key for found in findings if found.place not in ("", IN)}
         findings = [found for found in findings if found.place or found.key not in known]
-    if rows is not None and not any(found.key == "embed" for found in findings):
-        findings.insert(0, described(rows))
+    if seen.rows is not None and not any(found.key == "embed" for found in findings):
+        findings.insert(0, seen.rows)
     order = list(dict.fromkeys(key for result in results for key in result.order))
-    differences = merged(findings, order, model, candidate, tensors)
+    both = ({} if from_file else reference.weights, candidate.weights)
+    differences = merged(findings, order, table_of((candidate if from_file else reference).model), tensors, both)
     if _other_checkpoint(differences, units, tensors):
         about = "other weights everywhere: another checkpoint"
         differences[0] = replace(differences[0], kind="checkpoint", about=about)
     fit = ""
-    if model is not None:
-        fit, differences = as_quantised(differences, findings, model, candidate)
+    if not from_file:
+        fit, differences = as_quantised(differences, findings, both)
         if not differences and not fit:
             differences = unseen(units, tensors, {found.key for result in results for found in result.inside})
     wrong = {each.unit for each in differences}
     inner = sorted({f"{found.key}, {found.place}" for result in results for found in result.inside})
-    equal = all(result.equal for result in results) and rows is None
+    equal = all(result.equal for result in results) and seen.rows is None
     verdict = DIFFERENT if differences else AS_QUANTISED if fit else IDENTICAL if equal else ROUNDING
-    vocabulary = [VOCABULARY] if model is not None and embeddings(model) is not None else []
+    vocabulary = [VOCABULARY] if not from_file and embeddings(reference.model) is not None else []
     return Answer(
         verdict=verdict,
         reference=labels[0],
@@ -107,9 +94,16 @@ def verified(
             "only_candidate": list(tensors.only_candidate),
         },
         worst=(max(r.worst[0] for r in results), max(r.worst[1] for r in results)),
-        effect={} if verdict == IDENTICAL else effect(candidate, batches[0], results[0].reference_out),
+        effect=_effect(candidate.model, batches[0], seen) if verdict != IDENTICAL else {},
         inputs=[*(batch.name for batch in batches), *vocabulary],
         quantised=fit,
+        settings={
+            "by_block": [
+                label for label, side in zip(labels, (reference, candidate), strict=True) if isinstance(side, OnDisk)
+            ]
+        }
+        if apart
+        else {},
     )
 
 
@@ -123,24 +117,15 @@ def _other_checkpoint(differences: Sequence[Difference], units: Sequence[Unit], 
     return len(tensors.differ) > 0.9 * tensors.common
 
 
-def described(found: Finding) -> Finding:
-    """Adds what the tensors of a finding say, and drops the tensors."""
-    kind, sentence = kind_of(found)
-    role = role_of(found)
-    linear = Error(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
-    about = Description(kind, sentence, role, linear, noise_of(found))
-    return replace(found, candidate=None, reference=None, entered=None, about=about)
-
-
 def as_quantised(
-    differences: list[Difference], findings: Sequence[Finding], reference: nn.Module, candidate: nn.Module
+    differences: list[Difference], findings: Sequence[Finding], both: Both
 ) -> tuple[str, list[Difference]]:
-    """A sentence where the errors of the linear maps are those of rounded weights, and the differences that are not."""
+    """A sentence where the errors of the linear maps are those of rounded weights, and the differences that are not.
+    both: the weights of reference and candidate."""
     first = {(found.key, found.place): found for found in reversed(findings) if found.about}
     places = {(each.unit, each.place): each for each in differences}
     maps = {place: about.noise for place in places if place in first and (about := first[place].about) and about.noise}
-    ours, theirs = weights.named(reference), weights.named(candidate)
-
+    ours, theirs = both
     names = {place: f"{first[place].unit.short}.{place[1]}.weight" for place in maps}
 
     def may_be_rounded(place: tuple[str, str]) -> bool:
@@ -151,7 +136,7 @@ def as_quantised(
 
     inner = {place: noise for place, noise in maps.items() if may_be_rounded(place)}
     pairs = [
-        tuple(inputs_last(side[names[place]], module_of(first[place])) for side in (ours, theirs))
+        tuple(some_rows(inputs_last(side[names[place]], module_of(first[place]))) for side in (ours, theirs))
         for place in inner
         if names[place] in places[place].tensors and theirs[names[place]].is_floating_point()
     ]
@@ -170,25 +155,12 @@ def as_quantised(
     return fit.about(len(inner) - len(fit.worse)), kept
 
 
-@contextmanager
-def running(label: str, batch: Batch) -> Iterator[None]:
-    """Raises RunFailed where the model does not run."""
-    try:
-        yield
-    except RepsimError:
-        raise
-    except Exception as error:
-        why = " ".join(str(error).split())[:200]
-        what = f"{type(error).__name__} ({why})"
-        raise RunFailed(f"{label}: it fails on {batch.name}, got {what}; run it alone on such input") from error
-
-
 def unseen(units: Sequence[Unit], tensors: weights.Tensors, inside: Collection[str]) -> list[Difference]:
     """Weights that differ while nothing that these inputs compute does, inside the units or at their ends: of experts
     that no token chose, of rows that no token stands for."""
     made = []
     for name, _, _, size in tensors.differ:
-        unit = next((unit for unit in units if unit.key == _unit_of(name, units)), None)
+        unit = next((unit for unit in units if unit.key == unit_of(name, units)), None)
         if unit is None or unit.key in inside or size < VISIBLE:
             continue
         place = name.removeprefix(f"{unit.short}.").rpartition(".")[0]
@@ -228,57 +200,20 @@ def _check_parts(ours: int, theirs: int) -> None:
         )
 
 
-def _check_repeats(model: nn.Module, batch: Batch, label: str) -> None:
-    first, again = batch.run(model), batch.run(model)
-    if not torch.equal(torch.isnan(first), torch.isnan(again)) or not torch.equal(
-        first.nan_to_num(), again.nan_to_num()
-    ):
-        why = "it is in training mode; call eval()" if model.training else "look for random numbers in its forward pass"
-        raise BadInput(f"{label}: two passes on the same input differ, got other values; {why}")
-
-
-def _unit_of(name: str, units: Sequence[Unit]) -> str:
-    """Finds the key of the unit that a tensor belongs to; empty where it belongs to none."""
-    return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
-
-
-def embeddings(model: nn.Module) -> nn.Embedding | None:
-    try:
-        found: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore
-    except NotImplementedError:
-        return None
-    return found if isinstance(found, nn.Embedding) else None
-
-
-def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
-    """Every row of the vocabulary through the embeddings."""
-    ours, theirs = embeddings(reference), embeddings(candidate)
-    if ours is None or theirs is None:
-        return None
-    ids = torch.arange(min(ours.num_embeddings, theirs.num_embeddings))[None]
-    batch = Batch(VOCABULARY, {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool))
-    with torch.no_grad():
-        r, c = ours(ids), theirs(ids)
-    if r.shape != c.shape:
-        raise BadInput(f"models: not comparable, got widths {r.shape[-1]} and {c.shape[-1]}; give two of one shape")
-    found = judged(c, r, None, dtype, Places(batch.mask))
-    return Finding("embed", Unit("embed", "", ours), "", found, batch, c, r) if found.faulty else None
-
-
 def merged(
     findings: Sequence[Finding],
     order: Sequence[str],
-    reference: nn.Module | None,
-    candidate: nn.Module,
-    tensors: weights.Tensors,
+    table: Architecture | None,
+    tensors: weights.Tensors = NONE,
+    both: Both = ({}, {}),
 ) -> list[Difference]:
-    """A difference for every place, in order of computation, from all inputs that show it."""
-    ours, theirs = {} if reference is None else weights.named(reference), weights.named(candidate)
+    """A difference for every place, in order of computation, from all inputs that show it. table: of the hook points.
+    both: the weights of reference and candidate."""
+    ours, theirs = both
     places: dict[tuple[str, str], list[Finding]] = {}
     for found in findings:
         # further tensors that a module gives, and its further calls
         places.setdefault((found.key, re.sub(r"\[\d+\]|#\d+", "", found.place)), []).append(found)
-    table = table_of(candidate if reference is None else reference)
 
     def rank(place: tuple[str, str]) -> int:
         key = place[0].partition(" (call")[0]
@@ -302,7 +237,7 @@ def merged(
         kind, about = first.about.kind, first.about.sentence
         # what was done to the weights says more than the error
         whole = first.about.role in ("linear", "norm")
-        done = {name: weights.change(name, ours, theirs) for name in differ if whole and name in ours}
+        done = {name: weights.change(name, ours, theirs, tensors.norms) for name in differ if whole and name in ours}
         alone = any(name.startswith(f"{inside}.") for name in (*tensors.only_reference, *tensors.only_candidate))
         same = f"{inside}.weight" in theirs and bool(tensors.common) and not differ and not alone
         if (kind in BY_WEIGHTS and same) or (kind in OF_WEIGHTS and not differ and not first.about.linear):
@@ -332,9 +267,10 @@ def merged(
     return made
 
 
-def effect(candidate: nn.Module, batch: Batch, wanted: Tensor | None) -> dict[str, float]:
+def _effect(candidate: nn.Module, batch: Batch, seen: Passes) -> dict[str, float]:
     """Measures what the differences do to the output for the first input."""
-    return {} if wanted is None else between_outputs(candidate, batch, batch.run(candidate), wanted)
+    wanted = seen.results[0].reference_out
+    return {} if wanted is None else between_outputs(candidate, batch, seen.out(), wanted)
 
 
 def between_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:

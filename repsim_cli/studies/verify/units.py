@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 from torch import nn
@@ -69,9 +70,9 @@ def units_of(model: nn.Module) -> list[Unit]:
         if above in lists:
             number = int(name.rpartition(".")[2])
             side = _side(above) if len(lists) > 1 else ""
-            made.append(Unit(f"{side}block {number}", _short(model, name), module, number))
+            made.append(Unit(f"{side}block {number}", short(model, name), module, number))
         else:
-            made.append(Unit(roles.get(name, _short(model, name)), _short(model, name), module))
+            made.append(Unit(roles.get(name, short(model, name)), short(model, name), module))
     return made
 
 
@@ -80,7 +81,13 @@ def _side(blocks: str) -> str:
     return f"{next((part for part in blocks.split('.') if part in ('encoder', 'decoder')), blocks)} "
 
 
-def _short(model: nn.Module, name: str) -> str:
+def unit_of(name: str, units: Sequence[Unit]) -> str:
+    """Finds the key of the unit that a tensor belongs to; empty where it belongs to none."""
+    return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
+
+
+def short(model: nn.Module, name: str) -> str:
+    """The name of a module without the prefix of the backbone."""
     prefix = getattr(model, "base_model_prefix", "")
     return name.removeprefix(f"{prefix}.") if prefix else name
 
@@ -96,7 +103,7 @@ def _roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]
         made |= {name: role for name, module in modules.items() if wanted is not None and module is wanted}
     table = table_of(model)
     if table is not None and table.final_norm is not None:
-        made |= {name: "final_norm" for name in modules if _short(model, name) == table.final_norm.module}
+        made |= {name: "final_norm" for name in modules if short(model, name) == table.final_norm.module}
     return made
 
 
@@ -109,19 +116,20 @@ def around(
     units: Sequence[Unit], enter: Enter, leave: Leave, paused: Callable[[], bool] = lambda: False
 ) -> Iterator[Hooks]:
     """enter(key, unit, args, kwargs) and leave(key, unit, args, kwargs, output) are called around each unit and may
-    return what goes on in place of the inputs or the output. The key of a unit that runs again has a number."""
-    hooks, running = Hooks(), list[str]()
+    return what goes on in place of the inputs or the output. The key of a unit that runs again has a number. Passes of
+    other threads through the same units are none of this one's business."""
+    hooks, running, thread = Hooks(), list[str](), get_ident()
     calls: dict[str, int] = {}
 
     def before(unit: Unit, args: tuple, kwargs: dict) -> Any:
-        if paused():
+        if paused() or get_ident() != thread:
             return None
         count = calls[unit.key] = calls.get(unit.key, 0) + 1
         running.append(unit.key if count == 1 else f"{unit.key} (call {count})")
         return enter(running[-1], unit, args, kwargs)
 
     def after(unit: Unit, args: tuple, kwargs: dict, out: Any) -> Any:
-        return None if paused() else leave(running.pop(), unit, args, kwargs, out)
+        return None if paused() or get_ident() != thread else leave(running.pop(), unit, args, kwargs, out)
 
     try:
         for unit in units:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,14 @@ EXACT = 1e-6  # of the norm: the same but for rounding
 @dataclass(frozen=True)
 class Tensors:
     """common: how many tensors have the same name and shape in both. differ: the others of the same name, and those
-    with other values, by (name, values that differ, values, the largest difference of a row over the row)."""
+    with other values, by (name, values that differ, values, the largest difference of a row over the row). norms: of
+    all tensors of the reference, where any differs."""
 
     common: int
     differ: Sequence[tuple[str, int, int, float]]
     only_reference: Sequence[str]
     only_candidate: Sequence[str]
+    norms: Mapping[str, float] = field(default_factory=dict)
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:
@@ -37,9 +39,9 @@ def _dense(x: Tensor) -> Tensor:
     return x.dequantize() if packed else x
 
 
-def compared(reference: nn.Module, candidate: nn.Module) -> Tensors:
-    """A row of weights that is off by less than a few roundings does not differ: sums in another order do that."""
-    a, b = named(reference), named(candidate)
+def compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+    """Those of the reference and of the candidate. A row of weights that is off by less than a few roundings does not
+    differ: sums in another order do that."""
     shared = [name for name in a if name in b and _alike(a[name], b[name])]
     differ = []
     for name in shared:
@@ -52,7 +54,12 @@ def compared(reference: nn.Module, candidate: nn.Module) -> Tensors:
             if not torch.isfinite(off).all() or (off > ROUNDINGS * unit * size).any():
                 worst = float((off / size.clamp_min(1e-30)).max())
                 differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
-    return Tensors(len(shared), differ, [n for n in a if n not in b], [n for n in b if n not in a])
+    alone = [n for n in a if n not in b], [n for n in b if n not in a]
+    return Tensors(len(shared), differ, *alone, norms(a) if differ else {})
+
+
+def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    return {name: float(x.detach().double().norm()) for name, x in tensors.items()}
 
 
 def _alike(x: Tensor, y: Tensor) -> bool:
@@ -63,16 +70,19 @@ def _alike(x: Tensor, y: Tensor) -> bool:
 Named = tuple[str, str]
 
 
-def change(name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor]) -> Named | None:
-    """What was done to a tensor, as a kind and a sentence; None where no rule fits."""
+def change(
+    name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor], norms: Mapping[str, float]
+) -> Named | None:
+    """What was done to a tensor, as a kind and a sentence; None where no rule fits. norms: of the reference's tensors,
+    so that only those are looked at that may be this one."""
     x, y = (side[name].detach().double().cpu() for side in (reference, candidate))
     if x.shape != y.shape or not torch.isfinite(y).all():
         return None
     if x.ndim == 1 and name.endswith("bias") and not y.any():
         return "offset", "its bias is zero"
-    moved = not _same(x, y)
-    shaped = (key for key, z in reference.items() if moved and key != name and z.shape == y.shape)
-    other = next((key for key in shaped if _same(reference[key].double().cpu(), y)), None)
+    moved, norm = not _same(x, y), float(y.norm())
+    alike = (key for key, z in norms.items() if moved and key != name and abs(z - norm) <= 2 * EXACT * z)
+    other = next((key for key in alike if _same(reference[key].double().cpu(), y)), None)
     if other is not None and x.numel() > 1:
         there, here = BLOCK.search(other), BLOCK.search(name)
         if there and here and there[1] != here[1]:

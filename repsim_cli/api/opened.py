@@ -1,0 +1,148 @@
+"""What `verify` is given -> models that run: in memory, or by block from the disk."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from repsim_cli.api.entries import labelled, model_entry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Hardware
+from repsim_cli.config.binding import bind_model
+from repsim_cli.models.library import library
+from repsim_cli.models.loading import Loading
+from repsim_cli.models.memory import digest
+from repsim_cli.models.parts import Kept, inside, refusal
+from repsim_cli.models.sizes import all_at_once
+from repsim_cli.models.source import Family, Precomputed, Series, Source
+from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.transformers import predicts_next
+from repsim_cli.studies.verify.dump import SUFFIXES, Dump
+from repsim_cli.studies.verify.saved import Saved
+from repsim_cli.studies.verify.sides import InMemory, OnDisk
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that runs. tokenizer: None where it has none."""
+
+    label: str
+    side: InMemory
+    tokenizer: Any
+    identity: Mapping[str, Any]
+
+    @property
+    def model(self) -> nn.Module:
+        return self.side.model
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model that is not loaded yet."""
+
+    label: str
+    source: Source
+
+
+def named(key: str, given: Any) -> Opened | Named:
+    """Raises BadInput where it is no model that runs."""
+    module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    if isinstance(module, nn.Module):
+        where = str(getattr(module, "name_or_path", "") or "")
+        if tokenizer is None and where and Path(where).is_dir():
+            tokenizer = _or_none(lambda: tokenizer_of(where))
+        facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
+        return Opened(key, InMemory(module), tokenizer, facts)
+    label = next(iter(labelled([given]))) if isinstance(given, str | os.PathLike) else key
+    bound = bind_model(label, model_entry(label, given))
+    if isinstance(bound, Family | Series):
+        raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
+    if isinstance(bound, Precomputed):
+        raise BadInput(
+            f"{key}: of stored activations, {', '.join(SUFFIXES)} files with token ids are compared, got '{label}'; "
+            "give one, or a model"
+        )
+    return Named(label, bound)
+
+
+def hardware_of(by_block: str, memory_gb: float | None) -> Hardware:
+    if by_block not in ("auto", "always", "never"):
+        raise BadInput(f"by_block: not one of auto, always, never, got {by_block!r}; name one")
+    if memory_gb is not None and not memory_gb > 0:
+        raise BadInput(f"memory_gb: not above 0, got {memory_gb}; give gigabytes")
+    return Hardware(by_block=by_block, memory_gb=memory_gb)  # type: ignore[arg-type]
+
+
+def loaded(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
+    """Both sides, what is named of them loaded: whole, or by block where they say or need so."""
+    named = [each for each in (first, second) if isinstance(each, Named)]
+    others = [each for each in (first, second) if isinstance(each, Saved | Dump)]
+    if hardware.by_block == "always" and (others or not named):
+        raise BadInput(
+            "by_block: of two models on the disk, got always with "
+            f"{'stored activations' if others else 'models in memory'}; drop it"
+        )
+    apart = hardware.by_block == "always" or (
+        hardware.by_block == "auto" and not others and not all_at_once([each.source for each in named], hardware)
+    )
+    for each in named if hardware.by_block == "always" else ():
+        if (why := refusal(each.source)) is not None:
+            raise BadInput(f"by_block: {each.label} cannot be run by block ({why}), got always; drop it")
+
+    def opened(each: Any) -> Any:
+        if not isinstance(each, Named):
+            return each
+        source = each.source
+        side = _on_disk(source) if apart and refusal(source) is None else InMemory(_whole(source))
+        return Opened(each.label, side, _or_none(source.tokenizer), source.identity())
+
+    return opened(first), opened(second)
+
+
+def _heads(source: Source) -> list[str]:
+    """The auto classes of the heads that its checkpoint may have."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as masked
+
+    heads = ["AutoModelForCausalLM"] if predicts_next(source) else []
+    heads += ["AutoModelForMaskedLM"] if source.model_type in masked else []
+    heads += ["AutoModelForSequenceClassification"] if source.labels else []
+    return heads if source.has_head else []
+
+
+def _with_scores(model: Any) -> nn.Module:
+    if isinstance(model, library().PreTrainedModel):
+        model.set_attn_implementation("eager")  # it has scores and a pattern to look at
+    return model
+
+
+def _whole(source: Source) -> nn.Module:
+    """Loads the model with the output head that its checkpoint has, else its backbone."""
+    for auto in _heads(source):
+        model = _or_none(lambda auto=auto: source.with_head(auto))
+        if model is not None:
+            return _with_scores(model)
+    return source.load(True)
+
+
+def _on_disk(source: Source, *, bare: bool = False) -> OnDisk:
+    """The same, of which parts are loaded. bare: the backbone alone."""
+    backbone: Any = source.skeleton
+    for auto in () if bare else _heads(source):
+
+        def part(kept: Kept, auto: str = auto) -> nn.Module:
+            return _with_scores(source.with_head(auto, Loading(kept=kept)))
+
+        # the checkpoint has this head
+        if _or_none(lambda part=part: part(lambda name: not inside(name, backbone.base_model_prefix))) is not None:
+            return OnDisk(part, lambda: _on_disk(source, bare=True))
+    return OnDisk(lambda kept: source.load(True, Loading(kept=kept)))
+
+
+def _or_none(step: Any) -> Any:
+    try:
+        return step()
+    except BadInput:
+        return None

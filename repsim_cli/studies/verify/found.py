@@ -1,0 +1,43 @@
+"""A place where the candidate differs, and what its tensors say."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from repsim_cli.studies.verify.inputs import Batch
+from repsim_cli.studies.verify.rounding import Judged
+from repsim_cli.studies.verify.units import Unit
+
+OUT = "logits"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A place where the candidate differs from the reference on the reference's own inputs.
+
+    place: in its unit; empty: the unit as a whole, given that everything inside is right. The
+    tensors are those of the candidate and of the reference there; entered: what enters the module.
+    """
+
+    key: str
+    unit: Unit
+    place: str
+    judged: Judged
+    batch: Batch
+    candidate: Tensor | None = None
+    reference: Tensor | None = None
+    entered: Tensor | None = None
+    about: "Description | None" = None
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the tensors of a finding say, once they are gone: the kind of error, a sentence, what works there, whether
+    the error is a linear function of what enters, and its noise."""
+
+    kind: str
+    sentence: str
+    role: str
+    linear: bool | None
+    noise: Any

@@ -1,0 +1,244 @@
+"""All passes through both models: each batch after the other through whole models, or all batches together through one
+part of both after the other, where models stay on the disk."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
+from repsim_cli.base.memory import trim
+from repsim_cli.runs.results import Progress
+from repsim_cli.studies.verify import weights
+from repsim_cli.studies.verify.found import OUT, Finding
+from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
+from repsim_cli.studies.verify.kinds import described
+from repsim_cli.studies.verify.lockstep import Pass
+from repsim_cli.studies.verify.replay import Call, Gate, Precisions, Replayed, recorded, replayed
+from repsim_cli.studies.verify.rounding import Places, judged
+from repsim_cli.studies.verify.saved import Saved
+from repsim_cli.studies.verify.sides import InMemory
+from repsim_cli.studies.verify.units import Unit, around, unit_of
+from repsim_cli.studies.verify.weights import Tensors
+
+
+@dataclass(frozen=True)
+class Passes:
+    """What both models do.
+
+    results: of each batch. tensors: their weights. rows: a finding in the rows of the vocabulary. out: what the
+    candidate gives for the first batch by itself.
+    """
+
+    results: list[Replayed]
+    tensors: Tensors
+    rows: Finding | None
+    out: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is run, and how. labels: of the reference and the candidate."""
+
+    batches: Sequence[Batch]
+    precisions: Precisions
+    labels: tuple[str, str]
+    progress: Progress
+
+
+def whole(reference: InMemory | Saved, candidate: InMemory, run: Run) -> Passes:
+    """Raises BadInput where a model does not repeat itself, and RunFailed where one does not run."""
+    first, last = run.batches[0], run.batches[-1]
+    for label, side in zip(run.labels, (reference, candidate), strict=True):
+        if isinstance(side, InMemory):
+            with running(label, last):
+                _check_repeats([last.run(side.model) for _ in range(2)], side.model, label)
+    if isinstance(reference, Saved):
+        tensors, units, kept = reference.differing(candidate.model), candidate.units, reference.of(candidate.units)
+    else:
+        tensors, units, kept = weights.compared(reference.weights, candidate.weights), reference.units, []
+    inside = {unit_of(name, units) for name, *_ in tensors.differ} - {""}
+    results = []
+    for number, batch in enumerate(run.progress(run.batches, label="verify", unit="batches")):
+        if isinstance(reference, Saved):
+            calls = kept[number]
+        else:
+            with running(run.labels[0], batch):
+                calls = recorded(reference.model, units, batch, run.precisions)
+        with running(run.labels[1], batch):
+            results.append(replayed(candidate.model, candidate.units, batch, calls, run.precisions, inside=inside))
+    rows = None if isinstance(reference, Saved) else _rows(reference.model, candidate.model, run.precisions.coarse)
+    return Passes(results, tensors, rows, partial(first.run, candidate.model))
+
+
+def by_part(reference: InMemory, candidate: InMemory, run: Run) -> Passes:
+    """The same, with the weights of one part of each model in memory. Raises the same."""
+    first, compared = run.batches[0], Compared(reference, candidate)
+    calls: list[dict[str, Call]] = [{} for _ in run.batches]
+
+    def started(side: int, batch: Batch, go: Callable[..., Any], **more: Any) -> Pass:
+        return Pass(lambda gate: _guarded(run.labels[side], batch, partial(go, gate=gate, **more)))
+
+    records, replays = [], []
+    for batch, into in zip(run.batches, calls, strict=True):
+        record = partial(recorded, reference.model, reference.units, batch, run.precisions, calls=into)
+        replay = partial(replayed, candidate.model, candidate.units, batch, into, run.precisions)
+        records.append(started(0, batch, record))
+        replays.append(started(1, batch, replay, inside=compared.inside))
+    again, *free = (started(side, first, partial(_plain, (reference, candidate)[side], first)) for side in (0, 1, 1))
+    theirs = [*zip(replays, calls, strict=True), *((each, calls[0]) for each in free)]
+    with ExitStack() as stack:
+        for each in (*records, again, *replays, *free):
+            stack.callback(each.close)
+            each.step()
+        parts = iter(run.progress(reference.units, label="verify, by block", unit="parts"))
+        for _ in together([*records, again], theirs, compared):
+            next(parts, None)
+        stack.callback(list, parts)
+    compared.rest()
+    _check_repeats([calls[0][OUT].out[""], again.result], reference.model, run.labels[0])
+    _check_repeats([each.result for each in free], candidate.model, run.labels[1])
+    with _embedding(reference), _embedding(candidate):
+        rows = _rows(reference.model, candidate.model, run.precisions.coarse)
+    return Passes([each.result for each in replays], compared.tensors(), rows, lambda: free[0].result)
+
+
+class Compared:
+    """The weights of both models, part by part. inside: the units in which any differs."""
+
+    def __init__(self, reference: InMemory, candidate: InMemory):
+        self.reference, self.candidate, self.inside = reference, candidate, set[str]()
+        self.found: dict[str, Tensors] = {}
+        self.norms: dict[str, float] = {}
+
+    def add(self, key: str) -> None:
+        """Compares a part that is loaded in both."""
+        if key in self.found:
+            return
+        ours = self.reference.of(key)
+        self.found[key] = weights.compared(ours, self.candidate.of(key))
+        self.norms |= weights.norms(ours)
+        if self.found[key].differ and key:
+            self.inside.add(key)
+
+    def rest(self) -> None:
+        """Adds what no pass runs."""
+        units = (*self.reference.units, *self.candidate.units)
+        for key in sorted({*(unit.key for unit in units), ""} - self.found.keys()):
+            with self.reference.loaded(key), self.candidate.loaded(key):
+                self.add(key)
+
+    def tensors(self) -> Tensors:
+        """All of them, in the order of the models."""
+        found = [*self.found.values()]
+        ours, theirs = ({name: i for i, name in enumerate(x.weights)} for x in (self.reference, self.candidate))
+        alone = [
+            {name for each in found for name in getattr(each, f"only_{side}")} for side in ("reference", "candidate")
+        ]
+        if both := alone[0] & alone[1]:  # the parts have other keys
+            pair = ({name: side.weights[name] for name in both} for side in (self.reference, self.candidate))
+            found.append(weights.compared(*pair))
+        return Tensors(
+            sum(each.common for each in found),
+            sorted((tensor for each in found for tensor in each.differ), key=lambda tensor: ours[tensor[0]]),
+            sorted(alone[0] - both, key=lambda name: ours[name]),
+            sorted(alone[1] - both, key=lambda name: theirs[name]),
+            {name: self.norms[name] for name in ours},
+        )
+
+
+def together(ours: Sequence[Pass], theirs: Sequence[tuple[Pass, dict[str, Call]]], compared: Compared) -> Iterator[str]:
+    """Brings all passes to their ends through one part after the other, and yields its key. theirs: the passes of the
+    candidate, each with the calls that it needs; what the reference has run is dropped once a replay has used it."""
+
+    def ready() -> list[tuple[Pass, dict[str, Call]]]:
+        """The passes of the candidate in front of what the reference has run, or never runs."""
+        over = all(each.at is None for each in ours)
+        return [(each, known) for each, known in theirs if each.at is not None and (each.at in known or over)]
+
+    while waiting := [each for each, _ in ready()] or [each for each in ours if each.at is not None]:
+        part = waiting[0].part
+        with compared.reference.loaded(part):
+            for each in ours:
+                if each.part == part:
+                    each.step()
+                    trim()
+            with compared.candidate.loaded(part):
+                compared.add(part)
+                used = [(each, each.at, known) for each, known in ready() if each.part == part]
+                for each, _, _ in used:
+                    each.step()
+                    trim()
+        for _, at, known in used:
+            if at in known and at != OUT:
+                known[at] = Call(known[at].unit, (), {}, None)
+        yield part
+
+
+def _plain(side: InMemory, batch: Batch, *, gate: Gate) -> Tensor:
+    with around(side.units, lambda key, *_: gate(key), lambda *_: None):
+        return batch.run(side.model)
+
+
+def _guarded(label: str, batch: Batch, go: Callable[[], Any]) -> Any:
+    with running(label, batch):
+        return go()
+
+
+@contextmanager
+def running(label: str, batch: Batch) -> Iterator[None]:
+    """Raises RunFailed where the model does not run."""
+    try:
+        yield
+    except RepsimError:
+        raise
+    except Exception as error:
+        why = " ".join(str(error).split())[:200]
+        what = f"{type(error).__name__} ({why})"
+        raise RunFailed(f"{label}: it fails on {batch.name}, got {what}; run it alone on such input") from error
+
+
+def _check_repeats(outs: Sequence[Tensor], model: nn.Module, label: str) -> None:
+    first, again = outs
+    if not torch.equal(torch.isnan(first), torch.isnan(again)) or not torch.equal(
+        first.nan_to_num(), again.nan_to_num()
+    ):
+        why = "it is in training mode; call eval()" if model.training else "look for random numbers in its forward pass"
+        raise BadInput(f"{label}: two passes on the same input differ, got other values; {why}")
+
+
+def embeddings(model: nn.Module) -> nn.Embedding | None:
+    try:
+        found: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore
+    except NotImplementedError:
+        return None
+    return found if isinstance(found, nn.Embedding) else None
+
+
+def _embedding(side: InMemory) -> AbstractContextManager[None]:
+    """The part with the embeddings has its weights."""
+    wanted = embeddings(side.model)
+    return side.loaded(next((unit.key for unit in side.units if wanted in [*unit.module.modules()]), ""))
+
+
+def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
+    """Every row of the vocabulary through the embeddings."""
+    ours, theirs = embeddings(reference), embeddings(candidate)
+    if ours is None or theirs is None:
+        return None
+    ids = torch.arange(min(ours.num_embeddings, theirs.num_embeddings))[None]
+    batch = Batch(VOCABULARY, {"input_ids": ids}, torch.ones_like(ids, dtype=torch.bool))
+    with torch.no_grad():
+        r, c = ours(ids), theirs(ids)
+    if r.shape != c.shape:
+        raise BadInput(f"models: not comparable, got widths {r.shape[-1]} and {c.shape[-1]}; give two of one shape")
+    found = judged(c, r, None, dtype, Places(batch.mask))
+    return described(Finding("embed", Unit("embed", "", ours), "", found, batch, c, r)) if found.faulty else None
+
+
+def _part(each: Pass) -> str | None:
+    return each.at and each.at.partition(" (call")[0]

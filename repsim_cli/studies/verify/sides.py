@@ -1,0 +1,123 @@
+"""A model to verify: in memory, or on the disk, from where one part at a time comes into memory."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repsim_cli.models import precision
+from repsim_cli.models.parts import Kept, inside
+from repsim_cli.studies.verify.units import Unit, unit_of, units_of
+from repsim_cli.studies.verify.weights import named
+
+HELD = ("_parameters", "_buffers", "_non_persistent_buffers_set")
+
+
+class InMemory:
+    """A model with all of its weights."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        return units_of(self.model)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return precision.dtype_of(self.model)
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """All of them, by the names that `named` gives."""
+        return named(self.model)
+
+    def backbone(self) -> "InMemory":
+        """The model without its head."""
+        return InMemory(self.model.base_model)  # type: ignore[arg-type]
+
+    def loaded(self, key: str) -> AbstractContextManager[None]:
+        """The units of this key have their weights while the context lasts."""
+        return nullcontext()
+
+    def of(self, key: str) -> dict[str, Tensor]:
+        """The weights of the loaded units of this key; of an empty one, those outside of all units."""
+        return {name: x for name, x in self.weights.items() if unit_of(name, self.units) == key}
+
+
+class OnDisk(InMemory):
+    """A model whose units have no weights, but for those that are loaded: theirs are on the device `meta`."""
+
+    def __init__(self, part: Callable[[Kept], nn.Module], bare: Callable[[], "OnDisk"] | None = None):
+        """part: a model of transformers with the weights of some modules alone, in float32. bare: the same without a
+        head; None: it has none."""
+        self.part, self.bare, self.dtype = part, bare, torch.float32
+        empty: Any = part(lambda name: False)
+        kind: Any = type(empty).__base__
+        with torch.device("meta"):
+            shell: nn.Module = kind(empty.config)
+        paths = {id(module): name for name, module in shell.named_modules()}
+        self.paths = {unit.key: paths[id(unit.module)] for unit in units_of(shell)}
+        super().__init__(part(lambda name: not any(inside(name, path) for path in self.paths.values())))
+        for path in self.paths.values():
+            _exchange(self.model.get_submodule(path), shell.get_submodule(path))
+
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        return _Weights(self)
+
+    def backbone(self) -> InMemory:
+        return self if self.bare is None else self.bare()
+
+    @contextmanager
+    def loaded(self, key: str) -> Iterator[None]:
+        if (path := self.paths.get(key)) is None:
+            yield
+            return
+        own, part = self.model.get_submodule(path), self.part(lambda name: inside(name, path))
+        given = part.get_submodule(path)
+        del part
+        _exchange(own, given)
+        try:
+            yield
+        finally:
+            _exchange(own, given)
+
+    def of(self, key: str) -> dict[str, Tensor]:
+        return {name: x for name, x in named(self.model).items() if unit_of(name, self.units) == key}
+
+
+def _exchange(a: nn.Module, b: nn.Module) -> None:
+    """Exchanges all tensors of two modules of one make."""
+    for one, other in zip(a.modules(), b.modules(), strict=True):
+        mine, theirs = ({k: v for k, v in vars(x).items() if k in HELD or isinstance(v, Tensor)} for x in (one, other))
+        vars(one).update(theirs)
+        vars(other).update(mine)
+
+
+class _Weights(Mapping[str, Tensor]):
+    """All weights of a model on the disk; the last unit that was asked for stays in memory."""
+
+    def __init__(self, side: OnDisk):
+        self.side = side
+        self.units = {name: unit_of(name, side.units) for name in named(side.model)}
+        self.key, self.held = "", side.of("")
+
+    def __getitem__(self, name: str) -> Tensor:
+        if (key := self.units[name]) != self.key:
+            self.held = {}  # before the next comes
+            with self.side.loaded(key):
+                self.key, self.held = key, self.side.of(key)
+        return self.held[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.units
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.units)
