@@ -4,6 +4,7 @@ The command line, `--from`, `compare` and the jobs of sweeps, in whatever proces
 """
 
 import itertools
+import math
 import os
 import sys
 import threading
@@ -39,6 +40,7 @@ from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
 from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
+MOST_JOBS = 10_000  # of a sweep
 ALONE = threading.RLock()  # Hydra composes one configuration at a time
 
 
@@ -271,11 +273,13 @@ def _check_labels(composed: Any, words: list[str]) -> None:
 def _jobs(words: list[str], loader: Any) -> Iterator[list[str]]:
     """The words of each job of a sweep."""
     values = {
-        word.get_key_element(): [*word.sweep_string_iterator()]
+        word.get_key_element(): [*itertools.islice(word.sweep_string_iterator(), MOST_JOBS + 1)]
         if word.is_sweep_override()
         else [word.get_value_element_as_str()]
         for word in OverridesParser.create(loader).parse_overrides(words)
     }
+    if math.prod(map(len, values.values())) > MOST_JOBS:
+        raise BadInput(f"overrides: more than {MOST_JOBS:,} jobs, got {' '.join(typed(words)):.200}; name fewer values")
     if not all(values.values()):
         raise BadInput(f"overrides: the sweep expands to no jobs, got {' '.join(typed(words))}; check its globs")
     for job in itertools.product(*values.values()):

@@ -32,6 +32,11 @@ def bound_models(problems: list[str], plain: Fields, unreached: dict[str, Unreac
 def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
     label, error = next(iter(unreached.items()))
     key = "folder" if entries[label]["kind"] == "series" else "path"
+    if isinstance(adapter := entries[label].get("path"), str):
+        return (
+            f"model.{label}: the base of an adapter cannot be reached ({error.reason}), got {error.what}; connect, or "
+            f"download it and give {{kind: transformers, path: FOLDER, adapter: {adapter}}}"
+        )
     folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
     return (
         f"model: the hub cannot be reached ({error.reason}), got models of it: "

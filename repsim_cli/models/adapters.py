@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.bounded import bounded
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refusing
+from repsim_cli.base.files import local, readable, refusing
 from repsim_cli.data.files import json_file
 from repsim_cli.models.library import silent
 from repsim_cli.models.loading import WHOLE, in_one_place
@@ -24,6 +24,7 @@ from repsim_cli.models.source import Source
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 OUTER = ("model", "language_model", "text_model")  # of models with more parts
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 log = logging.getLogger("repsim")
 
 
@@ -69,6 +70,35 @@ def adapter_in(folder: Path) -> Adapter:
     ):
         pass
     return Adapter(settings, file)
+
+
+def base_of(folder: Path) -> dict[str, str | None]:
+    """The base model that the adapter in a folder names, as the arguments path, or hub and revision, of a model; empty
+    where the folder has no adapter, or a model too. Raises BadInput where the base is not there, with what to set."""
+    if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
+        return {}
+    settings = json_file(folder / CONFIG)
+    name, revision = (settings.get(key) for key in ("base_model_name_or_path", "revision"))
+    if isinstance(name, str) and name and local(name).exists():
+        return {"path": name}
+    if isinstance(name, str) and HUB_ID.fullmatch(name) and isinstance(revision, str | None):
+        return {"hub": name, "revision": revision}
+    raise BadInput(
+        f"path: an adapter is in it, got '{folder}', whose base {name!r:.100} is not here; give the base as path or "
+        f"hub, and adapter: {folder}"
+    )
+
+
+def vocabulary(adapter: Adapter, model: Any) -> int | None:
+    """The number of tokens of an adapter that was trained with another vocabulary than its base; None for others."""
+    own = model.get_input_embeddings().weight
+    modules = dict(model.named_modules())
+    for key, weight in adapter.weights().items():
+        path, _, parameter = key.replace(".base_layer.", ".").rpartition(".")
+        name = name_in(modules, path, model.base_model_prefix) if parameter == "weight" else None
+        if name is not None and getattr(modules[name], "weight", None) is own and len(weight) != len(own):
+            return len(weight)
+    return None
 
 
 def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: str, check: bool) -> Source:
@@ -165,6 +195,8 @@ def merged(model: Any, adapter: Adapter) -> Any:
     """The model, with the adapter merged into its weights in place."""
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 
+    if (tokens := vocabulary(adapter, model)) is not None:
+        model.resize_token_embeddings(tokens, mean_resizing=False)  # all of its rows are the adapter's
     weights, modules = adapter.weights(), dict(model.named_modules())
     names = fitting(adapter, model)
     head = model.get_output_embeddings()

@@ -100,7 +100,7 @@ def weight_files(path: Path) -> list[Path]:
                 f"path: {len(missing)} of {len(files)} files of weights are missing, got no {missing[0]} in '{path}'; "
                 "copy the missing ones"
             )
-        if any(path.glob("model-*-of-*.safetensors")):
+        if any(path.glob("model-*-of-*.safetensors")) and not index.is_file():
             raise BadInput(f"path: no {index.name} beside the files of weights, got '{path}'; copy it too")
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:

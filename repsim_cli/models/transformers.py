@@ -3,6 +3,7 @@
 Raw weights: nothing is folded or centred.
 """
 
+import copy
 import logging
 import re
 import shutil
@@ -23,7 +24,7 @@ from repsim_cli.base.planning import is_dry
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
 from repsim_cli.data.files import json_file
-from repsim_cli.models.adapters import with_adapter
+from repsim_cli.models.adapters import adapter_in, base_of, vocabulary, with_adapter
 from repsim_cli.models.checkpoints import (
     check_scales,
     hash_files,
@@ -61,14 +62,16 @@ def transformers(
 ) -> Source:
     """A model in the transformers format, from a local folder or the Hugging Face hub, or in a .gguf file.
 
-    path: a folder in the transformers format, or a .gguf file, which is dequantized to float32 (extra `gguf`); give
-        this or `hub`.
+    path: a folder in the transformers format, a .gguf file, which is dequantized to float32 (extra `gguf`), or the
+        folder of a LoRA adapter, whose base is the one that it names; give this or `hub`.
     hub: the id of a model on the Hugging Face hub.
     revision: a branch, tag or commit of the hub id; null: its main branch.
     adapter: a folder or hub id of a LoRA adapter, merged into the weights (extra `peft`); null: none.
     quantize: how the weights are made coarser after loading; null: not at all.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
     """
+    if path is not None and hub is None and adapter is None and (base := base_of(local(path))):
+        return transformers(**base, adapter=path, quantize=quantize)  # type: ignore[arg-type]
     at = place(path, hub, revision)
     if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
@@ -79,8 +82,17 @@ def transformers(
         near = local(adapter)
         on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
         folder = partial(hub_files, adapter, None, ["adapter_*"], "adapter") if on_hub else lambda: near
+        if not on_hub and (tokens := vocabulary(adapter_in(near), source.skeleton)) is not None:
+            source = replace(from_place(_of_size(at, tokens)), tokenizer=partial(tokenizer_of, str(near)))
         source = with_adapter(source, adapter, folder, str(path or hub), check=not (on_hub and is_dry()))
     return source if quantize is None else with_rounding(source, quantize)
+
+
+def _of_size(at: "Place", tokens: int) -> "Place":
+    """The place of a model whose vocabulary an adapter changes."""
+    config = copy.deepcopy(at.config)
+    text_part(config).vocab_size = tokens
+    return at._replace(config=config)
 
 
 class Place(NamedTuple):

@@ -73,6 +73,12 @@ def test_a_pipe_among_the_configurations(tmp_path):
         compose([], folder=str(tmp_path))
 
 
+@pytest.mark.parametrize("words", [["seed=range(0,1000000)"], ["seed=range(0,200)", "extract.rows=range(1000,1200)"]])
+def test_a_sweep_without_end(words):
+    with pytest.raises(BadInput, match="^overrides: more than 10,000 jobs, got seed=range.*; name fewer values"):
+        compose(words, sweep=True)
+
+
 def test_anchors_of_ordinary_size(tmp_path):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "mine.yaml").write_text(GLOBAL + "options: {a: &a {b: 1}, c: {<<: *a, d: 2}}\n")

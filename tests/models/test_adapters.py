@@ -122,8 +122,6 @@ def test_adapters_that_cannot_be_merged(base, tiny_folder, tmp_path, monkeypatch
     refused(
         "adapter: the model could not be read, got 'some/lora' .*use adapter: FOLDER", path=path, adapter="some/lora"
     )
-    refused("path: an adapter is in it, got '.*lora'; give the base model .* as path or hub, and the adapter in a folder",
-            path=str(folder), adapter=None)  # fmt: skip
     with caplog.at_level(logging.INFO, "repsim"):
         copy = shutil.copytree(path, tmp_path / "another name")
         transformers(path=str(copy), adapter=str(folder))
@@ -184,3 +182,43 @@ def test_base_and_adapted_copy_in_one_run(repsim, newest, base, tmp_path):
     models = json.loads((newest() / "manifest.json").read_text())["models"]
     assert len({models[label]["weights_hash"] for label in ("base", "tuned", "coarse")}) == 3
     assert models["coarse"]["quantize"] == "round to 3 bits"
+
+
+def test_the_folder_of_an_adapter_as_a_model(base, tmp_path):
+    """Its base is the one that it names; where that is not here, the refusal says what to set."""
+    folder, path = tmp_path / "lora", str(base("llama"))
+    adapted(path, folder, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    assert transformers(path=str(folder)).identity() == transformers(path=path, adapter=str(folder)).identity()
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    for name in ("/no/such/base", None, "", 5, "a b", "../x/y"):
+        (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": name}))
+        with pytest.raises(BadInput, match="path: an adapter is in it, got '.*lora', whose base .* is not here; give"):
+            transformers(path=str(folder))
+    (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": "gpt2"}))
+    with pytest.raises(BadInput, match="hub: the model could not be read, got 'gpt2'"):
+        transformers(path=str(folder))
+
+
+def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path):
+    """It is what peft makes of it, and reads with its own tokenizer."""
+    folder, path = tmp_path / "lora", str(base("llama"))
+    tokenizer = library().AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer.add_tokens([f"<extra {i}>" for i in range(200)])
+    torch.manual_seed(0)
+    model = library().AutoModelForCausalLM.from_pretrained(path)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                if "lora_" in name:
+                    weight.add_(0.2 * torch.randn_like(weight))
+        model.save_pretrained(folder, save_embedding_layers=True)
+    tokenizer.save_pretrained(folder)
+    source = transformers(path=str(folder))
+    assert (len(source.tokenizer()), source.skeleton.config.vocab_size) == (len(tokenizer), len(tokenizer))
+    ids = torch.tensor([[5, len(tokenizer) - 1, 7, len(tokenizer) - 2]])
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids).logits
+    torch.testing.assert_close(logits_and_stream(source, ids)[0], expected, rtol=1e-4, atol=1e-3)
