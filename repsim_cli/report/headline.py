@@ -82,7 +82,8 @@ def cited(whole: Results) -> list[str]:
 
 
 def _measure(measured: Measured) -> str:
-    estimate = ESTIMATES.get(measured.estimate["kind"], measured.estimate["kind"])
+    kind = str(measured.estimate["kind"])
+    estimate = ESTIMATES.get(kind, kind)
     settings = ", ".join(f"{key} = {value}" for key, value in measured.settings.items() if value is not None)
     said = [settings, estimate.format(batches=measured.estimate["batches"]), measured.pairs]
     return f"{measured.card['label']} ({', '.join(filter(None, said))})"
