@@ -8,7 +8,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import chain, groupby
@@ -17,8 +17,12 @@ import numpy as np
 from joblib import Parallel, delayed
 
 PARTS = ("levels_claims", "levels_planted", "levels_universality", "levels_nulls", "levels_corrections")
+PARTS += ("levels_budget",)
 LEAST = 0.8  # power
 FARTHEST = 0.02  # that a rate may be from its nominal value, however few the draws
+
+
+Drawn = float | str | Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,9 @@ class Promise:
     kind: `level`: a share of false positives. `cover`: of intervals. `power`: a share of true positives, at least
         0.8. `value`: a mean.
     nominal: the promised rate or value.
-    draw: of a generator, whether it happened, or the value; or what happened, where `counted` is what is promised.
-        Promises of one draw that follow each other are drawn together.
+    draw: of a generator, whether it happened, or the value; or what happened, where `counted` is what is promised; or
+        several of these by name, of which `counted` is one. Promises of one draw that follow each other are drawn
+        together.
     """
 
     of: str
@@ -38,10 +43,12 @@ class Promise:
     kind: str
     nominal: float
     draws: int
-    draw: Callable[[np.random.Generator], float | str]
+    draw: Callable[[np.random.Generator], Drawn]
     counted: str | None = None
 
-    def number(self, drawn: float | str) -> float:
+    def number(self, drawn: Drawn) -> float:
+        if isinstance(drawn, Mapping):
+            return float(drawn[str(self.counted)])
         return float(drawn if self.counted is None else drawn == self.counted)
 
 

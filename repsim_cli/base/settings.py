@@ -342,6 +342,9 @@ class Significance:
         too few) that leave no row in place which has a partner: exact for inner products and shared neighbours, of
         others one level of at most 16 pairs of layers.
     floor: of rows that are tokens or words, what two tables of random vectors per token have in the layers' place.
+    budget: split the linear CKA of layers at the same depth into what the token, untrained models of these shapes and
+        training make of it, with intervals, and shared neighbours into those of the same and of other tokens; of rows
+        that are tokens or words of 40 documents or more. Untrained twins of which the run has none are made.
     method: `permutation`: p values from random pairings of the rows, for every measure that depends on the pairing.
         `closed_form`: from its exact mean and variance, for inner products of matrices on independent rows.
     permutations: how many pairings are drawn; the same ones for all layers.
@@ -367,6 +370,7 @@ class Significance:
 
     chance: bool = True
     floor: bool = True
+    budget: bool = False
     method: Literal["none", "closed_form", "permutation"] = "none"
     permutations: Annotated[int, Field(ge=19, le=10**6)] = 199
     clusters: str = "document"

@@ -174,6 +174,7 @@ def add_first(add: Add) -> None:
     sub.add_argument("--measure", metavar="NAME,...", help="names of repsim list measure (cka_unbiased,mutual_knn)")
     sub.add_argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
     sub.add_argument("--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)")
+    sub.add_argument("--budget", action="store_true", help="split values into the token, untrained models, training")
     sub.add_argument(
         "--set",
         metavar="KEY=VALUE",

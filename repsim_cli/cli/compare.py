@@ -42,7 +42,7 @@ def compare_command(parsed: argparse.Namespace) -> int:
         measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
         rows=parsed.rows,
         significance=parsed.significance,
-        settings=parsed.set,
+        settings=[*parsed.set, *(["significance.budget=true"] if parsed.budget else [])],
     )
     checked = validate(config)
     if checked.keys.dry_run:

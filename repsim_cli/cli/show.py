@@ -16,6 +16,8 @@ from repsim_cli.execution.records import FILE, read_records
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
+    BUDGET,
+    BY_TOKEN,
     CAPPED,
     DIAGNOSTICS,
     DIRECTIONS,
@@ -97,7 +99,7 @@ def _cell(value: Any) -> str:
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
 AUDIT = "audit of pairs by another solver"
 # tables that sentences or other tables summarise
-UNPRINTED = (AUDIT, CAPPED, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)
+UNPRINTED = (AUDIT, BUDGET, BY_TOKEN, CAPPED, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)
 
 
 def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> Iterator[str]:

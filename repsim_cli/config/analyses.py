@@ -53,6 +53,7 @@ def analyses_of(
         groups=groups,
         base=manifest.get("base"),
         options=manifest.get("options", {}),
+        budget="budget" in results.about,
     )
     options, claims = chosen(planned, bound, tested)
     named = {*bound, *(claim.analysis for claim in claims)}

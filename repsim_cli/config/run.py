@@ -226,7 +226,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     skipped |= instance.skipped
     facts = _facts(instance, bound.get("model", {}))
     recorded = _recorded(plain["options"], options)
-    planned = _planned(keys, instance, facts, recorded)
+    planned = _planned(keys, instance, facts, recorded, getattr(bound.get("significance"), "budget", False))
     settled = attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
     give_up(problems)
     asked, claims = settled
@@ -246,6 +246,10 @@ def _unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract |
         problems.append(
             f"extract.pairs: the study {plain['study']} compares all pairs of rows, got {extract.pairs}; set "
             "extract.pairs=all"
+        )
+    if plain["significance"].get("budget") and not study.takes_budget:
+        problems.append(
+            f"significance.budget: the study {plain['study']} splits no values, got true; use study=similarity"
         )
     if plain["hardware"].get("by_block") == "always" and not study.by_block:
         problems.append(
@@ -295,13 +299,15 @@ def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
 
 
-def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields) -> Planned:
+def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields, budget: bool) -> Planned:
     from repsim_cli.engine.record import card_record
 
     measures = {label: card_record(bound) for label, bound in study.measures.items()}
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
-    return Planned(study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options)
+    return Planned(
+        study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options, budget=budget
+    )
 
 
 def _plain(config: DictConfig, problems: list[str]) -> Fields:

@@ -25,7 +25,14 @@ OF_BLOCKS, OF_WEIGHTS, DIRECTIONS = "changes of blocks", "changes of weights", "
 OF_BLOCKS_COLUMNS = ["model", "block", OWN, CARRIED, "weights", "rounding", "above rounding", "effect restored"]
 # tables of two columns, who and what in a sentence, which stand before all others
 WHERE, SAME = "where it changed", "the same layer of two models"
-ANSWERS = (WHERE, SAME)
+CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
+MADE_OF = "what similarity is made of"
+ANSWERS = (WHERE, SAME, MADE_OF)
+# the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
+BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
+BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")
+BUDGET_COLUMNS = ["model a", "model b", "layer a", "layer b", *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS)]
+BY_TOKEN_COLUMNS = ["measure", *BUDGET_COLUMNS[:4], "value", CHANCE, "same token", "other tokens"]
 
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
 DIAGNOSTICS, PLACES = "diagnostics of layers", 8
@@ -43,7 +50,6 @@ UNMEASURED_COLUMNS = ["measure", "data", "test", "hook point", "why"]
 COSTS_COLUMNS = ["measure", "data", "rows", "pairs", "seconds per pair", "rho with all rows"]
 # of the rows behind a map: their nearest rows and shares, and what they are of
 BEHIND, TEXTS = "rows.safetensors", "rows.json"
-CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 # the arrays of a matrix with a number per cell; p, p_family, q and calibrated are of `tested`, if it is there
 QUANTITIES = ("values", "se", "low", "high", "p", "p_family", "q", "calibrated", "tested", CHANCE)
 # the table of cells of matrices, and of points of curves, for which a measure is undefined

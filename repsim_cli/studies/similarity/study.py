@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES, Group, Significance
-from repsim_cli.engine import footprint
+from repsim_cli.engine import budget, footprint
 from repsim_cli.engine.bounds import shown
 from repsim_cli.engine.checks import check_groups, check_within
 from repsim_cli.engine.comparison import Comparison, comparison_of
@@ -42,6 +42,7 @@ class Similarity(Study):
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
     takes_pairs: ClassVar[bool] = True
+    takes_budget: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
 
     def __init__(
@@ -68,6 +69,8 @@ class Similarity(Study):
             check_feature_maps(self.readings)
         if within:
             check_within({"groups": self.groups, "significance": significance.method != "none"})
+        if significance.budget:
+            budget.check(self.comparison)
         footprint.check_fits(self.comparison)
 
     def plan(self) -> dict[str, Any]:
@@ -76,6 +79,8 @@ class Similarity(Study):
         costs = footprint.costs(compared, compared.pairs)
         if self.robustness:
             costs["similarity"] = len(REMEDIES) * costs["similarity"]
+        if compared.significance.budget:
+            costs["budget"] = budget.cost(compared)
         by_block = footprint.by_block(compared)
         return {
             "models": shown(compared.models, compared.hardware, compared.devices),
@@ -87,6 +92,7 @@ class Similarity(Study):
             **({"remedies": list(REMEDIES)} if self.robustness else {}),
             "pairs of rows": footprint.pairs_planned(compared),
             "chance": footprint.chance_planned(compared),
+            **({"budget": budget.planned(compared)} if compared.significance.budget else {}),
             "estimate": compared.extract.estimate,
             **footprint.rows_and_passes(compared),
             **needs(
@@ -105,6 +111,7 @@ class Similarity(Study):
         with run.stage("data"):
             sequences = comparison.sequences(run)
             comparison = comparison.paired(run, sequences).counted(run, sequences).clustered(run, sequences)
+        taken = budget.sample(comparison, sequences) if comparison.significance.budget else None
         comparison = footprint.in_memory(comparison)
         matrices, of_layers = matrices_of(run, comparison, sequences, blocks=blocks_of(comparison), keep_rows=True)
         further = {}
@@ -114,10 +121,15 @@ class Similarity(Study):
         if self.feature_maps:
             with run.stage("feature maps"):
                 further |= kept_maps(run, comparison, sequences)
+        about = {}
+        if taken is not None:
+            with run.stage("budget"):
+                split, about["budget"] = budget.budget(run, taken, sequences)
+                of_layers |= split
         with run.stage("results"):
             measures, tables = records(run, comparison, matrices)
             tables |= solved(run, comparison.names, comparison.measures, matrices) | of_layers
-            return Results(study="similarity", measures=measures, tables=tables, matrices=further)
+            return Results(study="similarity", measures=measures, tables=tables, matrices=further, about=about)
 
     def units(self, run: Run) -> Iterator[Phase]:
         comparison = self.chosen(run)

@@ -1,0 +1,315 @@
+"""The similarity budget of a run: how much of a value is the token, what untrained models share, and what was learned.
+
+`shares.py` has the estimand and the estimate. Here is which rows, layers and twins they are of. The rows are a sample
+as that of `extract.estimate=full`, read once more from the cache of activations, two layers at a time; untrained twins
+of which the run has none are made from the models' configs, and run once. Shared neighbours have no parts that add up
+to causes: of these it is counted which are of the row's own token.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from repsim_cli.activations.places import row_identities
+from repsim_cli.activations.readings import readings
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import WORDS, Extract
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import shares
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.cost import Cost, products
+from repsim_cli.engine.extraction import Extraction
+from repsim_cli.engine.footprint import cost_of_passes, rows_at_once, stays_in_cache
+from repsim_cli.engine.rows import Rows, opened
+from repsim_cli.measures import Measure, Pairwise
+from repsim_cli.models.source import AnySource, Source
+from repsim_cli.models.transformers import shape_key, untrained
+from repsim_cli.runs.content import BUDGET, BUDGET_COLUMNS, BUDGET_PARTS, BY_TOKEN, BY_TOKEN_COLUMNS, Table
+from repsim_cli.runs.results import Run
+
+LINEAR, NEIGHBOURS = ("cka_unbiased", "cka"), "mutual_knn"
+NOT_SPLIT = "the previous token: with it, a third of the rows has no partner"
+PRODUCTS, NORMS = 20, 8  # of all rows with a covariance, of a pair of layers and of a layer
+NOTED = ("models_run", "data")  # in the manifest, of the run itself
+
+
+class Pair(NamedTuple):
+    """Two layers of different models at the same depth, by their numbers among all."""
+
+    first: int
+    second: int
+
+
+class Sample(NamedTuple):
+    """The rows: what is read, of every row its token and its document, from 0, and in how many batches neighbours are
+    found."""
+
+    read: Comparison
+    tokens: np.ndarray
+    documents: np.ndarray
+    batches: int
+
+
+def check(comparison: Comparison) -> None:
+    """Raises BadInput where no value of the run can be split."""
+    names, unit = [measure.name for measure in comparison.measures.values()], comparison.extract.unit
+    if not {*LINEAR, NEIGHBOURS} & set(names):
+        raise BadInput(
+            f"significance.budget: splits {', '.join(LINEAR)} and {NEIGHBOURS}, got {', '.join(names)}; add one of them"
+        )
+    if unit not in ("token", *WORDS):
+        raise BadInput(f"significance.budget: rows are tokens or words, got extract.unit={unit}; use extract=tokens")
+    if not any(source.modality == "text" for source in comparison.live.values()):
+        raise BadInput(
+            f"significance.budget: nothing says of which token the rows of '{next(iter(comparison.models))}' are, got "
+            "no model that reads text; leave it out"
+        )
+    if len(comparison.models) < 2 or comparison.within:
+        got = "pairs within models" if comparison.within else ", ".join(comparison.models)
+        raise BadInput(f"significance.budget: of two models or more, got {got}; add one")
+    twins = [extraction for extraction in (comparison, twins_of(comparison)) if extraction.live]
+    if not all(map(stays_in_cache, twins)):
+        raise BadInput(
+            "significance.budget: activations are read again from the cache, got none that holds them; set cache=true, "
+            "raise REPSIM_CACHE_GB, or read fewer layers or less text"
+        )
+
+
+def pairs_of(comparison: Comparison) -> list[Pair]:
+    """Pairs the layers of every two models that are equally deep among those of one hook point.
+
+    Layers of equally many are paired in turn; else each of the first with that at the same share of the depth.
+    """
+    pairs = []
+    for i, j in combinations(range(len(comparison.readings)), 2):
+        ours, theirs = (_by_point(comparison, number) for number in (i, j))
+        if not ours.keys() & theirs.keys():
+            ours, theirs = ({"": list(chain.from_iterable(each.values()))} for each in (ours, theirs))
+        for point in ours.keys() & theirs.keys():
+            a, b = ours[point], theirs[point]
+            step = (len(b) - 1) / max(len(a) - 1, 1)
+            pairs += [Pair(layer, b[int(place * step + 0.5)]) for place, layer in enumerate(a)]
+    return sorted(pairs, key=lambda pair: (_owners(comparison, pair), pair))
+
+
+def _owners(comparison: Comparison, pair: Pair) -> tuple[int, int]:
+    places = [place.stop for place in comparison.places]
+    return int(np.searchsorted(places, pair.first, "right")), int(np.searchsorted(places, pair.second, "right"))
+
+
+def _by_point(comparison: Comparison, number: int) -> dict[str, list[int]]:
+    """The layers of a model by their hook point."""
+    place, found = comparison.places[number], dict[str, list[int]]()
+    for layer in range(place.start, place.stop):
+        found.setdefault(comparison.layers[layer].name.partition("@")[0], []).append(layer)
+    return found
+
+
+def twin_of(models: Mapping[str, AnySource], label: str) -> str | None:
+    """Names the untrained model of this shape that the run has; empty where one can be made; None where neither."""
+    source = models[label]
+    if not isinstance(source, Source) or not source.trained:
+        return None
+    try:
+        shape = shape_key(source)
+    except BadInput:
+        return None
+    for other, each in models.items():
+        if isinstance(each, Source) and not each.trained and each.plain and shape_key(each) == shape:
+            return other
+    return ""
+
+
+def twins_of(comparison: Comparison) -> Extraction:
+    """Makes an untrained model in the shape of each trained one of which the run has none, under its label."""
+    lacking = [label for label in comparison.live if twin_of(comparison.models, label) == ""]
+    made = {label: untrained(comparison.live[label], number) for number, label in enumerate(lacking)}
+    return Extraction(
+        models=made,
+        readings=readings(made, comparison.extract),
+        data=comparison.data,
+        devices={label: comparison.devices[label] for label in made},
+        tokenizers={},
+        extract=comparison.extract,
+        hardware=comparison.hardware,
+        seed=comparison.seed,
+        cache=comparison.cache,
+        total=comparison.total,
+        whole=comparison.whole,
+    )
+
+
+def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Sample:
+    """Takes the rows of a comparison whose rows are clustered. Raises BadInput where their documents are too few."""
+    read = replace(comparison, extract=_sampled(comparison.extract), groups=None)
+    numbers = read.numbers(0)
+    tokens = row_identities(next(iter(sequences.values())), read.extract)
+    assert tokens is not None
+    _, documents = np.unique(read.documents[numbers], return_inverse=True)
+    if (count := documents.max(initial=-1) + 1) < shares.LEAST:
+        raise BadInput(
+            f"significance.budget: rows of {shares.LEAST} documents or more are needed, got {count}; give more text or "
+            "more documents (data.sample_by=paragraph makes one of each paragraph), or leave it out"
+        )
+    size = comparison.extract.batch_rows if comparison.extract.estimate == "per_batch" else len(numbers)
+    return Sample(read, np.unique(tokens[numbers], return_inverse=True)[1], documents, max(1, len(numbers) // size))
+
+
+def planned(comparison: Comparison) -> str:
+    """Says, for a plan, what will be split, and which models run for it."""
+    made = list(twins_of(comparison).models)
+    twins = f"an untrained twin is made and run of: {', '.join(made)}" if made else "no untrained twin is made"
+    return f"{len(pairs_of(comparison))} pairs of layers; {twins}"
+
+
+def cost(comparison: Comparison) -> Cost:
+    """Of the passes of the twins, and of the covariances of every pair of layers and of each of them."""
+    twins, rows = twins_of(comparison), rows_at_once(replace(comparison, extract=_sampled(comparison.extract)))
+    widths = [(comparison.layers[a].width, comparison.layers[b].width) for a, b in pairs_of(comparison)]
+    cells = sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
+    return (cost_of_passes(twins) if twins.models else Cost()) + products(2.0 * rows * cells, comparison.hardware)
+
+
+def _sampled(extract: Extract) -> Extract:
+    return replace(extract, estimate="full")
+
+
+def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple[dict[str, Table], dict[str, Any]]:
+    """Splits the values of all pairs of layers at the same depth: the tables, and what is known of them."""
+    comparison, twins = taken.read, twins_of(taken.read)
+    noted = deepcopy({key: run.manifest[key] for key in NOTED})
+    linear = any(measure.name in LINEAR for measure in comparison.measures.values())
+    split: list[list[Any]] = []
+    shared: list[list[Any]] = []
+    with ExitStack() as held:
+        rows = held.enter_context(opened(run, comparison, sequences, identities=run.manifest["models"], diagnose=False))
+        fresh = None
+        if linear and twins.models:
+            identities = {label: source.identity() for label, source in twins.models.items()}
+            fresh = held.enter_context(opened(run, twins, sequences, identities=identities, diagnose=False))
+        parts = Parts.of(taken, rows, fresh)
+        for pair in run.progress(pairs_of(comparison), label="budget", unit="pairs of layers"):
+            x, y = (z - z.mean(0) for z in _layers(rows, pair))
+            of = [comparison.layers[layer] for layer in pair]
+            names = [*(layer.model for layer in of), *(layer.name for layer in of)]
+            if linear:
+                split.append([*names, *parts.row(pair, x, y)])
+            for label, measure in comparison.measures.items():
+                if measure.name == NEIGHBOURS:
+                    shared.append([label, *names, *_of_neighbours(taken, measure, x, y)])
+    run.manifest.update(noted)
+    lacking = sum(row[len(BUDGET_COLUMNS) // 2] is None for row in split)
+    if lacking:
+        run.warn(f"significance.budget: {lacking} of {len(split)} pairs of layers have no variance over documents")
+    tables = {
+        **({BUDGET: Table(columns=BUDGET_COLUMNS, rows=split)} if split else {}),
+        **({BY_TOKEN: Table(columns=BY_TOKEN_COLUMNS, rows=shared)} if shared else {}),
+    }
+    return tables, parts.about(linear)
+
+
+def _layers(rows: Rows, numbers: Sequence[int]) -> list[Tensor]:
+    """Reads the sample of these layers."""
+    (taken,) = rows.of_layers(sorted(numbers), iter)
+    return [x.cpu() for x in taken]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the linear similarity of a pair of layers is split.
+
+    twins: of each model, the untrained model that stands beside it: the label of the run; empty where it is among those
+    that were made; None where there is none. norms: of the layers so far.
+    """
+
+    taken: Sample
+    design: shares.Design
+    rows: Rows
+    fresh: Rows | None
+    twins: Mapping[str, str | None]
+    norms: dict[int, np.ndarray]
+
+    @classmethod
+    def of(cls, taken: Sample, rows: Rows, fresh: Rows | None) -> "Parts":
+        models = taken.read.models
+        twins = {label: twin_of(models, label) for label in models}
+        rng = np.random.default_rng([taken.read.seed, len(taken.tokens)])
+        several = any(twin is not None for twin in twins.values())
+        return cls(taken, shares.design(taken.tokens, taken.documents, rng, twins=several), rows, fresh, twins, {})
+
+    def row(self, pair: Pair, x: Tensor, y: Tensor) -> list[float | None]:
+        """The shares of BUDGET_PARTS, then half of the width of their intervals."""
+        for layer, z in zip(pair, (x, y), strict=True):
+            if layer not in self.norms:
+                self.norms[layer] = shares.norm(self.design, z)
+        features = self._features(pair)
+        read = None if features is None else shares.read_out(self.design, x, y, features)
+        parts = shares.split(shares.inner(self.design, x, y), read)
+        norms = self.norms[pair.first], self.norms[pair.second]
+        found = shares.shares(parts, norms, self.taken.read.significance.level)
+        numbers = [found.get(part, NONE) for part in BUDGET_PARTS]
+        return [known(number) for share in zip(*numbers, strict=True) for number in share]
+
+    def _features(self, pair: Pair) -> Tensor | None:
+        """The features that are read out, of the twins of both layers."""
+        found: dict[tuple[str, int], Tensor] = {}
+        for layer in pair:
+            label = self.taken.read.layers[layer].model
+            twin = self.twins[label]
+            if twin is None:
+                return None
+            owner, rows = (twin, self.rows) if twin else (label, self.fresh)
+            assert rows is not None
+            number = self._in(rows, owner, self.taken.read.layers[layer].name)
+            if number is None:
+                return None
+            if (owner, number) not in found:
+                (found[owner, number],) = _layers(rows, [number])
+        return shares.directions(self.design, [z - z.mean(0) for z in found.values()])
+
+    @staticmethod
+    def _in(rows: Rows, model: str, name: str) -> int | None:
+        """The number of a layer among those that are read."""
+        known = [(layer.model, layer.name) for layer in rows.extraction.layers]
+        return known.index((model, name)) if (model, name) in known else None
+
+    def about(self, linear: bool) -> dict[str, Any]:
+        """What results.json says of the tables."""
+        said = {"": "made from its config", None: "none"}
+        taken = {"rows": len(self.taken.tokens), "documents": int(self.taken.documents.max()) + 1}
+        if not linear:
+            return taken
+        twins = {label: said.get(twin, twin) for label, twin in self.twins.items()}
+        features = self.design.features if self.design.read else 0
+        level = self.taken.read.significance.level
+        return {**taken, "twins": twins, "features": features, "level": level, "not split": NOT_SPLIT}
+
+
+NONE = shares.Share(math.nan, math.nan)
+
+
+def known(number: float) -> float | None:
+    """A number of a table, which has no NaN."""
+    return number if math.isfinite(number) else None
+
+
+def _of_neighbours(taken: Sample, measure: Measure, x: Tensor, y: Tensor) -> list[float]:
+    """The mean, over batches of as many rows as those of the run, of what `shares.neighbours` counts."""
+    assert isinstance(measure, Pairwise)
+    comparison, found = taken.read, []
+    apart = comparison.pairs_of(measure) == "other_documents"
+    for rows in np.array_split(np.arange(len(x)), taken.batches):
+        documents = torch.from_numpy(np.unique(taken.documents[rows], return_inverse=True)[1])
+        bound = measure.apart(documents) if apart and measure.apart is not None else measure
+        lists = [bound.prepare(z[rows]).lists.numpy() for z in (x, y)]
+        others = len(rows) - (documents.bincount()[documents].numpy() if apart else 1)
+        found.append(shares.neighbours(*lists, taken.tokens[rows], others))
+    return np.mean(found, axis=0).tolist()

@@ -1,0 +1,164 @@
+"""What the similarity of layers at the same depth is made of, drawn by depth, and said in a sentence."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.plain import counted, slug
+from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.lines import NAMED, plain
+from repsim_cli.figures.panels import headline, name_panels, panels
+from repsim_cli.figures.texts import distinct
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.layers import block_of
+from repsim_cli.runs.content import BUDGET, BY_TOKEN, CHANCE, MADE_OF, Table
+
+PANEL, ACROSS = (3.4, 2.2), 3  # inches; panels side by side
+MOST = 10  # characters of the name of a layer
+# of each table the parts that are stacked, with their names and colours
+STACKED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    BUDGET: {
+        "token": ("the token", "#8c8c8c"),
+        "untrained": ("untrained models of these shapes", "#56B4E9"),
+        "learned": ("learned", "#D55E00"),
+        "rest": ("beyond the token", "#E69F00"),
+        "alone": ("rows whose token has no partner", "#dddddd"),
+    },
+    BY_TOKEN: {
+        CHANCE: ("chance", "#dddddd"),
+        "same token": ("of the same token", "#8c8c8c"),
+        "other tokens": ("of other tokens", "#D55E00"),
+    },
+}
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The shares of the token, of untrained models and of training in the similarity of layers at the same depth, and
+    the layers that share most beyond the first two in a sentence; of runs with significance.budget=true."""
+
+
+def rows_of(table: Table) -> list[list[Row]]:
+    """The rows of a table by pair of models, and by measure where there are several."""
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    return [list(group) for _, group in groupby(rows, key=lambda row: (row.get("measure"), *_pair(row)))]
+
+
+def _pair(row: Row) -> tuple[str, str]:
+    return row["model a"], row["model b"]
+
+
+def said(rows: Sequence[Row]) -> str:
+    """The layers of two models that share most beyond the token and untrained models, in a sentence; empty where no
+    layers have a value.
+
+    >>> row = {"layer a": "resid_post@6", "layer b": "resid_post@6", "value": 0.72, "token": 0.54, "untrained": 0.04}
+    >>> said([{**row, "learned": 0.1348, "± learned": 0.0211, "alone": 0.0052, "rest": None}])
+    'of 0.72 in block 6, 0.54 is the token, 0.04 untrained models of these shapes, 0.13 ± 0.02 learned; 0.01 in rows whose token has no partner'
+    >>> said([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])
+    'of 0.72 in block 6, 0.54 is the token, 0.18 ± 0.02 beyond it, no untrained twin telling what was learned'
+    """  # noqa: E501
+    known = [row for row in rows if row["value"] is not None]
+    if not known:
+        return ""
+    row = max(known, key=_beyond)
+    if row["learned"] is None:
+        of = f"{row['rest']:z.2f} ± {row['± rest']:.2f} beyond it, no untrained twin telling what was learned"
+    else:
+        learned = f"{row['learned']:z.2f} ± {row['± learned']:.2f} learned"
+        of = f"{row['untrained']:z.2f} untrained models of these shapes, {learned}"
+    alone = f"; {row['alone']:z.2f} in rows whose token has no partner" if abs(row["alone"]) >= 0.005 else ""
+    return f"of {row['value']:z.2f} in {_where(row)}, {row['token']:z.2f} is the token, {of}{alone}"
+
+
+def said_of_neighbours(rows: Sequence[Row]) -> str:
+    """The same of shared neighbours, where the most are of other tokens."""
+    row = max(rows, key=lambda row: row["other tokens"])
+    return (
+        f"of {row['value']:z.2f} in {_where(row)} by {row['measure']}, {row[CHANCE]:z.2f} is chance, "
+        f"{row['same token']:z.2f} neighbours of the same token, {row['other tokens']:z.2f} of other tokens"
+    )
+
+
+def _beyond(row: Row) -> float:
+    return row["rest"] if row["learned"] is None else row["learned"]
+
+
+def _where(row: Row) -> str:
+    names = [row["layer a"], row["layer b"]]
+    blocks = [block_of(name) for name in names]
+    where = [name if block is None else f"block {block}" for name, block in zip(names, blocks, strict=True)]
+    if where[0] == where[1] and names[0] == names[1]:
+        return where[0]
+    return f"{where[0]} of {row['model a']} and {where[1]} of {row['model b']}" if "model a" in row else where[0]
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """budget, by-token_MEASURE: a panel per pair of models"""
+    for name, stacked in STACKED.items():
+        if name in run.results.tables:
+            groups = rows_of(run.results.tables[name])
+            for measure, pairs in groupby(groups, key=lambda rows: rows[0].get("measure")):
+                file = "budget" if measure is None else slug("by-token", measure)
+                yield file, partial(by_depth, list(pairs), stacked, _headline(run, measure))
+
+
+def _headline(run: Finished, measure: str | None) -> str:
+    about = run.results.about["budget"]
+    what = "Linear CKA over rows of different documents" if measure is None else f"Shared neighbours, {measure}"
+    return f"{what}, by what it is made of\n{counted(about['rows'], 'row')} of {about['documents']:,} documents"
+
+
+def by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tuple[str, str]], title: str) -> Any:
+    """A panel per pair of models: the parts on top of each other, negative ones below zero, and the value with its
+    interval."""
+    figure, axes = panels(len(pairs), min(ACROSS, len(pairs)), *PANEL, gaps=(0.5, 0.75))
+    for panel, rows in zip(axes, pairs, strict=True):
+        _draw(panel, rows, stacked)
+    name_panels(axes, [" x ".join(_pair(rows[0])) for rows in pairs])
+    axes[0].set_ylabel("share of the value", fontsize=8)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    last = axes[min(ACROSS, len(axes)) - 1]
+    last.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=7)
+    headline(figure, title, 0.25)
+    return figure
+
+
+def _draw(panel: Any, rows: Sequence[Row], stacked: Mapping[str, tuple[str, str]]) -> None:
+    at, above, below = np.arange(len(rows)), np.zeros(len(rows)), np.zeros(len(rows))
+    for part, (label, colour) in stacked.items():
+        heights = np.array([row[part] if row[part] is not None else math.nan for row in rows])
+        if np.isnan(heights).all():
+            continue
+        heights = np.nan_to_num(heights)
+        panel.bar(at, heights, 0.9, bottom=np.where(heights < 0, below, above), color=colour, label=label, linewidth=0)
+        above, below = above + heights.clip(0), below + heights.clip(None, 0)
+    values = np.array([math.nan if row["value"] is None else row["value"] for row in rows])
+    errors = np.array([row.get("± value") or 0.0 for row in rows])
+    shown = "the value" + (", with its interval" if errors.any() else "")
+    panel.errorbar(at, values, errors if errors.any() else None, fmt="k.", markersize=3, linewidth=0.8, label=shown)
+    names, unit = by_block([row["layer a"] for row in rows])
+    step = -(-len(rows) // NAMED)
+    panel.set_xticks(
+        at[::step], distinct(names, MOST)[::step], rotation=0 if unit else 90, fontsize=7, parse_math=False
+    )
+    panel.set_xlabel(unit and f"{unit} of {rows[0]['model a']}", fontsize=7, parse_math=False)
+    panel.tick_params(axis="y", labelsize=7)
+    panel.axhline(0, color="0.3", linewidth=0.6)
+    plain(panel)
+
+
+@analysis(studies=("similarity",), unasked=lambda planned: planned.budget, figures=figures)
+def budget(run: Finished, options: Budget, claims: Sequence[Claim]) -> Part:
+    tables = run.results.tables
+    say = said if BUDGET in tables else said_of_neighbours
+    groups = rows_of(tables.get(BUDGET) or tables[BY_TOKEN])
+    sentences = [[" x ".join(_pair(rows[0])), sentence] for rows in groups if (sentence := say(rows))]
+    return Part(tables={MADE_OF: Table(columns=["models", "what"], rows=sentences)})
