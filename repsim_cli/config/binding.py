@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import is_dataclass, replace
+from itertools import groupby
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
@@ -17,6 +18,7 @@ from repsim_cli.base.registry import Entry, Registry, did_you_mean
 from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
 
 MISSING = "???"
+KIND = "constrained-"  # in the places of pydantic's errors, of a number that may be of several kinds
 Fields = dict[str, Any]
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -51,8 +53,9 @@ def validated(schema: type[BaseModel], given: Fields) -> Any:
 
 def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
     """pydantic's errors as `key: what is wrong, got VALUE; what to do`."""
-    for problem in error.errors(include_url=False):
-        path = ".".join(str(part) for part in problem["loc"] if not str(part).startswith(("literal[", "list[")))
+    for _, of_one in groupby(error.errors(include_url=False), key=_place):
+        problem, *others = of_one  # of a number of several kinds, what each asks for
+        path = ".".join(part for part in map(str, problem["loc"]) if not part.startswith(("literal[", "list[", KIND)))
         got, kind = repr(problem["input"])[:80], problem["type"]
         if kind == "extra_forbidden":
             yield f"{path}: unknown key, got {got}; {did_you_mean(path, fields)}"
@@ -63,8 +66,14 @@ def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
         elif kind == "missing":
             yield f"{path}: missing, got nothing; set it"
         else:
-            what = problem["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-            yield f"{path}: wrong value, got {got}; give {what}"
+            asked = [x["msg"].removeprefix("Input should be ").removeprefix("a valid ") for x in (problem, *others)]
+            yield f"{path}: wrong value, got {got}; give {', or '.join(asked)}"
+
+
+def _place(problem: Any) -> tuple[Any, ...]:
+    """Where a problem is: where a number may be of several kinds, at the number."""
+    parts = problem["loc"]
+    return parts[:-1] if str(parts[-1]).startswith(KIND) else parts
 
 
 def checked(problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()) -> Fields:

@@ -88,13 +88,14 @@ def check_rows(bound: Measure, layers: Sequence[Layer], rows: int) -> None:
 
 
 def warn_of_few_rows(
-    run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int, used: int, tested: bool
+    run: Run, measures: Mapping[str, Measure], layers: Sequence[Layer], rows: int, used: int, significance: Significance
 ) -> None:
-    """rows: of an estimate at a time, of `used` in all. tested: whether the run tests significance."""
+    """Warns of what inflates values, unless chance stands beside them (significance). rows: of an estimate at a time,
+    of `used` in all."""
     if used < FEW:
-        advice = "" if tested else ", or use significance=permutation"
+        advice = "" if significance.method != "none" else ", or use significance=permutation"
         run.warn(f"{used} rows are few: values scatter widely by chance; give more{advice}")
-    wide = next((layer for layer in layers if rows <= layer.width), None)
+    wide = None if significance.chance else next((layer for layer in layers if rows <= layer.width), None)
     for name, bound in measures.items():
         if bound.card.width_limit and wide:
             run.warn(f"{name}: {rows} rows for {wide.width} features ({wide}); {bound.card.width_limit}")

@@ -34,6 +34,7 @@ from repsim_cli.models.source import Precomputed, PrecomputedWords
 from repsim_cli.runs.results import Run
 
 NONE = Significance(chance=False, floor=False)  # values alone
+WITHOUT_CHANCE = ("moments", "ratio_of_sums")  # estimates that hold no pairs of rows
 FULL = 0.9  # of the rows: a test on fewer gives a warning
 
 
@@ -112,8 +113,9 @@ class Comparison(Extraction):
         measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
         for label, why in skipped.items():
             run.skip(label, why)
-        used, tested = at_a_time if extract.estimate == "full" else total, self.significance.method != "none"
-        warn_of_few_rows(run, measures, self.layers, at_a_time, used, tested)
+        used = at_a_time if extract.estimate == "full" else total
+        chance = self.significance.chance and extract.estimate not in WITHOUT_CHANCE
+        warn_of_few_rows(run, measures, self.layers, at_a_time, used, replace(self.significance, chance=chance))
         return replace(counted, measures=measures)
 
     def clustered(
@@ -134,7 +136,7 @@ class Comparison(Extraction):
         assert self.clusters is not None
         if not self.significance.chance:
             return None, "significance.chance=false"
-        if self.extract.estimate in ("moments", "ratio_of_sums"):
+        if self.extract.estimate in WITHOUT_CHANCE:
             return None, f"extract.estimate={self.extract.estimate} holds no pairs of rows; use full or per_batch"
         units = self.clusters.exchange(self._numbers_of_batches())
         return units, "" if units else "no two documents or sequences of a batch have rows in the same places"

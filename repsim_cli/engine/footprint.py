@@ -28,6 +28,7 @@ from repsim_cli.engine.grams import Shape, in_groups, kernels_of
 from repsim_cli.engine.moments import BYTES, passes_of
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
+from repsim_cli.measures.nearest import BLOCK
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
 
@@ -139,7 +140,19 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
         else 0.0,
         "tiles": 4.0 * len(comparison.layers) * tile**2 + 8.0 * 2 * len(comparison.layers) ** 2,
         "chance": _of_chance(comparison, rows, len(kernels)) if features == everything else 0.0,
+        "pairs left out": _of_pairs(comparison, rows),
     }
+
+
+def _of_pairs(comparison: Comparison, rows: int) -> float:
+    """Bytes that say which pairs of rows are of one document: of all cells for ranked distances, whose cells are then
+    taken out and put back, and of a block of rows for neighbours."""
+    apart = (
+        [m for m in comparison.measures.values() if m.apart is not None] if comparison.extract.pairs != "all" else []
+    )
+    ranked = any(isinstance(m, InnerProduct) and isinstance(m.row, Packed) for m in apart)
+    near = any(isinstance(m, Pairwise) for m in apart)
+    return ranked * 6.0 * rows**2 + near * float(min(BLOCK, rows) * rows)
 
 
 def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:

@@ -49,9 +49,10 @@ def permuted(
     steps = [left[start : start + TOGETHER] for start in range(0, len(left), TOGETHER)]
     for some in progress(steps, measure.name):
         # as separate kernels, the permuted matrices share the pass with the unpermuted ones
-        moved = {
-            _alias(measure.column): [_moved(measure.column, state, orders[k], n) for state in columns] for k in some
-        }
+        moved = {}
+        for k in some:
+            whole = _whole(measure.column, orders[k], n)
+            moved[_alias(measure.column)] = [_moved(measure.column, x, orders[k], n, whole) for x in columns]
         crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
             values[k] = in_notes(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
@@ -69,14 +70,25 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
     return replace(kernel, features=lambda x: kernel.features(x))
 
 
-def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int) -> State:
+def _whole(kernel: AnyKernel, order: Tensor, n: int) -> float:
+    """Computes by how much more cells would count, if none of those that are kept came from one that is left out. It is
+    not 1 where an order tears documents."""
+    if not isinstance(kernel, Packed) or kernel.left_out is None:
+        return 1.0
+    torn = packed(unpacked(kernel.left_out, n)[order][:, order])
+    kept, known = int((~kernel.left_out).sum()), int((~(kernel.left_out | torn)).sum())
+    return kept / max(known, 1)
+
+
+def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int, whole: float) -> State:
     """The state of the reordered rows; the tensors of a fit have an entry per row. Pairs are left out by the documents
-    that stand in the other places, so that such a fit is made anew; a rank that leaves its document is kept."""
+    that stand in the other places, so that such a fit is made anew; a rank that leaves its document is kept, and those
+    that are known stand for those that are not (whole)."""
     values, scale, gram = state.features.values, state.features.scale, state.features.gram
     if isinstance(kernel, Packed):
         cells = packed(unpacked(values, n)[order][:, order])
         if kernel.left_out is not None:
-            cells.masked_fill_(kernel.left_out, 0)
+            cells.masked_fill_(kernel.left_out, 0).mul_(whole)
         return State(Features(cells, scale))
     fit = state.fit
     if kernel.documents is not None:

@@ -38,6 +38,7 @@ class Card:
     labelled: it needs a class code per row.
     paired: it depends on how rows are paired, so that random pairings are a null for it.
     takes_constant: a representation of equal rows has a value; other measures refuse it.
+    falls_with_rows: its value at a fixed number k of neighbours falls as rows are added.
     infinite_to_itself: a representation has no value with itself, so that matrices of all layers refuse the measure.
     package: an optional package that it needs, from the extra `topology`.
     """
@@ -58,6 +59,7 @@ class Card:
     labelled: bool = False
     paired: bool = True
     takes_constant: bool = False
+    falls_with_rows: bool = False
     infinite_to_itself: bool = False
     package: str | None = None
     note: str = ""

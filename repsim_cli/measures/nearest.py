@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base.settings import Fraction, Positive
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centred
 from repsim_cli.measures.documents import alike
@@ -21,7 +22,7 @@ from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.platonic import SEEN, Rows, clamped_units
 from repsim_cli.measures.rank import precision
 
-_BLOCK = 4096  # rows of the similarity matrix held at a time
+BLOCK = 4096  # rows of the similarity matrix held at a time
 _EXACT = 1024  # rows computed again in float64 at a time
 _SEEN = 100  # rows whose median stands for the median of all
 _TILE = 512
@@ -32,6 +33,7 @@ _MOVED = 1 / 8  # units of the precision of its numbers: how far rounding is lik
 _MANY_TIES = 0.05  # share of rows
 
 Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
+Places = Positive | Fraction  # neighbours per row, or their share of the rows
 
 
 class Neighbours(NamedTuple):
@@ -61,16 +63,37 @@ def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 UNITS = {"centred": unit_rows, "platonic": clamped_units}
 
 
+def places_of(k: Places, n: int) -> int:
+    """Counts the neighbours of each of n rows.
+
+    >>> places_of(10, 1024), places_of(0.01, 1024)
+    (10, 10)
+    """
+    return k if isinstance(k, int) else round(k * n)
+
+
+def fewest_rows(k: Places) -> int:
+    """Counts the rows of which each has neighbours, and others. Raises BadInput for no number and no share."""
+    if k < 1:
+        return math.ceil(max(1 / k, 1 / (1 - k))) + 1
+    if not isinstance(k, int):
+        raise BadInput(
+            f"k: neighbours per row are counted, got {k}; give a whole number, or a share of the rows below 1"
+        )
+    return k + 1
+
+
 def neighbours(
-    x: Float[Tensor, "n d"], *, k: int, documents: Documents | None = None, rows: Rows = "centred"
+    x: Float[Tensor, "n d"], *, k: Places, documents: Documents | None = None, rows: Rows = "centred"
 ) -> Neighbours:
-    """The k nearest rows by cosine, self excluded by index, equal similarities in index order. documents: of the rows;
-    neighbours are then of other documents. rows: how they are prepared.
+    """The k nearest rows by cosine, self excluded by index, equal similarities in index order. k: as in `places_of`.
+    documents: of the rows; neighbours are then of other documents. rows: how they are prepared.
 
     Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
     several candidates for the k-th place, or where the rounding of the rows decides among them. Raises Degenerate where
     the largest document leaves fewer than k other rows.
     """
+    k = places_of(k, len(x))
     if documents is not None and (left := len(x) - int(documents.bincount().max())) < k:
         raise Degenerate(f"{k} rows of other documents are needed, got {left}; give more documents, or a smaller k")
     found, lost, tied = nearest(
@@ -94,7 +117,7 @@ def nearest(
     x: the rows as they were given. dtype: in which products are taken first. documents: as in `neighbours`."""
     units, left_out = exact.to(dtype), partial(same_document, documents)
     every = torch.arange(len(x), device=x.device)
-    blocks = [largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(_BLOCK)]
+    blocks = [largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(BLOCK)]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     near, tied, any_tie = values.double() - 1, 0, False
@@ -278,7 +301,7 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
 
 def measure(
     functions: tuple[Callable, Callable | None],
-    k: int,
+    k: Places,
     least: int = 0,
     overlap: Callable[[Neighbours], Tensor] | None = None,
     documents: Documents | None = None,
@@ -296,7 +319,7 @@ def measure(
         compare=compare,
         compare_all=compare_all,
         permute=permuted,
-        minimum_rows=max(least, k + 1),
+        minimum_rows=max(least, fewest_rows(k)),
         overlap=overlap,
         sees=SEEN[rows],
     )

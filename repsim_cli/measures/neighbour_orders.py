@@ -5,10 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.base.registry import measures
-from repsim_cli.base.settings import Positive
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure
+from repsim_cli.measures.nearest import TIES, Neighbours, Places, Stack, by_lists, measure
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
@@ -67,17 +66,18 @@ def edit_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=3,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k^2 per pair",
         source="Wang et al. 2022; Klabunde et al. 2023 (rank similarity); cosine on centred rows",
         note="1: common neighbours have the same places, however many there are (see rank_jaccard). " + TIES,
     ),
 )
-def rank_similarity(*, k: Positive = 10) -> Measure:
+def rank_similarity(*, k: Places = 10) -> Measure:
     """Mean closeness of the places p, q of the m common neighbours, in [0, 1].
 
     Per row sum 2 / ((1 + |p - q|) (p + q)) / (1 + 1/2 + ... + 1/m), 0 without a common neighbour.
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: (1/3 + 1/3) / (1 + 1/2).
 
@@ -100,15 +100,16 @@ def rank_similarity(*, k: Positive = 10) -> Measure:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=3,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k^2 per pair",
         source="Wang et al. 2022; Klabunde et al. 2023 (joint rank and Jaccard); cosine on centred rows",
         note="1: the same neighbours in the same order. " + TIES,
     ),
 )
-def rank_jaccard(*, k: Positive = 10) -> Measure:
+def rank_jaccard(*, k: Places = 10) -> Measure:
     """Mean over rows of Jaccard index times rank similarity of the k nearest rows, in [0, 1].
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: 1 times 4/9.
 
@@ -131,15 +132,16 @@ def rank_jaccard(*, k: Positive = 10) -> Measure:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=3,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k^2 per pair",
         source="Huh et al. 2024, appendix A (LCS k-NN), not divided by k; cosine on centred rows",
         note="At most k: a number of neighbours in the same order. " + TIES,
     ),
 )
-def lcs_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
+def lcs_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     """Mean length of the longest common subsequence of the lists of k nearest rows, in [0, k].
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
     rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
         absolute values, rows not centred. Offsets and rotations change that.
 
@@ -164,15 +166,16 @@ def lcs_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=3,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k^2 per pair",
         source="Huh et al. 2024, appendix A (edit distance k-NN); cosine on centred rows",
         note="1 - mean edit distance / k: a similarity. " + TIES,
     ),
 )
-def edit_distance_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
+def edit_distance_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     """1 - mean Levenshtein distance of the lists of k nearest rows / k, in [0, 1].
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
     rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
         absolute values, rows not centred. Offsets and rotations change that.
 

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
-from repsim_cli.base.settings import Positive
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import TIES, Neighbours, Stack, by_lists, measure, stacked
+from repsim_cli.measures.nearest import TIES, Neighbours, Places, Stack, by_lists, measure, stacked
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
@@ -132,15 +131,16 @@ def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=3,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k per pair",
         source="Huh et al. 2024, section 3 and appendix A; cosine on centred rows",
         note="Share of common nearest neighbours; unrelated layers score about k / (n - 1). " + TIES,
     ),
 )
-def mutual_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
+def mutual_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     """Mean overlap of the k-nearest-neighbour sets, |A_i & B_i| / k, in [0, 1].
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
     rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
         absolute values, rows not centred. Offsets and rotations change that.
 
@@ -165,15 +165,16 @@ def mutual_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=3,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k per pair",
         source="Schumacher et al. 2021; Wang et al. 2022; cosine on centred rows",
         note="Common share of the joined neighbour sets; unrelated layers score about k / (2 n). " + TIES,
     ),
 )
-def jaccard_knn(*, k: Positive = 10) -> Measure:
+def jaccard_knn(*, k: Places = 10) -> Measure:
     """Mean Jaccard index of the k-nearest-neighbour sets, |A_i & B_i| / |A_i | B_i|, in [0, 1].
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order.
 
@@ -201,10 +202,10 @@ def jaccard_knn(*, k: Positive = 10) -> Measure:
         note="1: neighbours are equally near in both. " + TIES,
     ),
 )
-def second_order_cosine(*, k: Positive = 10) -> Measure:
+def second_order_cosine(*, k: Places = 10) -> Measure:
     """Mean cosine of a row's similarities to its k nearest rows of either representation, in [-1, 1].
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
 
     The two nearest of rows a, b, -a, -b are the same in x and y, in the other order: (r, -r) against (-r, r) with r the
     root of 1/2.
@@ -233,10 +234,10 @@ def second_order_cosine(*, k: Positive = 10) -> Measure:
         note="At most 1, which a layer may not reach with itself; about k^2 / n for unrelated layers. " + TIES,
     ),
 )
-def cycle_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
+def cycle_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     """Share of rows i that are, in x, among the k nearest of one of the k nearest of i in y. Not symmetric.
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
     rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
         absolute values, rows not centred. Offsets and rotations change that.
 
@@ -261,16 +262,17 @@ def cycle_knn(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
         is_metric=False,
         invariant_to=SHAPE,
         minimum_rows=4,
+        falls_with_rows=True,
         cost="n^2 d once per layer, n k^2 per pair",
         source="Huh et al. 2024, appendix A, with HSIC1 (Song et al. 2012) and no epsilon; cosine on centred rows",
         note="1 of a layer with itself; may be negative. Not quite symmetric, as the masked similarities are not. "
         + TIES,
     ),
 )
-def cknna(*, k: Positive = 10, rows: Rows = "centred") -> Measure:
+def cknna(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     """HSIC1 of the similarities at common k nearest rows, over the root of both self-terms.
 
-    k: neighbours per row.
+    k: neighbours per row, or below 1 their share of the rows.
     rows: `centred`; or `platonic`, as Huh et al. (2024) take them: values clamped at the 0.95 quantile of the layer's
         absolute values, rows not centred. Offsets and rotations change that.
 

@@ -147,6 +147,13 @@ class Measured:
         return f"the {self.floor['unit']} alone: {self.floor['value']:z.2f}, {self.floor['of']}"
 
     @property
+    def fixed_places(self) -> str:
+        """Says that the value falls as rows are added, and that it is of so many; empty where it does not."""
+        k, rows = self.settings.get("k"), self.estimate["rows"] // max(self.estimate.get("batches", 1), 1)
+        falls = self.card.get("falls_with_rows", False) and isinstance(k, int)
+        return f"k = {k} of {rows:,} rows, lower with more" if falls else ""
+
+    @property
     def pairs(self) -> str:
         """Says which pairs of rows it is of; empty where these are all."""
         return "pairs of rows of different documents" if self.estimate.get("pairs") == "other_documents" else ""
@@ -320,8 +327,9 @@ class Results:
         return [(str(who), str(what)) for who, what in (row for row in rows if len(row) == 2)]
 
     def pairs_of(self, measured: Measured) -> str:
-        """Says which pairs of rows a measure is of; empty where every measure is of all."""
-        return (measured.pairs or "all pairs of rows") if any(each.pairs for each in self.measures) else ""
+        """Says which pairs of rows a measure is of, where not every measure is of all, and of which neighbours."""
+        pairs = (measured.pairs or "all pairs of rows") if any(each.pairs for each in self.measures) else ""
+        return ", ".join(filter(None, [pairs, measured.fixed_places]))
 
     def under_remedies(self) -> dict[str, dict[str, Measured]]:
         """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""

@@ -102,7 +102,7 @@ def test_a_docstring_is_prose_settings_and_an_example():
 ONE_OF_EACH = {
     "similarity": ("study similarity", "within: compare only layers of the same model", "takes: model, measure, data"),
     "agreement": ("analysis agreement", "example: repsim analyse latest +analyses.agreement={}"),
-    "mutual_knn": ("measure mutual_knn", "a whole number from 1; default 10", "larger is closer; from 0 to 1; symmetric"),
+    "mutual_knn": ("measure mutual_knn", "a whole number from 1, or a number above 0 below 1; default 10", "larger is closer; from 0 to 1; symmetric"),
     "transformers": ("model kind transformers", "settings (model.mine.KEY=VALUE):", "hub: the id of a model on the"),
     "attention_js": ("measure attention_js", "repsim run study=attention data=embedded_sentences"),
     "pythia_160m_series": ("model pythia_160m_series", "run study=convergence model=[pythia_160m_series] measure=[cka]"),
@@ -119,7 +119,7 @@ ONE_OF_EACH = {
     "extract.estimate": ("extract.estimate", "one of full, per_batch, ratio_of_sums, moments; default per_batch"),
     "similarity.within": ("options.within, a setting of study similarity", "options.within=true"),
     "options.within": ("options.within, a setting of study similarity", "true or false; default false"),
-    "mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "neighbours per row."),
+    "mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "neighbours per row, or below 1 their share of the rows."),
     "measure.mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "measure.mutual_knn.k=10"),
     "data.words": ("data.words, a setting of data ewt", "one of surface, syntactic; default surface"),
     "groups": ("groups, a setting of a run", "{NAME: {top: 10, by: METRIC}}"),

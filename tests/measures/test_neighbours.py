@@ -9,7 +9,7 @@ import scipy.stats
 import torch
 
 from repsim_cli import measures
-from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning
@@ -79,7 +79,7 @@ def test_equal_rows_come_in_index_order(dtype):
 
 def test_one_table_serves_all(monkeypatch):
     made = []
-    monkeypatch.setattr(nearest, "unit_rows", lambda x, f=nearest.unit_rows: made.append(1) or f(x))
+    monkeypatch.setitem(nearest.UNITS, "centred", lambda x, f=nearest.unit_rows: made.append(1) or f(x))
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     all_pairs({name: measures.get(name) for name in NAMES}, layers)
     assert len(made) == 3
@@ -103,7 +103,7 @@ def test_all_pairs_in_pieces(monkeypatch):
     wanted = {name: measures.get(name) for name in NAMES}
     whole = all_pairs(wanted, layers)
     for module, limit, size in (
-        (nearest, "_BLOCK", 7),
+        (nearest, "BLOCK", 7),
         (nearest, "_TILE", 3),
         (nearest, "_CELLS", 60),
         (neighbours, "_HOT", 500),
@@ -170,3 +170,28 @@ def test_rank_correlations_of_discrete_rows_are_those_of_exact_ties():
     squared = [((z[:, None] - z[None]) ** 2).sum(-1)[np.triu_indices(60, 1)] for z in (x, y)]
     expected = scipy.stats.spearmanr(*squared)[0]
     assert measures.get("rsa_euclidean")(x, y) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_k_is_a_number_or_a_share_of_the_rows(name):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 40, 6))
+    assert measures.get(name, k=0.1)(x, y) == measures.get(name, k=4)(x, y)
+    with pytest.raises(Degenerate, match=f"{name} needs at least 11 rows"):
+        measures.get(name, k=0.1)(x[:10], y[:10])
+    with pytest.raises(BadInput, match="k: neighbours per row are counted, got 1.5; give a whole number, or a share"):
+        measures.get(name, k=1.5)
+    almost = measures.get(name, k=0.9)
+    assert np.isfinite(almost(x[: almost.rows_needed], y[: almost.rows_needed]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_cards_say_what_falls_with_rows(name):
+    """A rotation with noise, of few and of more rows."""
+    rng = np.random.default_rng(0)
+    values = []
+    for n in (64, 64, 64, 64, 512):
+        x = rng.normal(size=(n, 32))
+        y = x @ np.linalg.qr(rng.normal(size=(32, 32)))[0] + rng.normal(size=x.shape) / np.sqrt(3)
+        values.append(float(measures.get(name)(x, y)))
+    assert (values[-1] < np.mean(values[:-1]) - 0.03) == measures.card(name).falls_with_rows

@@ -197,6 +197,25 @@ def test_cka_is_centred_anew_where_documents_are_torn():
     assert moved == pytest.approx((u * v).sum() / norm, abs=1e-12)
 
 
+def test_ranks_that_are_known_stand_for_those_that_torn_documents_left_out():
+    documents, xs = sides(UNEQUAL)
+    order = np.random.default_rng(2).permutation(len(documents))
+    found, _ = observed("rsa_euclidean", documents, xs)
+    apart = documents[:, None] != documents
+    known, sides_ranked = apart & apart[order][:, order], []
+    for x in xs:
+        distances = np.linalg.norm(x[:, None] - x, axis=2)
+        ranked = np.zeros_like(distances)
+        ranked[apart] = rankdata(distances[apart])
+        ranked[apart] -= ranked[apart].mean()
+        sides_ranked.append(ranked / np.linalg.norm(ranked))
+    first, second = sides_ranked
+    products = (first * second[order][:, order])[known]
+    moved = float(permuted(found, torch.from_numpy(order)[None])[0, 0, 1])
+    assert known.sum() < apart.sum()
+    assert moved == pytest.approx(products.mean() * apart.sum(), abs=1e-9)
+
+
 @pytest.mark.parametrize("lengths", [[3] * 5, [1, 2, 3, 4, 2]])
 def test_chance_is_that_of_cells_between_two_other_documents(lengths):
     """A cell of one side meets those of the same places in two documents that are not its own, on the other side."""
