@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -156,14 +157,14 @@ def noise(x: Tensor, draw: torch.Generator) -> Tensor:
 
 def then(module: Any, change: Callable[..., Any]) -> None:
     """Puts change(output, first input) in place of what a module gives."""
-    forward = module.forward
+    forward = module.forward.__func__
 
-    def changed(*args: Any, **kwargs: Any) -> Any:
+    def changed(self: Any, *args: Any, **kwargs: Any) -> Any:
         entered = (args[0] if args else next(iter(kwargs.values()))).clone()
-        out = forward(*args, **kwargs)
+        out = forward(self, *args, **kwargs)
         return change(out, entered) if torch.is_tensor(out) else (change(out[0], entered), *out[1:])
 
-    module.forward = changed
+    module.forward = MethodType(changed, module)  # copies of the module call their own
 
 
 def reordered(module: Any, order: Tensor) -> None:

@@ -337,3 +337,28 @@ def newest(tmp_path):
 def trained_once(shared, monkeypatch, repsim):
     """A model that one test has trained is in the cache of the next, whichever worker runs it."""
     monkeypatch.setenv("REPSIM_CACHE", str(shared("trained", lambda folder: None)))
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    from helpers.browser import CHROMIUM, browser
+
+    if not CHROMIUM:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(chromium):
+    """opened(file, ...): the browser with that page; in the end, nothing was asked for and nothing complained."""
+    files = []
+
+    def open_page(file, **how):
+        files.append(file.resolve().as_uri())
+        chromium.open(file, **how)
+        return chromium
+
+    yield open_page
+    assert chromium.complaints() == []
+    assert [url for url in chromium.requests() if not url.startswith("data:")] == files[-1:]

@@ -95,11 +95,11 @@ def _of_measure(
         near, far = answering.extremes(sides, SHOWN)
         for name, cells in (("closest", near), ("furthest", far)):
             of = (f" of {sides.first}", f" of {sides.second}")
-            pairs = [
+            listed = [
                 f"{word(a)}{of[0] * (not i)} and {word(b)}{of[1] * (not i)}, {value:z.3f}"
                 for i, (a, b, value) in enumerate(cells)
             ]
-            yield f"    {name}: {'; '.join(pairs)}"
+            yield f"    {name}: {'; '.join(listed)}"
             if name == "closest" and measured.null is not None:
                 yield from _judged(measured, read, sides)
         if with_path:

@@ -309,7 +309,8 @@ def _of_neighbours(taken: Sample, measure: Measure, x: Tensor, y: Tensor) -> lis
     for rows in np.array_split(np.arange(len(x)), taken.batches):
         documents = torch.from_numpy(np.unique(taken.documents[rows], return_inverse=True)[1])
         bound = measure.apart(documents) if apart and measure.apart is not None else measure
-        lists = [bound.prepare(z[rows]).lists.numpy() for z in (x, y)]
+        assert isinstance(bound, Pairwise)
+        first, second = (bound.prepare(z[rows]).lists.numpy() for z in (x, y))
         others = len(rows) - (documents.bincount()[documents].numpy() if apart else 1)
-        found.append(shares.neighbours(*lists, taken.tokens[rows], others))
+        found.append(shares.neighbours(first, second, taken.tokens[rows], others))
     return np.mean(found, axis=0).tolist()

@@ -87,7 +87,7 @@ def _cells(rows: Codes, classes: Codes, documents: Codes, groups: Codes, total: 
     sizes = np.bincount(groups[total], minlength=GROUPS).astype(float)
     counts = np.bincount(cell, minlength=len(keys)).astype(float)
     given = [torch.from_numpy(np.ascontiguousarray(each, np.int64)) for each in codes]
-    return Cells(*given, torch.from_numpy(counts), float(len(total)), torch.from_numpy(sizes))
+    return Cells._make([*given, torch.from_numpy(counts), float(len(total)), torch.from_numpy(sizes)])
 
 
 def fold(rows: Codes, tokens: Codes, documents: Codes, groups: Codes) -> Fold:
@@ -233,10 +233,9 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
                 for a, b, c in permutations(left)
             ]))  # fmt: skip
 
-        mean = sum(
-            blocks[a][WHOLE].of_x @ blocks[c][WHOLE].shared @ blocks[b][WHOLE].of_y.T for a, b, c in permutations(left)
-        )
-        ours = products(one.whole, x, y, mean / len(list(permutations(left))))
+        orders = permutations(left)
+        read = [blocks[a][WHOLE].of_x @ blocks[c][WHOLE].shared @ blocks[b][WHOLE].of_y.T for a, b, c in orders]
+        ours = products(one.whole, x, y, torch.stack(read).mean(0))
         others = np.array([term(g) for g in range(GROUPS)])
         own = np.isin(np.arange(GROUPS), given.groups[e])
         found += np.r_[ours[0], np.where(own, ours[1:], others)]
@@ -265,7 +264,7 @@ def directions(given: Design, twins: Sequence[Rows]) -> Rows:
     each = max(1, given.features // len(twins))
     kept = []
     for z in twins:
-        within = sum(covariance(others.within, z, z) for others in given.others).double()
+        within = torch.stack([covariance(others.within, z, z) for others in given.others]).sum(0).double()
         values, vectors = torch.linalg.eigh(within)
         known = values > values[-1] * 1e-6
         chosen = vectors[:, known][:, -each:] / values[known][-each:].sqrt()
@@ -287,8 +286,8 @@ def shares(parts: Mapping[str, Jackknifed], norms: tuple[Jackknifed, Jackknifed]
     wide = float(scipy.stats.t.ppf((1 + level) / 2, GROUPS - 1))
     found = {}
     for name, part in parts.items():
-        whole, *left = part / scale
-        spread = np.sqrt((GROUPS - 1) / GROUPS * np.square(left - np.mean(left)).sum())
+        whole, left = (part / scale)[0], (part / scale)[1:]
+        spread = np.sqrt((GROUPS - 1) / GROUPS * np.square(left - left.mean()).sum())
         found[name] = Share(float(whole), wide * float(spread))
     return found
 

@@ -166,7 +166,8 @@ def _tensor(name: str, given: Any) -> Tensor:
     if array.dtype.kind not in "fiub":
         raise Degenerate(f"{name}: not real numbers, got {array.dtype}; give an array of floats")
     kind = np.dtype(np.float64) if array.dtype.itemsize > 8 else array.dtype.newbyteorder("=")
-    return torch.from_numpy(np.array(array, kind, order="C", copy=None if array.flags.writeable else True))
+    shared = array.flags.writeable and min(array.strides, default=0) >= 0  # torch has no negative strides
+    return torch.from_numpy(np.array(array, kind, order="C", copy=None if shared else True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -137,8 +137,7 @@ def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
             continue
         places = [np.ix_([x.rows.index(n) for n in rows], [x.columns.index(n) for n in columns]) for x in (a, b)]
         block = b.values[places[1]] - a.values[places[0]]
-        errors = [None if x.se is None else x.se[at] for x, at in zip((a, b), places, strict=True)]
-        error = None if errors[0] is None or errors[1] is None else np.hypot(*errors)
+        error = None if a.se is None or b.se is None else np.hypot(a.se[places[0]], b.se[places[1]])
         if np.isnan(block).all():
             unmatched.append(f"{key[0]}: {key[1]} x {key[2]} have no cell with a value in both")
             continue

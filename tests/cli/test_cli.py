@@ -58,7 +58,7 @@ def test_the_default_run(repsim, newest):
     for name, digest in manifest["files"].items():
         assert reader.sha256(folder / name) == digest
     assert {p.name for p in folder.iterdir()} == {
-        "manifest.json", "config.yaml", "results.json", "arrays", "figures", "report.html", "repsim.log",
+        "manifest.json", "config.yaml", "results.json", "arrays", "figures", "report.html", "repsim.log", "rows.json", "rows.safetensors",
     }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, tiny_folder, estima
     one, two = tiny_folder("gpt_neox", 0), tiny_folder("gpt_neox", 1)
     code, _, err = repsim(
         "run", *SMALL, local("one", one), local("two", two), "measure=[cka_unbiased]", "extract.layers=[0,1]",
-        f"extract.estimate={estimate}", "extract.rows=150", "extract.skip=0", "extract.normalise=none", "seed=3",
+        f"extract.estimate={estimate}", "extract.rows=150", "extract.skip=0", "extract.normalise=none", "extract.pairs=all", "seed=3",
     )  # fmt: skip
     assert code == 0, err
     tokenizer = registry.models.get("transformers").function(path=str(one)).tokenizer()
@@ -493,7 +493,7 @@ def test_a_key_that_the_yaml_does_not_list(repsim):
     assert (config["measure"]["mutual_knn"]["k"], config["options"]) == (3, {"within": True})
     for sweep in ("hardware.threads=1,2", "data=glob(embedded_*)"):
         code, out, err = repsim("run", "-m", "dry_run=true", "model=[tiny_a]", sweep)
-        assert (code, err, out.count("plan of demo")) == (0, "", 2)
+        assert (code, err, out.count("plan of similarity")) == (0, "", 2)
 
 
 @pytest.mark.parametrize("name", ["experiment/tiny/pythia_cka", "model/tiny_a", "measure/cka", "data/embedded"])

@@ -123,10 +123,10 @@ ONE_OF_EACH = {
     "measure.mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "measure.mutual_knn.k=10"),
     "data.words": ("data.words, a setting of data ewt", "one of surface, syntactic; default surface"),
     "groups": ("groups, a setting of a run", "{NAME: {top: 10, by: METRIC}}"),
-    "seed": ("seed, a setting of a run", "a whole number from 0; default 0", "example: repsim run seed=0"),
+    "seed": ("seed, a setting of a run", "a whole number from 0; default 0", "example: repsim run seed=1"),
     "data": ("data, a setting of a run", "default embedded", "example: repsim run data=embedded"),
     "pythia_cka": ("experiment pythia_cka", "Question: which layers of the Pythia models agree"),
-    "run": ("a run", "settings (KEY=VALUE):", "seed: of all that is random", "default demo"),
+    "run": ("a run", "settings (KEY=VALUE):", "seed: of all that is random", "default ${study}"),
     "attention.special": ("options.special, a setting of study attention", "default drop_renormalise"),
     "all": ("measure all", "Every measure that reads what the study reads"),
 }  # fmt: skip
@@ -155,7 +155,7 @@ def test_all_meanings_of_a_name_are_shown(repsim):
     ("name", "message"),
     [
         ("cka_unbaised", "NAME: unknown name, got 'cka_unbaised'; did you mean 'cka_unbiased'"),
-        ("estimate", "NAME: unknown name, got 'estimate'; did you mean 'extract.estimate'?"),
+        ("batch_rows", "NAME: unknown name, got 'batch_rows'; did you mean 'extract.batch_rows'?"),
         ("qqqqq", "NAME: unknown name, got 'qqqqq'; see repsim list"),
         ("extract.unti", "extract: no such setting, got 'unti'; did you mean 'unit'?"),
         ("extract.unit.token", "extract.unit: no such setting, got 'token'; unit has no settings"),
@@ -282,7 +282,7 @@ def of_a_run(command):
 def test_the_command_of_an_example(repsim, places, name):
     code, out, err = repsim(*words_of(EXAMPLES[name], places), "dry_run=true")
     assert code == 0, err
-    assert out.startswith("plan of demo")
+    assert out.startswith("plan of ")
 
 
 @pytest.mark.nightly

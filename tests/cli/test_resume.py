@@ -118,8 +118,9 @@ def test_other_code_is_warned_about(repsim, broken_off):
     folder = broken_off()
     changed(folder, lambda manifest: manifest["packages"].update(torch="1.0"))
     assert repsim("run", *SMALL, "resume=latest", "hardware.processes=1", "hardware.memory_gb=5")[0] == 0
-    skipped, warning = reader.read_manifest(folder)["warnings"]
+    skipped, paired, warning = reader.read_manifest(folder)["warnings"]
     assert skipped.startswith("extract.skip: ")
+    assert paired.startswith("extract.pairs: ")
     assert warning.startswith("the run resumes with other code than it began with: torch: 1.0 then, ")
 
 

@@ -57,7 +57,8 @@ def independent(n, seed, count=2):
 @pytest.mark.parametrize("name", INNER)
 def test_closed_form_has_the_moments_of_all_permutations(name):
     """Mean and variance over all 7! pairings of the rows, exactly."""
-    sides = [side[:, :3] for side in independent(7, 0)]
+    # of three features, different ones have nothing in common
+    sides = [side if name == "cka_columns" else side[:, :3] for side in independent(7, 0)]
     measure = measures.get(name)
     squares = []
     for kernel, side in zip((measure.row, measure.column), sides, strict=True):

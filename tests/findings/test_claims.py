@@ -548,7 +548,10 @@ def universal_neurons(sign, rng):
     """Of 1000 neurons 50, none, or as many as the threshold over models."""
     share = {TRUTH: np.full(4, 0.05), FALSEHOOD: np.zeros(4), NOISE: rng.normal(0.01, 0.004, 4).clip(0)}[sign]
     return (
-        {a: {b: (np.arange(1000) < 1000 * share[i]) * 1.0 for b in "abcd" if b != a} for i, a in enumerate("abcd")},
+        {
+            a: {b: (np.arange(1000) + 0.5 < 1000 * share[i]) * 1.0 for b in "abcd" if b != a}
+            for i, a in enumerate("abcd")
+        },
     )
 
 

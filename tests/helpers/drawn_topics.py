@@ -182,11 +182,10 @@ def clusters(model: str, count: int, scale: float = 1.0, shift: float = 0.0) -> 
     measure, arrays, manifest = measured([model], names, scale, shift)
     parts: Any = (np.arange(len(names)) * 3 // len(names)).tolist()
     about = {"model": model, "measure": measure.label}
-    axis = {"x": Axis(name="layer"), "at": names, "about": about}
-    labels = Curve(y=Axis(name="sub-network"), lines={"spectral": parts, "segments": parts}, **axis)
-    steps = Curve(
-        y=Axis(name="next"), lines={sub_networks.NEXT: (scale * np.linspace(0, 1, len(names) - 1)).tolist()}, **axis
-    )
+    axis = {"x": Axis(name="layer"), "about": about}
+    labels = Curve(y=Axis(name="sub-network"), at=names, lines={"spectral": parts, "segments": parts}, **axis)
+    following = (scale * np.linspace(0, 1, len(names) - 1)).tolist()
+    steps = Curve(y=Axis(name="next"), at=names[:-1], lines={sub_networks.NEXT: following}, **axis)
     run = in_memory(arrays, manifest, measures=[measure])
     return sub_networks._layers(run, measure, measure.matrices[0], labels, steps)
 

@@ -27,6 +27,8 @@ from repsim_cli.report import overview
 from repsim_cli.runs import reader, results, so_far
 from repsim_cli.runs.content import Axis, Band, Curve, Measured, Table
 
+FACTS = {"kind": "live", "family": "gpt_neox", "layers": [], "widths": []}  # of a model, in a manifest
+
 
 def changed(folder, **parts):
     """Replaces parts of a run's results."""
@@ -684,7 +686,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
     first, other = reader.read_results(folder).measures
     with results.amending(folder) as run:
         run.manifest["facts"] = {
-            label: {"trained": null or label == "small", "steps": []} for label in ("small", "large")
+            label: {**FACTS, "trained": null or label == "small", "steps": []} for label in ("small", "large")
         }
         if null:
             matrices = [replace(m, details={"chance": run.write_array(f"chance-{i}", np.full((3 + 2 * (m.rows.model == "large"), 3 + 2 * (m.columns.model == "large")), 0.25))}) for i, m in enumerate(first.matrices)]  # fmt: skip
@@ -719,7 +721,7 @@ def test_checkpoints_are_counted_apart_from_models(tmp_path, opened):
     folder = made(tmp_path / "run", measures=())
     with results.amending(folder) as run:
         run.manifest["models"] = {f"mine, step {step}": {} for step in (0, 5, 9)}
-        run.manifest["facts"] = {"mine": {"trained": True, "steps": [0, 5, 9]}}
+        run.manifest["facts"] = {"mine": {**FACTS, "trained": True, "steps": [0, 5, 9]}}
     page = opened(saved(folder))
     assert page.evaluate("document.querySelector('#results p').textContent").startswith("complete, 1 model, 3 checkpoints, ")  # fmt: skip
 

@@ -150,7 +150,8 @@ def a_run(folder, sizes, labels, layer="resid_post@{}"):
                     n=100,
                 )
             )
-    facts = {label: {"kind": "live"} for label in labels}  # as of runs of schema 1
+    given = {"kind": "live", "family": "gpt_neox", "layers": [], "widths": []}
+    facts = dict.fromkeys(labels, given)
     run.manifest.update(rows=100, models={label: {} for label in labels}, facts=facts)
     measured = Measured(
         name="cka_unbiased",
