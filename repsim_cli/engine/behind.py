@@ -24,7 +24,7 @@ from repsim_cli.engine.cached import Content, finished_units
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside
 from repsim_cli.engine.undefined import cells_of, value_of, with_stand_ins
-from repsim_cli.measures.base import MeasureWarning, OfHsic, of_other_documents, self_products, within
+from repsim_cli.measures.base import InnerProduct, MeasureWarning, OfHsic, of_other_documents, self_products, within
 from repsim_cli.measures.inner import AnyKernel, Documents, products, states_of
 from repsim_cli.measures.nearest import neighbours
 from repsim_cli.runs.content import BEHIND, TEXTS
@@ -92,7 +92,11 @@ def _nearest(x: Float[Tensor, "n d"], documents: Documents | None) -> Int[Tensor
 
 
 def shares(
-    measure: OfHsic, rows: Sequence[Float[Tensor, "n _"]], names: Sequence[str], places: Sequence[slice], tile: int
+    measure: InnerProduct,
+    rows: Sequence[Float[Tensor, "n _"]],
+    names: Sequence[str],
+    places: Sequence[slice],
+    tile: int,
 ) -> dict[str, Tensor]:
     """Finds the share of each row in the similarity of layers of different models that answer to each other: of each
     layer the closest of each other model, and layers of the same number.
@@ -150,14 +154,14 @@ def shares(
     return {"pairs": at.to(torch.int16), "values": values[at[:, 0], at[:, 1]], "shares": torch.stack(parts).float()}
 
 
-def _answering(values: Float[Tensor, "r r"], a: slice, b: slice, measure: OfHsic) -> list[tuple[int, int]]:
+def _answering(values: Float[Tensor, "r r"], a: slice, b: slice, measure: InnerProduct) -> list[tuple[int, int]]:
     """The pairs of layers of two models of which each is the closest of the other, or that have the same number."""
     near = values[a, b].cpu() if measure.card.larger_is_closer else -values[a, b].cpu()
     near = near.nan_to_num(-torch.inf, neginf=-torch.inf)
     forth, back = near.argmax(1).tolist(), near.argmax(0).tolist()
     same = zip(range(len(forth)), range(len(back)), strict=False)
     cells = sorted({*enumerate(forth), *((i, j) for j, i in enumerate(back)), *same})
-    return [(a.start + i, b.start + j) for i, j in cells if near[i, j].isfinite()]
+    return [(int(a.start) + i, int(b.start) + j) for i, j in cells if near[i, j].isfinite()]
 
 
 def described(comparison: Comparison, sequences: Mapping[str, Sequences], n: int, measure: str) -> dict[str, Any]:

@@ -40,7 +40,8 @@ UNTRAINED, LEARNED = "untrained", "learned"
 PARTS = (VALUE, TOKEN, REST, ALONE)
 
 Codes = Int[np.ndarray, " n"]
-Rows = Float[Tensor, "n d"]
+Some = Int[np.ndarray, " k"]  # numbers of some of the n rows
+Rows = Float[Tensor, "n _"]
 Jackknifed = Float[np.ndarray, " g"]  # a number with all documents, then without each group of them
 
 
@@ -77,7 +78,7 @@ def _sums(x: Tensor, of: Tensor, count: int | None = None) -> Tensor:
     return x.new_zeros(size, *x.shape[1:]).index_add_(0, of, x)
 
 
-def _cells(rows: Codes, classes: Codes, documents: Codes, groups: Codes, total: Codes) -> Cells:
+def _cells(rows: Some, classes: Codes, documents: Codes, groups: Codes, total: Int[np.ndarray, " t"]) -> Cells:
     """classes, documents, groups: of all rows of the sample. total: rows whose number the covariance is a mean over."""
     most = documents.max() + 1
     keys, cell = np.unique((classes[rows] * GROUPS + groups[rows]) * most + documents[rows], return_inverse=True)
@@ -90,7 +91,7 @@ def _cells(rows: Codes, classes: Codes, documents: Codes, groups: Codes, total: 
     return Cells._make([*given, torch.from_numpy(counts), float(len(total)), torch.from_numpy(sizes)])
 
 
-def fold(rows: Codes, tokens: Codes, documents: Codes, groups: Codes) -> Fold:
+def fold(rows: Some, tokens: Codes, documents: Codes, groups: Codes) -> Fold:
     """The cells of these rows; tokens, documents and groups are of all rows of the sample."""
     most = documents.max() + 1
     stands_in = np.bincount(np.unique(tokens[rows] * most + documents[rows]) // most, minlength=tokens.max() + 1)

@@ -106,7 +106,7 @@ def test_absent_packages_on_the_command_line(absent, repsim, tmp_path):
 
 
 def test_comments_say_what_is_needed():
-    from repsim_cli.cli.show import NEEDS
+    from repsim_cli.cli.listing import NEEDS
     from repsim_cli.config.presets import described
 
     for name, comment in described("measure").items():
