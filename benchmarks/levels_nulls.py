@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from levels import Promise
 
+import repsim_cli
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, exchange
 from repsim_cli.activations.segments import BOTH, segments
@@ -15,6 +16,8 @@ from repsim_cli.engine import chance
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
+from repsim_cli.findings.sentences import NOTHING, sentences
+from repsim_cli.runs import reader
 
 PERMUTATIONS, WIDTH = {"level": 19, "power": 99}, 8  # of 19 one in 20 has p = 0.05, as of many
 Sides = list[torch.Tensor]
@@ -195,6 +198,7 @@ def uneven(rng: Rng) -> list[int]:
 
 
 P, CHANCE, CHECK = "p of significance=permutation", "level of chance", "not valid: REASON"
+SENTENCE = "sentence of an answer: unrelated models have something in common"
 APART = "value over pairs of other documents"
 TESTED = {
     "24 documents of 6 rows": (even(24, 6), independent, {}),
@@ -244,6 +248,25 @@ UNITS = {
     "within 10 tokens": (even(24, 6), 10),
 }
 ALONE = partial(of_documents, uneven, independent, "cka_unbiased", labelled=3)
+
+
+def says_more(layers: int, count: int, size: int, name: str, rng: Rng) -> bool:
+    """Whether the answer does not say that two unrelated models have nothing in common."""
+    documents = np.repeat(np.arange(count), size)
+
+    def model() -> dict[str, np.ndarray]:
+        stream = rng.normal(size=(count, 16))[documents] + rng.normal(size=(len(documents), 16))
+        noise = rng.normal(size=(layers, len(documents), 24))
+        return {f"layer {i}": stream @ rng.normal(size=(16, 24)) + noise[i] for i in range(layers)}
+
+    found = repsim_cli.compare(
+        {"a": model(), "b": model()}, documents=documents, measures=[name],
+        settings={"extract.estimate": "full", "cache": False},
+    )  # fmt: skip
+    read = partial(reader.read_array, found.folder)
+    return not any(NOTHING in said for said in sentences(reader.read_results(found.folder), read, "a", "b"))
+
+
 PROMISES: list[Promise] = [
     *tests_of("level", 0.05, 500, ""),
     *tests_of("power", 0.8, 100, ", a shared signal", shared=2.5),
@@ -265,6 +288,14 @@ PROMISES: list[Promise] = [
         )
         for setting, (lengths, tokens) in UNITS.items()
         for name in (*NAMES, "procrustes")
+    ),
+    *(
+        Promise(
+            SENTENCE, f"unrelated models, {layers} layers each, {count} documents of {size} rows; {name}", "level",
+            0.05, 100, partial(says_more, layers, count, size, name),
+        )
+        for name in NAMES
+        for layers, count, size in ((4, 15, 20), (10, 40, 10))
     ),
     *(
         Promise(APART, f"unrelated models, {setting}; cka_unbiased", "value", 0.0, 200, partial(over_pairs, lengths))

@@ -202,9 +202,10 @@ def real_planted(path: str) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
     model, _ = real(path)
     for number, name in enumerate(REAL):
         kind, sizes, _ = FAULTS[name]
-        broken, places = planted(model, name, 1e-2 if SMALL[0] in sizes else sizes[0], number)
+        size = 1e-2 if SMALL[0] in sizes else sizes[0]
+        broken, places = planted(model, name, size, number)
         if places is not None:
-            yield {"what": name, "size": 1, "kind": kind}, model, broken, places
+            yield {"what": name, "size": size, "kind": kind}, model, broken, places
 
 
 def real_benign(path: str) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
@@ -274,7 +275,9 @@ def _cases(what: str, name: str) -> Iterator[tuple[dict[str, Any], Any, Any, Any
 def summary(records: list[dict[str, Any]], what: str) -> str:
     if what.endswith("benign"):
         seen = [record for record in records if record["verdict"] == "DIFFERENT"]
-        return f"{len(records)} benign changes, {len(seen)} called DIFFERENT{_by_hand(records, what)}"
+        failed = sum(record["verdict"] == "none" for record in records)
+        ran = f"{len(records) - failed} benign changes, {len(seen)} called DIFFERENT, {failed} without a verdict"
+        return f"{ran}{_by_hand(records, what)}"
     lines = []
     for size in (*SMALL, None):
         some = [
@@ -292,7 +295,8 @@ def _counted(records: list[dict[str, Any]]) -> str:
     named = [record for record in seen if record["said"] != "unnamed"]
     right = sum(record["said"] in _true(record["kind"]) for record in seen)
     return (
-        f"{len(ran)} faults, {len(seen)} DIFFERENT, of these {sum(r['right'] for r in seen)} at the right place "
+        f"{len(ran)} faults ({len(records) - len(ran)} more without a verdict), {len(seen)} DIFFERENT, "
+        f"of these {sum(r['right'] for r in seen)} at the right place "
         f"({sum(bool(r['others']) for r in seen if r['kind'] not in WIDE)} with a wrong one beside it), {right} of the "
         f"right kind, {len(named)} named"
     )
@@ -304,11 +308,14 @@ def _true(kind: Any) -> set[str]:
 
 def _by_hand(records: list[dict[str, Any]], what: str) -> str:
     compared = [record for record in records if "by hand" in record]
-    if what != "benign":
+    if not what.endswith("benign"):
         compared = [record for record in compared if record["verdict"] == "DIFFERENT"]
     return "".join(
         f"\n{name}: {sum(record['by hand'][name][0] for record in compared)} of {len(compared)} called different"
-        + (f", {sum(record['by hand'][name][1] for record in compared)} at the right place" * (what != "benign"))
+        + (
+            f", {sum(record['by hand'][name][1] for record in compared)} at the right place"
+            * (not what.endswith("benign"))
+        )
         for name in CHECKS
         if compared
     )

@@ -1,6 +1,7 @@
 """What a program gives (models, texts, names of measures) -> the configuration of a run."""
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -36,10 +37,12 @@ def labelled(names: Sequence[Any], labels: Sequence[str] | None = None) -> dict[
     {'a': 'a/gpt2.v2', 'b': 'b/gpt2.v2', 'rows': 'rows.parquet'}
     >>> list(labelled(["tiny_a", "tiny_a"])), list(labelled(["x/y", "y"], ["old", "new"]))
     (['tiny_a', 'tiny_a_2'], ['old', 'new'])
+    >>> list(labelled(["m", "m_3", "m"]))
+    ['m', 'm_3', 'm_4']
     """
     if labels is not None:
         given = [label.strip() for label in labels]
-        if len(set(given)) != len(names) or any(not label or label != _key(label) for label in given):
+        if not len(given) == len(set(given)) == len(names) or any(not label or label != _key(label) for label in given):
             raise BadInput(
                 f"names: of {len(names)} models, got '{','.join(labels)}'; give as many different ones, of letters, "
                 "digits, - and _"
@@ -51,7 +54,8 @@ def labelled(names: Sequence[Any], labels: Sequence[str] | None = None) -> dict[
         alike = [other for other in parts if other[-1:] == own[-1:] and other != own]
         depth = next((i for i in range(1, len(own) + 1) if all(other[-i:][:1] != own[-i:][:1] for other in alike)), 1)
         label = _key(own[-depth]) if own else "model"
-        by_label[label if label not in by_label else f"{label}_{len(by_label) + 1}"] = name
+        numbered = (f"{label}_{i}" for i in itertools.count(len(by_label) + 1))
+        by_label[next(each for each in itertools.chain([label], numbered) if each not in by_label)] = name
     return by_label
 
 

@@ -56,8 +56,8 @@ def verify(  # noqa: PLR0913 - the public interface
         stored activations: the prompts (of a file, a line each), whose token ids are then compared first.
     quick: the rounding of the reference is not measured, and the text alone is tried, in rows and padded on the left.
     layer_ids: of stored activations that do not say which layers they hold, what the engine was given.
-    by_block: `always` or `never` holds one block of each model at a time in memory; `auto`: where the weights of both
-        would take more than half of `memory_gb`.
+    by_block: `always` holds one block of each model at a time in memory, `never` whole models; `auto` one block where
+        the weights of both would take more than half of `memory_gb`.
     memory_gb: what may be taken; None: 80 % of the machine's memory.
     folder: a new or empty folder for the run; None: nothing is written.
     Raises repsim_cli.BadInput for models that cannot be compared, and RunFailed where one cannot be run.

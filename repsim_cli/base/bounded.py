@@ -3,6 +3,7 @@
 import resource
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,11 +27,13 @@ def bounded() -> Iterator[None]:
         limits = [limit for limit in (most, *before) if limit != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_AS, (min(limits), before[1]))
     handler = signal.signal(signal.SIGALRM, _late) if timed else None
-    left = signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0
+    began, left = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, SECONDS)[0] if timed else 0.0
     try:
         yield
+    except MemoryError:
+        raise MemoryError(f"it took more than {BYTES >> 20} MB") from None
     finally:
         if timed:
-            signal.setitimer(signal.ITIMER_REAL, left)
-            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3) if left else 0.0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
         resource.setrlimit(resource.RLIMIT_AS, before)

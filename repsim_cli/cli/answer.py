@@ -91,12 +91,13 @@ def _of_measure(
         yield f"    {_chance(chance_of(measured, sides), measured.chance or {})}"
         word, said = answering.layer_words([*sides.rows, *sides.columns])
         if sides.same_layers:
-            yield from _same(sides, said)
+            yield from _same(sides, word, said)
         near, far = answering.extremes(sides, SHOWN)
+        digits = answering.form(sides.values).replace("2f", "3f")
         for name, cells in (("closest", near), ("furthest", far)):
             of = (f" of {sides.first}", f" of {sides.second}")
             listed = [
-                f"{word(a)}{of[0] * (not i)} and {word(b)}{of[1] * (not i)}, {value:z.3f}"
+                f"{word(a)}{of[0] * (not i)} and {word(b)}{of[1] * (not i)}, {value:{digits}}"
                 for i, (a, b, value) in enumerate(cells)
             ]
             yield f"    {name}: {'; '.join(listed)}"
@@ -106,11 +107,11 @@ def _of_measure(
             yield from path(sides, word)
 
 
-def _same(sides: Sides, said: str) -> Iterator[str]:
-    """The same layer of both models beside each other."""
-    names = [answering.layer_words([*sides.rows])[0](layer).removeprefix("block ") for layer in sides.rows]
+def _same(sides: Sides, word: Callable[[str], str], said: str) -> Iterator[str]:
+    """Writes the same layer of both models beside each other."""
+    names, digits = [word(layer).removeprefix("block ") for layer in sides.rows], answering.form(sides.values)
     cells = [
-        f"{name} {'-' if np.isnan(value) else f'{value:z.2f}'}"
+        f"{name} {'-' if np.isnan(value) else f'{value:{digits}}'}"
         for name, value in zip(names, sides.values.diagonal(), strict=True)
     ]
     head = f"    same layer{f' ({said})' if said else ''}: "
@@ -120,20 +121,25 @@ def _same(sides: Sides, said: str) -> Iterator[str]:
 def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
     """Which layer of the second model is the closest of each of the first; layers in a row that have the same closest
     one stand together."""
-    found = answering.answers(sides)
+    found, digits = answering.answers(sides), answering.form(sides.values)
     own = [each for each in found if each.layer == each.closest]
     if sides.same_layers and 2 * len(own) >= len(found):
         others = "; ".join(
-            f"{word(each.layer)} and {word(each.closest)}, {_values([each])} ahead"
+            f"{word(each.layer)} and {word(each.closest)}, {_values([each], digits)}"
             for each in found
             if each.layer != each.closest
         )
         text = f"best match: the same layer for {len(own)} of {len(found)}{f'; {others}' if others else ''}"
         yield from textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent=INDENT)
         return
-    groups = [list(group) for _, group in itertools.groupby(found, key=lambda each: each.closest)]
-    rows = [(spanned([word(each.layer) for each in group]), word(group[0].closest), _values(group)) for group in groups]
-    rows = [(sides.first, sides.second, "value, and its lead over the next"), *rows]
+    # layers without a value part those beside them
+    apart = {each.layer: sides.rows.index(each.layer) - place for place, each in enumerate(found)}
+    groups = [list(group) for _, group in itertools.groupby(found, key=lambda each: (each.closest, apart[each.layer]))]
+    rows = [
+        (spanned([word(each.layer) for each in group]), word(group[0].closest), _values(group, digits))
+        for group in groups
+    ]
+    rows = [(sides.first, sides.second, "value, and how far ahead of the next"), *rows]
     first, second = (max(len(row[place]) for row in rows[: MATCHES + 1]) for place in (0, 1))
     yield "    best matches:"
     yield from (f"      {a:{first}}  {b:{second}}  {values}" for a, b, values in rows[: MATCHES + 1])
@@ -153,12 +159,12 @@ def spanned(names: Sequence[str]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _values(group: Sequence[Answer]) -> str:
-    """The values of layers in a row, and by how much they are closer than the second closest, at least."""
+def _values(group: Sequence[Answer], digits: str) -> str:
+    """Writes the values of layers in a row, and by how much they are closer than the second closest, at least."""
     values = [each.value for each in group]
     margins = [each.margin for each in group if each.margin is not None]
-    span = f"{min(values):z.2f}" + (f" to {max(values):z.2f}" if len(values) > 1 else "")
-    return span + (f", {min(margins):.2g}" if margins else "")
+    span = f"{min(values):{digits}}" + (f" to {max(values):{digits}}" if len(values) > 1 else "")
+    return span + (f", {min(margins):.2g} ahead" if margins else "")
 
 
 def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:

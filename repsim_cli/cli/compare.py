@@ -46,6 +46,8 @@ def compare_command(parsed: argparse.Namespace) -> int:
     )
     checked = validate(config)
     if checked.keys.dry_run:
+        if parsed.json:
+            raise BadInput("--json: of a run, got dry_run=true; drop one of them")
         say(*plan_lines(checked.keys.name, checked.plan(), checked.misfits))
         return 0
     if not quiet():
@@ -158,9 +160,8 @@ def _differences(differences: Sequence["Difference"]) -> Iterator[str]:
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:
         units = d.in_errors
-        largest, median = (
-            ("", "") if units is None else (f" ({units.max():.2g} se)", f" (median {np.median(units):.2g} se)")
-        )
+        own, median = d.largest_in_errors, "" if units is None else f" (median {np.median(units):.2g} se)"
+        largest = "" if own is None else f" ({own:.2g} se)"
         where = f" at {d.where[0]} x {d.where[1]}" if d.largest else ""
         yield (
             f"  {d.measure:16}  {f'{d.rows} x {d.columns}':{width}}  largest {d.largest:9.3g}{largest}   "

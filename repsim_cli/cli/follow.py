@@ -68,13 +68,13 @@ class Watching:
     def _look(self) -> None:
         if quiet() or time.monotonic() < self._told + LATER:
             return
+        self._told = time.monotonic()
         maps = [given for given in so_far.read(self.folder) if known(given) not in self._seen]
         if maps:
             lines = [known(given) for given in maps]
             size = shutil.get_terminal_size((WIDE, HIGH))
             aside(*(terminal_maps(maps, size) if not self._seen else lines))
             self._seen.update(lines)
-            self._told = time.monotonic()
 
 
 def redrawn(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]:

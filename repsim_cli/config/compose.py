@@ -160,7 +160,10 @@ def in_a_line(words: list[str]) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise BadInput("config: its lists of defaults have no end, got a file that names itself; mend them") from None
+        raise BadInput(
+            "config: nested without end, got lists of defaults that name themselves, or a value of too many brackets; "
+            "mend it"
+        ) from None
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
         raise BadInput(hydra_line(error, words)) from None
 
@@ -225,10 +228,12 @@ def repeated(words: list[str]) -> tuple[list[str], str]:
     at = words.index("--from")
     if at + 1 == len(words) or not words[at + 1]:
         raise BadInput("--from: no run, got nothing; e.g. --from latest")
+    another = any(word.startswith("study=") for word in words)
     experiment = next((word for word in words if word.startswith("experiment=")), None)
     if experiment:
         raise BadInput(f"--from: the run's configuration is complete, got {experiment} as well; give one of them")
-    keys = reader.read_config(folders.find(words[at + 1]))
+    folder = folders.find(words[at + 1])
+    keys = reader.read_config(folder) if another else reader.applied_config(folder)
     for key in {"defaults", "hydra"} & keys.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
     if text := interpolated(keys):
@@ -236,7 +241,7 @@ def repeated(words: list[str]) -> tuple[list[str], str]:
             f"--from: not a value that a run writes, got '{text}' in its config.yaml; write what it stands for"
         )
     rest = words[:at] + words[at + 2 :]
-    if any(word.startswith("study=") for word in rest):
+    if another:
         keys |= {"options": {}, "analyses": {}, "claims": []}
     return rest, primary_of({**keys, "resume": None, "dry_run": False}, rest)
 

@@ -29,18 +29,24 @@ def bound_models(problems: list[str], plain: Fields, unreached: dict[str, Unreac
     return bound
 
 
-def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> str:
-    label, error = next(iter(unreached.items()))
-    key = "folder" if entries[label]["kind"] == "series" else "path"
-    if isinstance(adapter := entries[label].get("path"), str):
-        return (
-            f"model.{label}: the base of an adapter cannot be reached ({error.reason}), got {error.what}; connect, or "
-            f"download it and give {{kind: transformers, path: FOLDER, adapter: {adapter}}}"
+def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> Iterator[str]:
+    """Says what cannot be had from the hub: bases of adapters, and models."""
+    adapters = {label: entries[label]["path"] for label in unreached if entries[label].get("path") is not None}
+    for label, adapter in adapters.items():
+        yield (
+            f"model.{label}: the base of an adapter cannot be reached ({unreached[label].reason}), got "
+            f"{unreached[label].what}; connect, or download it and give {{kind: transformers, path: FOLDER, adapter: "
+            f"{adapter}}}"
         )
+    models = {label: lack for label, lack in unreached.items() if label not in adapters}
+    if not models:
+        return
+    label, error = next(iter(models.items()))
+    key = "folder" if entries[label]["kind"] == "series" else "path"
     folder = "FOLDER_{number}" if "{number}" in str(entries[label].get("hub")) else "FOLDER"
-    return (
+    yield (
         f"model: the hub cannot be reached ({error.reason}), got models of it: "
-        f"{', '.join(f'{label} ({lack.what})' for label, lack in unreached.items())}; connect, or download them and "
+        f"{', '.join(f'{label} ({lack.what})' for label, lack in models.items())}; connect, or download them and "
         f"set model.{label}.hub=null model.{label}.{key}={folder} (files in the hub's cache are used as they are)"
     )
 

@@ -201,7 +201,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         if name in wanted:
             bound[name] = make()
     if unreached and not plain["dry_run"]:
-        problems.append(out_of_reach(unreached, plain["model"]))
+        problems += out_of_reach(unreached, plain["model"])
     options = checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += misplaced(plain["study"], study.function, bound["model"])

@@ -88,8 +88,11 @@ def embedded_text(
     return Text(documents, f"Jargon File 4.4.7 (public domain), {split}{shuffled}", public=True)
 
 
+PILE = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zst"
+
+
 @data.register("pile")
-def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zst") -> Text:
+def pile(*, files: str = PILE) -> Text:
     """Validation documents of the Pile, streamed from the hub; this mirror leaves copyrighted parts out.
 
     files: the address of the .jsonl.zst files, or a local path or pattern.
@@ -115,7 +118,7 @@ def pile(*, files: str = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zs
                 "the file and set data.files to its path, or use data=local_text data.path=FILE"
             ) from error
 
-    return Text(documents, files, public=files.startswith(("hf://", "https://")))
+    return Text(documents, files, public=files == PILE)  # of another address nothing says so
 
 
 def read(file: Path, column: str, sample_by: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ to causes: of these it is counted which are of the row's own token.
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from repsim_cli.activations.places import row_identities
 from repsim_cli.activations.readings import readings
-from repsim_cli.base.errors import BadInput
+from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import shares
@@ -30,11 +31,13 @@ from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.footprint import cost_of_passes, rows_at_once, stays_in_cache
 from repsim_cli.engine.rows import Rows, opened
 from repsim_cli.measures import Measure, Pairwise
+from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.models.transformers import shape_key, untrained
 from repsim_cli.runs.content import BUDGET, BUDGET_COLUMNS, BUDGET_PARTS, BY_TOKEN, BY_TOKEN_COLUMNS, Table
 from repsim_cli.runs.results import Run
 
+CENTRED = "centred"  # rows, in the setting of measures that take them otherwise too
 LINEAR, NEIGHBOURS = ("cka_unbiased", "cka"), "mutual_knn"
 NOT_SPLIT = "the previous token: with it, a third of the rows has no partner"
 PRODUCTS, NORMS = 20, 8  # of all rows with a covariance, of a pair of layers and of a layer
@@ -61,7 +64,7 @@ class Sample(NamedTuple):
 def check(comparison: Comparison) -> None:
     """Raises BadInput where no value of the run can be split."""
     names, unit = [measure.name for measure in comparison.measures.values()], comparison.extract.unit
-    if not {*LINEAR, NEIGHBOURS} & set(names):
+    if not linear(comparison) and NEIGHBOURS not in names:
         raise BadInput(
             f"significance.budget: splits {', '.join(LINEAR)} and {NEIGHBOURS}, got {', '.join(names)}; add one of them"
         )
@@ -128,9 +131,15 @@ def twin_of(models: Mapping[str, AnySource], label: str) -> str | None:
     return ""
 
 
+def linear(comparison: Comparison) -> bool:
+    """Tells whether a linear similarity of centred rows is split."""
+    return any(m.name in LINEAR and m.settings.get("rows", CENTRED) == CENTRED for m in comparison.measures.values())
+
+
 def twins_of(comparison: Comparison) -> Extraction:
     """Makes an untrained model in the shape of each trained one of which the run has none, under its label."""
-    lacking = [label for label in comparison.live if twin_of(comparison.models, label) == ""]
+    wanted = comparison.live if linear(comparison) else ()
+    lacking = [label for label in wanted if twin_of(comparison.models, label) == ""]
     made = {label: untrained(comparison.live[label], number) for number, label in enumerate(lacking)}
     return Extraction(
         models=made,
@@ -174,7 +183,7 @@ def cost(comparison: Comparison) -> Cost:
     """Of the passes of the twins, and of the covariances of every pair of layers and of each of them."""
     twins, rows = twins_of(comparison), rows_at_once(replace(comparison, extract=_sampled(comparison.extract)))
     widths = [(comparison.layers[a].width, comparison.layers[b].width) for a, b in pairs_of(comparison)]
-    cells = sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
+    cells = linear(comparison) * sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
     return (cost_of_passes(twins) if twins.models else Cost()) + products(2.0 * rows * cells, comparison.hardware)
 
 
@@ -186,34 +195,34 @@ def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple
     """Splits the values of all pairs of layers at the same depth: the tables, and what is known of them."""
     comparison, twins = taken.read, twins_of(taken.read)
     noted = deepcopy({key: run.manifest[key] for key in NOTED})
-    linear = any(measure.name in LINEAR for measure in comparison.measures.values())
+    by_parts = linear(comparison)
     split: list[list[Any]] = []
     shared: list[list[Any]] = []
     with ExitStack() as held:
         rows = held.enter_context(opened(run, comparison, sequences, identities=run.manifest["models"], diagnose=False))
         fresh = None
-        if linear and twins.models:
+        if twins.models:
             identities = {label: source.identity() for label, source in twins.models.items()}
             fresh = held.enter_context(opened(run, twins, sequences, identities=identities, diagnose=False))
         parts = Parts.of(taken, rows, fresh)
         for pair in run.progress(pairs_of(comparison), label="budget", unit="pairs of layers"):
-            x, y = (z - z.mean(0) for z in _layers(rows, pair))
+            given = _layers(rows, pair)
             of = [comparison.layers[layer] for layer in pair]
             names = [*(layer.model for layer in of), *(layer.name for layer in of)]
-            if linear:
-                split.append([*names, *parts.row(pair, x, y)])
+            if by_parts:
+                split.append([*names, *parts.row(pair, *(z - z.mean(0) for z in given))])
             for label, measure in comparison.measures.items():
                 if measure.name == NEIGHBOURS:
-                    shared.append([label, *names, *_of_neighbours(taken, measure, x, y)])
+                    shared.append([label, *names, *_of_neighbours(taken, measure, *given)])
     run.manifest.update(noted)
-    lacking = sum(row[len(BUDGET_COLUMNS) // 2] is None for row in split)
+    lacking = sum(row[BUDGET_COLUMNS.index(shares.VALUE)] is None for row in split)
     if lacking:
         run.warn(f"significance.budget: {lacking} of {len(split)} pairs of layers have no variance over documents")
     tables = {
         **({BUDGET: Table(columns=BUDGET_COLUMNS, rows=split)} if split else {}),
         **({BY_TOKEN: Table(columns=BY_TOKEN_COLUMNS, rows=shared)} if shared else {}),
     }
-    return tables, parts.about(linear)
+    return tables, parts.about(by_parts)
 
 
 def _layers(rows: Rows, numbers: Sequence[int]) -> list[Tensor]:
@@ -242,7 +251,7 @@ class Parts:
         models = taken.read.models
         twins = {label: twin_of(models, label) for label in models}
         rng = np.random.default_rng([taken.read.seed, len(taken.tokens)])
-        several = any(twin is not None for twin in twins.values())
+        several = linear(taken.read) and any(twin is not None for twin in twins.values())
         return cls(taken, shares.design(taken.tokens, taken.documents, rng, twins=several), rows, fresh, twins, {})
 
     def row(self, pair: Pair, x: Tensor, y: Tensor) -> list[float | None]:
@@ -273,6 +282,8 @@ class Parts:
                 return None
             if (owner, number) not in found:
                 (found[owner, number],) = _layers(rows, [number])
+        if self.design.features < len(found):
+            return None
         return shares.directions(self.design, [z - z.mean(0) for z in found.values()])
 
     @staticmethod
@@ -301,8 +312,9 @@ def known(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _of_neighbours(taken: Sample, measure: Measure, x: Tensor, y: Tensor) -> list[float]:
-    """The mean, over batches of as many rows as those of the run, of what `shares.neighbours` counts."""
+def _of_neighbours(taken: Sample, measure: Measure, x: Tensor, y: Tensor) -> list[float | None]:
+    """Takes the mean, over batches of as many rows as those of the run, of what `shares.neighbours` counts; None where
+    a layer has no neighbours, as a constant one."""
     assert isinstance(measure, Pairwise)
     comparison, found = taken.read, []
     apart = comparison.pairs_of(measure) == "other_documents"
@@ -310,7 +322,12 @@ def _of_neighbours(taken: Sample, measure: Measure, x: Tensor, y: Tensor) -> lis
         documents = torch.from_numpy(np.unique(taken.documents[rows], return_inverse=True)[1])
         bound = measure.apart(documents) if apart and measure.apart is not None else measure
         assert isinstance(bound, Pairwise)
-        first, second = (bound.prepare(z[rows]).lists.numpy() for z in (x, y))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MeasureWarning)  # the run's own values have them
+                first, second = (bound.prepare(z[rows]).lists.numpy() for z in (x, y))
+        except Degenerate:
+            return [None] * len(BY_TOKEN_COLUMNS[5:])
         others = len(rows) - (documents.bincount()[documents].numpy() if apart else 1)
         found.append(shares.neighbours(first, second, taken.tokens[rows], others))
     return np.mean(found, axis=0).tolist()

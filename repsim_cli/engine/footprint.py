@@ -147,9 +147,7 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
 def _of_pairs(comparison: Comparison, rows: int) -> float:
     """Bytes that say which pairs of rows are of one document: of all cells for ranked distances, whose cells are then
     taken out and put back, and of a block of rows for neighbours."""
-    apart = (
-        [m for m in comparison.measures.values() if m.apart is not None] if comparison.extract.pairs != "all" else []
-    )
+    apart = _apart(comparison).values()
     ranked = any(isinstance(m, InnerProduct) and isinstance(m.row, Packed) for m in apart)
     near = any(isinstance(m, Pairwise) for m in apart)
     return ranked * 6.0 * rows**2 + near * float(min(BLOCK, rows) * rows)
@@ -166,12 +164,18 @@ def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:
     return sums * (kernels + 3 * shared + 1) + 8.0 * shared * min(CELLS, layers * tile * rows)
 
 
+def _apart(comparison: Comparison) -> dict[str, Measure]:
+    """Picks the measures for which pairs of rows of one document may be left out."""
+    told = tells_documents(comparison.models) and comparison.significance.clusters != "row"
+    if comparison.extract.pairs == "all" or not told:
+        return {}
+    return {label: measure for label, measure in comparison.measures.items() if measure.apart is not None}
+
+
 def pairs_planned(comparison: Comparison) -> str:
     """Says, for a plan, of which pairs of rows each measure will be."""
-    wanted, measures = comparison.extract.pairs, comparison.measures
-    apart = [label for label, measure in measures.items() if measure.apart is not None]
-    told = tells_documents(comparison.models) and comparison.significance.clusters != "row"
-    if wanted == "all" or not apart or not told:
+    wanted, measures, apart = comparison.extract.pairs, comparison.measures, _apart(comparison)
+    if not apart:
         return "all"
     others = ", ".join(label for label in measures if label not in apart)
     few = "; all, where a batch has rows of too few documents" if wanted == "auto" else ""

@@ -234,9 +234,10 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
                 for a, b, c in permutations(left)
             ]))  # fmt: skip
 
-        orders = permutations(left)
-        read = [blocks[a][WHOLE].of_x @ blocks[c][WHOLE].shared @ blocks[b][WHOLE].of_y.T for a, b, c in orders]
-        ours = products(one.whole, x, y, torch.stack(read).mean(0))
+        read, orders = torch.zeros_like(whole), list(permutations(left))
+        for a, b, c in orders:
+            read += blocks[a][WHOLE].of_x @ blocks[c][WHOLE].shared @ blocks[b][WHOLE].of_y.T
+        ours = products(one.whole, x, y, read / len(orders))
         others = np.array([term(g) for g in range(GROUPS)])
         own = np.isin(np.arange(GROUPS), given.groups[e])
         found += np.r_[ours[0], np.where(own, ours[1:], others)]
@@ -256,13 +257,13 @@ def _read(cells: Cells, x: Rows, y: Rows, features: Rows, share: float) -> Read:
     shared = covariance(cells, features, features).double()
     solved = torch.linalg.pinv(shared, hermitian=True)
     of_x, of_y = ((solved @ covariance(cells, features, z).double()).T for z in (x, y))
-    return Read(of_x.to(x), of_y.to(y), (shared * (share * cells.total / len(cells.rows))).to(x))
+    return Read(of_x.to(x), of_y.to(y), (shared * (share * cells.total / max(len(cells.rows), 1))).to(x))
 
 
 def directions(given: Design, twins: Sequence[Rows]) -> Rows:
     """The features of twins that are read out: of each the leading principal directions within a token, all at unit
     variance, as many as can be read."""
-    each = max(1, given.features // len(twins))
+    each = given.features // len(twins)
     kept = []
     for z in twins:
         within = torch.stack([covariance(others.within, z, z) for others in given.others]).sum(0).double()

@@ -11,6 +11,7 @@ from repsim_cli.runs.content import CHANCE, Matrix, Measured
 
 COLUMNS = ["measure", "model", "layer", "other_model", "closest_layer", "value", CHANCE, "margin"]
 EQUAL = 0.02  # of the measure's range, or of the largest value: what counts as no change with depth
+MORE, LESS = "more alike with depth", "less alike with depth"
 TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
 Read = Callable[[str], np.ndarray]  # gives the array of a path
 
@@ -127,6 +128,8 @@ def trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
     >>> trend([0.5, 0.6, 0.7], like), trend([0.5, 0.51, 0.5], like), trend([3.0, 2.0, 2.5, 3.1], like)
     ('more alike with depth', 'about as alike at every depth', '')
     """
+    if len(values) < 2:
+        return ""
     near = np.array(values) if card["larger_is_closer"] else -np.array(values)
     low, high = card["bounds"]
     whole = high - low if low is not None and high is not None else np.abs(near).max(initial=0.0)
@@ -134,7 +137,17 @@ def trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
         return "about as alike at every depth"
     ranks = near.argsort().argsort()
     rho = np.corrcoef(ranks, np.arange(len(near)))[0, 1] if len(near) > 2 else 0.0
-    return "more alike with depth" if rho >= TREND else "less alike with depth" if rho <= -TREND else ""
+    return MORE if rho >= TREND else LESS if rho <= -TREND else ""
+
+
+def form(values: Float[np.ndarray, "r c"]) -> str:
+    """Chooses how the numbers of a map are written: with two decimals, or in three digits where all are small or some
+    are large.
+
+    >>> form(np.array([[0.2, 0.9]])), form(np.array([[2e-4, 3e-4]])), form(np.array([[np.nan, 12345.0]]))
+    ('z.2f', '.3g', '.3g')
+    """
+    return "z.2f" if 0.1 <= np.nanmax(np.abs(values), initial=0.0) < 100 else ".3g"
 
 
 def extremes(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:

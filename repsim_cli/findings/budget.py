@@ -65,7 +65,8 @@ def said(rows: Sequence[Row]) -> str:
     >>> said([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])
     'of 0.72 in block 6, 0.54 is the token, 0.18 ± 0.02 beyond it, no untrained twin telling what was learned'
     """  # noqa: E501
-    known = [row for row in rows if row["value"] is not None]
+    known = [row for row in rows if row["value"] is not None and row["± value"] is not None]
+    known = [row for row in known if row["learned"] is not None] or known  # of some layers without a twin
     if not known:
         return ""
     row = max(known, key=_beyond)
@@ -80,7 +81,10 @@ def said(rows: Sequence[Row]) -> str:
 
 def said_of_neighbours(rows: Sequence[Row]) -> str:
     """The same of shared neighbours, where the most are of other tokens."""
-    row = max(rows, key=lambda row: row["other tokens"])
+    known = [row for row in rows if row["value"] is not None]
+    if not known:
+        return ""
+    row = max(known, key=lambda row: row["other tokens"])
     return (
         f"of {row['value']:z.2f} in {_where(row)} by {row['measure']}, {row[CHANCE]:z.2f} is chance, "
         f"{row['same token']:z.2f} neighbours of the same token, {row['other tokens']:z.2f} of other tokens"
@@ -141,9 +145,10 @@ def _draw(panel: Any, rows: Sequence[Row], stacked: Mapping[str, tuple[str, str]
         panel.bar(at, heights, 0.9, bottom=np.where(heights < 0, below, above), color=colour, label=label, linewidth=0)
         above, below = above + heights.clip(0), below + heights.clip(None, 0)
     values = np.array([math.nan if row["value"] is None else row["value"] for row in rows])
-    errors = np.array([row.get("± value") or 0.0 for row in rows])
-    shown = "the value" + (", with its interval" if errors.any() else "")
-    panel.errorbar(at, values, errors if errors.any() else None, fmt="k.", markersize=3, linewidth=0.8, label=shown)
+    errors = np.array([math.nan if row.get("± value") is None else row["± value"] for row in rows])
+    known = bool(np.isfinite(errors).any())
+    shown = "the value" + (", with its interval" if known else "")
+    panel.errorbar(at, values, errors if known else None, fmt="k.", markersize=3, linewidth=0.8, label=shown)
     names, unit = by_block([row["layer a"] for row in rows])
     step = -(-len(rows) // NAMED)
     panel.set_xticks(

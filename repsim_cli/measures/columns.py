@@ -47,7 +47,7 @@ class Columns(NamedTuple):
 
 
 def of_columns(features: AnyFeatures, documents: Documents | None = None) -> Columns:
-    """Raises Degenerate for a single column, and where different columns have nothing in common."""
+    """Raises Degenerate for a single column."""
     x = features.values.double()
     if x.shape[1] < FEWEST:
         raise Degenerate(f"{FEWEST} features or more are needed, got {x.shape[1]}; use cka_unbiased")
@@ -56,13 +56,7 @@ def of_columns(features: AnyFeatures, documents: Documents | None = None) -> Col
         offsets, norms = half_offsets(features), squared_norms(x)
     else:
         offsets, norms = offsets_apart(features, documents).offsets, squared_norms_apart(x, documents)
-    different = norms.whole - norms.alone
-    if not different > LEAST * norms.whole:
-        raise Degenerate(
-            f"different features have nothing in common, got {different / norms.whole:.3g} of the similarity of all "
-            "features; use more rows, more features or cka_unbiased"
-        )
-    return Columns(offsets, different, norms.alone, x.shape[1], documents)
+    return Columns(offsets, norms.whole - norms.alone, norms.alone, x.shape[1], documents)
 
 
 class Norms(NamedTuple):
@@ -90,7 +84,8 @@ def squared_norms_apart(x: Float[Tensor, "n d"], documents: Documents) -> Norms:
         2 * float((solved(part, documents, sizes) * part).sum()) for part in (together, of_rows)
     )
     parts = x[documents.argsort(stable=True)].split(documents.bincount().tolist())
-    left_out = sum(float((part @ part.T).square().sum()) for part in parts)
+    # of the smaller side, whose products have the same norm
+    left_out = sum(float((part.T @ part if len(part) > x.shape[1] else part @ part.T).square().sum()) for part in parts)
     alone = float(squares.sum(0).square().sum() - squares.square().sum()) - explained_alone
     return Norms(float((x.T @ x).square().sum()) - left_out - explained, alone)
 
@@ -110,6 +105,13 @@ def of_populations(products: Products) -> Matrix:
         [products.cross.new_tensor([getattr(state.fit, part) for state in states]) for part in Columns._fields[1:4]]
         for states in (products.rows, products.columns)
     )
+    for different, alone, _ in (rows, columns):
+        shares = different / (different + alone)
+        if not (shares > LEAST).all():
+            raise Degenerate(
+                f"different features have nothing in common, got {shares.min():.3g} of the similarity of all features; "
+                "use more rows, more features or cka_unbiased"
+            )
     norms = [(different * count / (count - 1)).sqrt() for different, _, count in (rows, columns)]
     same = (rows[1][:, None] - columns[1]).abs() <= SAME * rows[1][:, None]
     for square in (products.row_squares[:, None], products.column_squares[None]):

@@ -26,6 +26,7 @@ from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.measures.shape import Shape, permuted, shape
 
+NOTHING = 1e-12  # of the squares of all rows, below which the variance of some is rounding
 FEWEST = 3  # folds: one is scored, one chooses the penalty, one is fitted on
 # over the summed variance of the rows that are fitted; infinite: the mean alone predicts
 PENALTIES = torch.tensor([math.inf, *(10 ** (-half / 2) for half in range(-2, 17))], dtype=torch.float64)
@@ -85,7 +86,13 @@ def decomposed(x: Sums) -> list[Left]:
         covariance = sum(squares[f] for f in kept) - x.counts[kept].sum() * torch.outer(mean, mean)
         values, vectors = torch.linalg.eigh(covariance)
         values = values.clamp_min(0)
-        weights = 1 / (values + PENALTIES.to(values)[:, None] * values.sum())
+        # of rows that do not vary there is nothing to fit: the mean alone predicts
+        varies = values.sum() > NOTHING * sum(part.trace() for part in squares)
+        weights = (
+            1 / (values + PENALTIES.to(values)[:, None] * values.sum())
+            if varies
+            else values.new_zeros(len(PENALTIES), len(values))
+        )
         moments = [vectors.T @ about(squares[f], x, f, mean, x, mean) @ vectors for f in out]
         found.append(Left(out, kept, mean, vectors, weights, moments))
     return found

@@ -70,7 +70,7 @@ def transformers(
     quantize: how the weights are made coarser after loading; null: not at all.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
     """
-    if path is not None and hub is None and adapter is None and (base := base_of(local(path))):
+    if path is not None and hub is revision is adapter is None and (base := base_of(local(path))):
         return transformers(**base, adapter=path, quantize=quantize)  # type: ignore[arg-type]
     at = place(path, hub, revision)
     if quantize is not None and quantize.method != "round":

@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import heatmap
 from repsim_cli.report.record import flat
-from repsim_cli.runs.reader import read_array, read_config, read_manifest, read_results
+from repsim_cli.runs.reader import applied_config, read_array, read_manifest, read_results
 
 SMALLEST_RANGE = 1e-12
 UNSAID = ("name", "figures", "analyses", "claims")  # keys of a configuration that no number rests on
@@ -56,7 +56,7 @@ def _settings(folder: Path) -> dict[str, str]:
     """The configuration of a run by key; of `model` nothing, since what a model is stands in the manifest."""
     if not (folder / "config.yaml").is_file():
         return {}
-    return dict(flat({key: value for key, value in read_config(folder).items() if key not in (*UNSAID, "model")}))
+    return dict(flat({key: value for key, value in applied_config(folder).items() if key not in (*UNSAID, "model")}))
 
 
 def _identity(data: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -103,21 +103,35 @@ class Difference(NamedTuple):
         return float(self.known.mean())
 
     @property
+    def _most(self) -> tuple[np.intp, ...]:
+        return np.unravel_index(int(np.nanargmax(np.abs(self.block))), self.block.shape)
+
+    @property
     def where(self) -> tuple[str, str]:
-        """The layers that differ most."""
-        i, j = np.unravel_index(int(np.nanargmax(np.abs(self.block))), self.block.shape)
+        """Names the layers that differ most."""
+        i, j = self._most
         return self.row_layers[i], self.column_layers[j]
+
+    @property
+    def _units(self) -> np.ndarray | None:
+        if self.error is None:
+            return None
+        size, error = np.abs(self.block), self.error
+        return np.divide(size, error, out=np.where(size == 0, 0.0, np.nan), where=error > 0)
 
     @property
     def in_errors(self) -> np.ndarray | None:
         """The sizes of the differences in units of their standard errors, where both runs have both; a difference of 0
         is 0 of them. None where there are none."""
-        if self.error is None:
-            return None
-        size, error = np.abs(self.block), self.error
-        units = np.divide(size, error, out=np.where(size == 0, 0.0, np.nan), where=error > 0)
-        units = units[~np.isnan(units)]
-        return units if units.size else None
+        units = self._units
+        known = None if units is None else units[~np.isnan(units)]
+        return None if known is None or not known.size else known
+
+    @property
+    def largest_in_errors(self) -> float | None:
+        """The largest difference in units of its own standard error; None where it has none."""
+        units = self._units
+        return None if units is None or np.isnan(units[self._most]) else float(units[self._most])
 
 
 def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:

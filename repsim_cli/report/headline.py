@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from repsim_cli.base.environment import version
 from repsim_cli.findings import answering
 from repsim_cli.findings.sentences import sentences as written
 from repsim_cli.runs.content import Measured, Results
 
-MOST, OTHERS = 300, 3  # pairs of models under measures that are put into words, and further measures beside each
+MOST = 600  # ordered pairs of models under measures that are put into words
+OTHERS = 3  # further measures beside each
 LISTED = 3  # models that a title names
 ESTIMATES = {
     "full": "one sample",
@@ -36,17 +37,16 @@ def question(manifest: Mapping[str, Any]) -> str:
 
 
 def sentences(whole: Results, read: answering.Read) -> list[list[Any]]:
-    """Lists for every two models and each measure what it says of them: the models, the measure's label, and the
-    sentences, of the other measures after it."""
+    """Lists for every two models, in both orders, and each measure what it says of them: the models, the measure's
+    label, and the sentences, of the other measures after it. Of very many models only the first pairs."""
     found = ((m.rows.model, m.columns.model) for measured in whole.measures for m in measured.matrices)
     pairs: dict[frozenset[str], tuple[str, str]] = {}
     for a, b in found:
         if a != b:
             pairs.setdefault(frozenset((a, b)), (a, b))
-    if len(pairs) * len(whole.measures) > MOST:
-        return []
-    said = []
-    for a, b in pairs.values():
+    read, said = cache(read), []
+    ways = [way for pair in pairs.values() for way in (pair, pair[::-1])]
+    for a, b in ways[: MOST // max(1, len(whole.measures))]:
         for first in whole.measures:
             ordered = [first, *(each for each in whole.measures if each is not first)][: 1 + OTHERS]
             some = list(written(replace(whole, measures=ordered), read, a, b))
@@ -69,16 +69,20 @@ def methods(manifest: Mapping[str, Any], whole: Results) -> str:
         f"We compared the layers of {', '.join(manifest.get('models', {}))} on {rows}{source}",
         f"({treated})" if treated else "",
         f"by {'; '.join(map(_measure, whole.measures))}.",
-        _chance(whole.measures[0]),
-        f"Seed {manifest['seed']}; repsim {version('repsim-cli')}.",
+        next(filter(None, map(_chance, whole.measures)), ""),
+        f"Seed {manifest['seed']}; repsim {_version(manifest)}.",
     ]
     return " ".join(filter(None, parts))
 
 
-def cited(whole: Results) -> list[str]:
-    """Lists what a paper on the run cites: repsim in its version, and the source of each measure."""
+def cited(manifest: Mapping[str, Any], whole: Results) -> list[str]:
+    """Lists what a paper on the run cites: repsim in the version that made it, and the source of each measure."""
     sources = dict.fromkeys(m.card.get("source") for m in whole.measures)
-    return [f"repsim, version {version('repsim-cli')} (CITATION.cff)", *(str(source) for source in sources if source)]
+    return [f"repsim, version {_version(manifest)} (CITATION.cff)", *(str(source) for source in sources if source)]
+
+
+def _version(manifest: Mapping[str, Any]) -> str:
+    return manifest["packages"].get("repsim-cli") or "unknown"
 
 
 def _measure(measured: Measured) -> str:

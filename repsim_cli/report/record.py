@@ -16,6 +16,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import level_of
 from repsim_cli.figures.heatmap import colour_range, colours
+from repsim_cli.findings.sentences import beyond
 from repsim_cli.report import headline
 from repsim_cli.report.behind import rows_behind
 from repsim_cli.report.studies import leads
@@ -88,7 +89,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "rows": rows_behind(folder) if among == 1 else None,
         "leads": leads(whole),
         "methods": headline.methods(manifest, whole),
-        "cite": headline.cited(whole),
+        "cite": headline.cited(manifest, whole),
         "measures": [
             _measure(measure, block, partial(_array, folder, arrays, whole, measure), untrained) for measure in measures
         ],
@@ -190,7 +191,15 @@ def _measure(
     for i, (m, cells) in enumerate(zip(measure.matrices, arrays, strict=True)):
         places = {side: sides.setdefault(_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")}
         shown = {what: _base64(array, block) for what, array in cells.items()}
-        matrices.append({**places, "n": m.n, "level": level(slice(i, i + 1)), **shown})
+        matrices.append(
+            {
+                **places,
+                "n": m.n,
+                "level": level(slice(i, i + 1)),
+                "beyond": beyond(measure, cells["values"].size),
+                **shown,
+            }
+        )
         if m.rows.model != m.columns.model and (found := closest(measure, m, cells)):
             near.append([m.rows.model, m.columns.model, *found])
     about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}

@@ -93,6 +93,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return what(_read(folder / "config.yaml", read_yaml, CONFIG))
 
 
+def applied_config(folder: Path) -> dict[str, Any]:
+    """Reads the configuration of a run, with what `auto` stood for among the remedies, which may change by version."""
+    config = read_config(folder)
+    extract, applied = config.get("extract") or {}, read_manifest(folder).get("remedies", {})
+    known = {key: applied[key] for key, value in extract.items() if value == "auto" and key in applied}
+    return {**config, **({"extract": {**extract, **known}} if known else {})}
+
+
 def what(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without the keys of `HOW`."""
     kept = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}

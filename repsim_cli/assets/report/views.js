@@ -21,8 +21,10 @@ function pairOf({ run, grid, record }, a, b) {
   };
   const forth = rows.map((_, i) => closest(wide, (j) => value(i, j)));
   const back = columns.map((_, j) => closest(rows.length, (i) => value(i, j)));
+  const matrix = record.matrices.find((m) => [m.rows.model, m.columns.model].every((model) => model === a || model === b) && m.rows.model !== m.columns.model);
+  const beyond = matrix?.beyond ?? null; // how far ahead of chance a cell must be, as findings/sentences.py has it
   const same = rows.length === wide && rows.every(({ name }, i) => name === columns[i].name);
-  return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, known: forth.some((j) => j >= 0) };
+  return { run, grid, record, a, b, rows, columns, value, level, forth, back, same, sign, beyond, known: forth.some((j) => j >= 0) };
 }
 
 // How layers are called: blocks by their number where all are of one hook point.
@@ -39,24 +41,30 @@ function card(number, text) {
   return el("div", { class: "card" }, el("p", { class: "big" }, number), el("p", {}, text));
 }
 
+// A number in two digits, in three from 100 on.
+const inDigits = (value) => String(Number(value.toPrecision(Math.abs(value) < 100 ? 2 : 3)));
+
 // How much is alike, where, how much of it is above chance and the token itself, and what warns.
 function cards(pair) {
-  const { rows, columns, forth, value, level, sign, record, run } = pair;
+  const { rows, columns, forth, value, level, sign, record, run, beyond } = pair;
   const found = rows.map((_, i) => i).filter((i) => forth[i] >= 0);
   const best = found.reduce((x, i) => (sign * value(i, forth[i]) > sign * value(x, forth[x]) ? i : x), found[0]);
-  const spread = 2 * (record.chance?.spread ?? 0), floor = record.floor?.value;
-  const above = (of) => found.filter((i) => sign * (value(i, forth[i]) - of(i)) > spread).length;
+  const floor = record.floor?.value, than = sign > 0 ? "above" : "closer than";
+  const above = (of, by) => found.filter((i) => sign * (value(i, forth[i]) - of(i)) > by).length;
   const chance = found.flatMap((i) => columns.map((_, j) => level(i, j))).filter((x) => !Number.isNaN(x));
   const end = sign > 0 ? Math.max(...chance) : Math.min(...chance);
-  const alone = floor === undefined ? "" : `; ${above(() => floor)} above the ${record.floor.unit} alone (${floor.toFixed(2)})`;
+  const alone = floor === undefined ? "" : `; ${above(() => floor, 0)} ${than} the ${record.floor.unit} alone (${inDigits(floor)})`;
   const most = Math.max(...found.map((i) => Math.abs(i - forth[i])));
-  const steady = found.every((i, k) => !k || forth[i] >= forth[found[k - 1]]);
+  const all = found.length > 1 && found.every((i) => forth[i] === forth[found[0]]);
+  const steady = !all && found.every((i, k) => !k || forth[i] >= forth[found[k - 1]]);
   const warned = run.manifest.warnings.length;
   return [
-    card(value(best, forth[best]).toFixed(2), `closest: ${worded(rows, best)} of ${pair.a} and ${worded(columns, forth[best])} of ${pair.b}, ${record.card.label}`),
+    card(inDigits(value(best, forth[best])), `closest: ${worded(rows, best)} of ${pair.a} and ${worded(columns, forth[best])} of ${pair.b}, ${record.card.label}`),
     pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? "the best match of a layer lies at" : "is the best match of every layer")
+      : all ? card("one for all", `${worded(columns, forth[found[0]])} of ${pair.b} is the best match of every layer of ${pair.a}`)
       : card(steady ? "in order" : "not in order", `best matches of the layers of ${pair.a} ${steady ? "follow the depth" : "do not follow the depth"} of ${pair.b}`),
-    chance.length ? card(`${above((i) => level(i, forth[i]))} of ${found.length}`, `layers above chance (at ${sign > 0 ? "most" : "least"} ${Number(end.toPrecision(2))})${alone}`)
+    chance.length && beyond !== null ? card(`${above((i) => level(i, forth[i]), beyond)} of ${found.length}`, `layers ${than} chance (at ${sign > 0 ? "most" : "least"} ${Number(end.toPrecision(2))})${alone}`)
+      : chance.length ? card(inDigits(end), `chance, on average; how far pairings stray from it is not known${alone}`)
       : card("not known", `chance${record.chance?.unknown ? `: ${record.chance.unknown}` : ""}${alone}`),
     card(warned ? counted(warned, "warning") : "no warning", warned ? "in full below" : "no feature, row or setting stands out"),
   ];
@@ -89,9 +97,9 @@ function overDepth(pair) {
   const closest = rows.map((_, i) => (forth[i] < 0 ? null : gap(value(i, forth[i]))));
   const own = same ? rows.map((_, i) => gap(value(i, i))) : null;
   const lines = [...(own ? [["same layer", own]] : []), ...(own && forth.every((j, i) => j === i || j < 0) ? [] : [["closest layer", closest]])];
-  const place = (i) => (same ? i : forth[i]), spread = 2 * (record.chance?.spread ?? 0);
+  const place = (i) => (same ? i : forth[i]), far = pair.beyond ?? 0;
   const chance = rows.map((_, i) => (place(i) < 0 ? null : gap(level(i, place(i)))));
-  const bands = chance.some((x) => x !== null) ? [["chance", chance.map((x) => x && x - spread), chance.map((x) => x && x + spread), chance]] : [];
+  const bands = chance.some((x) => x !== null) ? [["chance", chance.map((x) => (x === null ? null : x - far)), chance.map((x) => (x === null ? null : x + far)), chance]] : [];
   const fresh = Object.entries(run.manifest.facts ?? {}).filter(([, of]) => of.trained === false).map(([model]) => model);
   const untrained = rows.map((row) => fresh.filter((model) => model !== pair.a).flatMap((model) => grid.columns.layers.filter((other) => other.model === model && (!same || other.name === row.name)).map((other) => at(grid, "values", row, other)).filter((x) => gap(x) !== null)));
   if (untrained.some((found) => found.length)) bands.push(["untrained", ...["min", "max"].map((end) => untrained.map((found) => (found.length ? Math[end](...found) : null)))]);
@@ -115,7 +123,7 @@ function depthView(follow) {
     const wide = width - LEFT - RIGHT, high = height - top - foot;
     const all = [...lines.flatMap(([, y]) => y), ...bands.flatMap((band) => band.slice(1).flat()), ...levels.map(([, y]) => y)].filter((y) => y !== null && y !== undefined);
     const roof = pair.record.card.bounds[1], low = Math.min(0, ...lines.flatMap(([, values]) => values.filter((v) => v !== null))), end = Math.max(...all);
-    const most = roof !== null && end > 0.3 * roof ? roof : end * 1.05 || 1;
+    const most = roof !== null && end > 0.3 * roof ? roof : end > low ? end + 0.05 * (end - low) : low + 1;
     const x = (i) => LEFT + (n < 2 ? wide / 2 : (i * wide) / (n - 1)), y = (v) => top + high * (1 - (Math.min(most, Math.max(low, v)) - low) / (most - low));
     const path = (values) => values.map((v, i) => (v === null ? "" : `${i && values[i - 1] !== null ? "L" : "M"}${rounded(x(i))} ${rounded(y(v))}`)).join("");
     const parts = [];
@@ -206,7 +214,7 @@ function matchView(follow) {
     back.forEach((i, j) => { if (i >= 0 && forth[i] !== j) lines.push(shape("path", { d: curve(i, j), fill: "none", stroke: css("--quiet"), "stroke-width": 1, "stroke-opacity": 0.6, "stroke-dasharray": "3 3" })); });
     forth.forEach((j, i) => {
       if (j < 0) return;
-      const chance = pair.sign * (value(i, j) - level(i, j)) <= 2 * (pair.record.chance?.spread ?? 0);
+      const chance = pair.beyond !== null && pair.sign * (value(i, j) - level(i, j)) <= pair.beyond;
       ahead[i] = shape("path", { d: curve(i, j), fill: "none", stroke: css(chance ? "--quiet" : "--line-1"), "stroke-width": strength(i, j), "stroke-opacity": 0.65 });
       lines.push(ahead[i]);
     });
@@ -228,7 +236,7 @@ function matchView(follow) {
     host.replaceChildren(made);
     drawn = { blocks, ahead };
     mark();
-    note.textContent = `Line: the closest layer of ${middle(pair.b, 40)}, thicker where it is closer, grey where it is no closer than chance. Dashed: back, where it is another one. Choose a layer; all views follow.`;
+    note.textContent = `Line: the closest layer of ${middle(pair.b, 40)}, thicker where it is closer${pair.beyond === null ? "" : ", grey where it is no closer than chance"}. Dashed: back, where it is another one. Choose a layer; all views follow.`;
   }
 
   // The chosen layers, and the line between them.
@@ -297,10 +305,16 @@ function linked(run, follow) {
     }
     const pair = { ...pairOf(entry, a, b), picked };
     box.classList.toggle("hidden", !pair.known);
-    if (!pair.known) return;
+    rows?.box.classList.toggle("hidden", !pair.known);
+    if (!pair.known) {
+      now = null;
+      lead.textContent = `${a} and ${b} have no value by ${entry.record.card.label}`;
+      for (const part of [more, row, host]) part.replaceChildren();
+      return;
+    }
     const place = pairs.findIndex((both) => both.includes(a) && both.includes(b));
     [pairBox.value, measureBox.value] = [String(place), entry.record.label];
-    const [first, ...rest] = run.said.find(([x, y, label]) => label === entry.record.label && [a, b].includes(x) && [a, b].includes(y))?.[3] ?? [`${a} and ${b} by ${entry.record.card.label}`];
+    const [first, ...rest] = run.said.find(([x, y, label]) => label === entry.record.label && x === a && y === b)?.[3] ?? [`${a} and ${b} by ${entry.record.card.label}`];
     lead.textContent = first;
     more.replaceChildren(...rest.map((text) => el("p", {}, text)));
     row.replaceChildren(...cards(pair));
@@ -322,7 +336,10 @@ function linked(run, follow) {
     const open = host.closest("details")?.open;
     const all = now && open ? labels.map((label) => ({ run, label, grid: gridOf(run, label), record: run.measures.find((m) => m.label === label) })).filter(({ record }) => record.card.larger_is_closer && record.card.bounds[1] === 1).slice(0, MEASURES) : [];
     const pairs = all.map((entry) => pairOf(entry, now.a, now.b)).filter(({ known }) => known);
-    if (!pairs.length) return;
+    if (!pairs.length) {
+      host.replaceChildren();
+      return;
+    }
     const lines = pairs.map((pair) => ({ label: pair.record.label, y: overDepth(pair).lines[0][1] }));
     const drawn = chart(layerNames(pairs[0].rows), lines, `layer of ${now.a}`, pairs[0].same ? "same layer" : "closest layer");
     host.replaceChildren(el("h3", {}, `${now.a} and ${now.b} under ${counted(lines.length, "measure")}, on one scale`), drawn.box);

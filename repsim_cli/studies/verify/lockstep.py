@@ -65,6 +65,7 @@ class Pass:
         self._wait()
 
     def _wait(self) -> None:
-        self._go.acquire()
+        if not self._stop:  # a model that catches the end comes here again
+            self._go.acquire()
         if self._stop:
             raise _Ended

@@ -92,8 +92,10 @@ def by_part(reference: InMemory, candidate: InMemory, run: Run) -> Passes:
     again, *free = (started(side, first, partial(_plain, (reference, candidate)[side], first)) for side in (0, 1, 1))
     theirs = [*zip(replays, calls, strict=True), *((each, calls[0]) for each in free)]
     with ExitStack() as stack:
-        for each in (*records, again, *replays, *free):
+        every = (*records, again, *replays, *free)
+        for each in every:
             stack.callback(each.close)
+        for each in every:
             each.step()
         parts = iter(run.progress(reference.units, label="verify, by block", unit="parts"))
         for _ in together([*records, again], theirs, compared):
@@ -238,7 +240,3 @@ def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Fin
         raise BadInput(f"models: not comparable, got widths {r.shape[-1]} and {c.shape[-1]}; give two of one shape")
     found = judged(c, r, None, dtype, Places(batch.mask))
     return described(Finding("embed", Unit("embed", "", ours), "", found, batch, c, r)) if found.faulty else None
-
-
-def _part(each: Pass) -> str | None:
-    return each.at and each.at.partition(" (call")[0]

@@ -219,6 +219,8 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         if fitting is None:
             made.equal = False
             return Finding(key, unit, place, rounding.lost(), batch, x, r)
+        if f is not None and len(r) == 1 < len(x) and x.shape[:2] == batch.mask.shape:  # the same for all rows
+            f = f.expand(len(x), *f.shape)[batch.mask.to(f.device)]
         found = rounding.judged(x, fitting, f, dtype, places)
         made.equal &= found.equal
         # what a module gives beside its output, as the choice of experts, may change in single rows

@@ -10,7 +10,7 @@ from repsim_cli.models.precision import UNIT, limits_of
 
 LOST = 1e30  # times its rounding: of values that are not finite, or not there
 MASKED = -1e30  # scores below it are those of places that are not attended to
-HALF = torch.finfo(torch.float16).min / 2  # the same of a precision that ends before
+HALF = 0.9 * torch.finfo(torch.float16).min  # the same of a precision that ends before
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ def finite(x: Tensor) -> Tensor:
 
 def norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
     """How far the reference in another precision is from it: its rounding, by row."""
-    x, r = (finite(raised(places.tokens(side)[0]).double()) for side in (floor, reference))
-    return torch.nan_to_num((x - r).norm(dim=-1), 0.0, 0.0).float()
+    x, r = (raised(places.tokens(side)[0]).double() for side in (floor, reference))
+    x = torch.where(r < MASKED, r, x)  # the other precision may mask with another number
+    return torch.nan_to_num((finite(x) - finite(r)).norm(dim=-1), 0.0, 0.0).float()
 
 
 def judged(

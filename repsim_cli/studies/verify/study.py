@@ -79,7 +79,8 @@ def verified(
     inner = sorted({f"{found.key}, {found.place}" for result in results for found in result.inside})
     equal = all(result.equal for result in results) and seen.rows is None
     verdict = DIFFERENT if differences else AS_QUANTISED if fit else IDENTICAL if equal else ROUNDING
-    vocabulary = [VOCABULARY] if not from_file and embeddings(reference.model) is not None else []
+    tried = not from_file and all(embeddings(side.model) is not None for side in (reference, candidate))
+    vocabulary = [VOCABULARY] if tried else []
     return Answer(
         verdict=verdict,
         reference=labels[0],

@@ -112,7 +112,8 @@ def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
     if int((off > 1e-3 * off.max()).sum()) == 1:
         return "weight", "one of its weights is another"
     factor = float((x * y).sum() / x.square().sum())
-    if float((y - factor * x).square().sum()) <= 1e-4 * float(off.square().sum()) + unit**2 * float(x.square().sum()):
+    changed, left = float(off.square().sum()), float((y - factor * x).square().sum())
+    if left <= min(1e-4 * changed + unit**2 * float(x.square().sum()), changed / 4):
         return (
             ("sign", "its weights have the other sign")
             if abs(factor + 1) < EXACT
