@@ -114,11 +114,31 @@ def promises(setting: str, draws: int, count: int, length: int, given: Sequence[
     ]
 
 
+def p_beyond(count: int, length: int, models: Sequence[Planted], rng: Rng) -> bool:
+    """Whether the test finds something beyond the token."""
+    torch.set_num_threads(1)
+    document, tokens, (x, y) = rows(rng, count, length, models)
+    return shares.p_beyond(shares.design(tokens, document, rng, twins=False), x, y) <= 0.05
+
+
+def tested(setting: str, kind: str, nominal: float, draws: int, models: Sequence[Planted]) -> list[Promise]:
+    return [
+        Promise(
+            "p beyond the token, with budget", f"{count} documents of about {length} rows, {setting}",
+            kind, nominal, draws,
+            partial(p_beyond, count, length, models),
+        )
+        for count, length in ((40, 8), (80, 8), (60, 20))
+    ]  # fmt: skip
+
+
 BOTH = planted(21, 0.7, 0.7, 0.5, 0.6)
 ALONE = planted(22, 0.8, 0.6, 0.0, 0.0)
 TWINS = planted(23, 0.4, 1.0, 0.8, 0.0)
 PROMISES = [
     *promises("token and context shared", 2000, 80, 8, (BOTH, ())),
     *promises("the token alone shared", 2000, 80, 8, (ALONE, ())),
+    *tested("the token alone shared", "level", 0.05, 2000, ALONE),
+    *tested("token and context shared", "power", 0.8, 500, BOTH),
     *promises("with untrained twins", 400, 80, 24, (BOTH, TWINS)),
 ]

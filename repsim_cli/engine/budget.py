@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from itertools import chain, combinations, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import shares
 from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.corrections import holm_adjusted
 from repsim_cli.engine.cost import Cost, products
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.footprint import cost_of_passes, rows_at_once, stays_in_cache
@@ -215,6 +216,7 @@ def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple
                 if measure.name == NEIGHBOURS:
                     shared.append([label, *names, *_of_neighbours(taken, measure, *given)])
     run.manifest.update(noted)
+    _correct(split)
     lacking = sum(row[BUDGET_COLUMNS.index(shares.VALUE)] is None for row in split)
     if lacking:
         run.warn(f"significance.budget: {lacking} of {len(split)} pairs of layers have no variance over documents")
@@ -223,6 +225,14 @@ def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple
         **({BY_TOKEN: Table(columns=BY_TOKEN_COLUMNS, rows=shared)} if shared else {}),
     }
     return tables, parts.about(by_parts)
+
+
+def _correct(split: Sequence[list[Any]]) -> None:
+    """Corrects the p values of every two models, the last of each row, for their number."""
+    for _, rows in groupby(split, key=lambda row: row[:2]):
+        tested = [row for row in rows if row[-1] is not None]
+        for row, p in zip(tested, holm_adjusted(torch.tensor([row[-1] for row in tested])).tolist(), strict=True):
+            row[-1] = p
 
 
 def _layers(rows: Rows, numbers: Sequence[int]) -> list[Tensor]:
@@ -255,7 +265,7 @@ class Parts:
         return cls(taken, shares.design(taken.tokens, taken.documents, rng, twins=several), rows, fresh, twins, {})
 
     def row(self, pair: Pair, x: Tensor, y: Tensor) -> list[float | None]:
-        """The shares of BUDGET_PARTS, then half of the width of their intervals."""
+        """The shares of BUDGET_PARTS, half of the width of their intervals, and p of the test beyond the token."""
         for layer, z in zip(pair, (x, y), strict=True):
             if layer not in self.norms:
                 self.norms[layer] = shares.norm(self.design, z)
@@ -265,7 +275,8 @@ class Parts:
         norms = self.norms[pair.first], self.norms[pair.second]
         found = shares.shares(parts, norms, self.taken.read.significance.level)
         numbers = [found.get(part, NONE) for part in BUDGET_PARTS]
-        return [known(number) for share in zip(*numbers, strict=True) for number in share]
+        tested = shares.p_beyond(self.design, x, y)
+        return [known(number) for number in (*chain.from_iterable(zip(*numbers, strict=True)), tested)]
 
     def _features(self, pair: Pair) -> Tensor | None:
         """The features that are read out, of the twins of both layers."""

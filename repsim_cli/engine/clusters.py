@@ -59,7 +59,8 @@ class Clusters:
             raise BadInput(
                 "significance.within: rows of a document depend on each other, so that no exchange of single rows "
                 f"keeps its level, got {inside[0]} with clusters of several rows; set significance.clusters=row where "
-                "rows do not depend on each other, or significance=none for the level of chance within it"
+                "rows do not depend on each other, or significance=none for the level of chance within it; "
+                "significance.budget=true tests what is shared beyond the token"
             )
         codes = self._codes([name for name in self.held if alone or name != "position"])
         documents, beginnings, alike = ([part[x] for x in batches] for part in (self.documents, self.beginnings, codes))

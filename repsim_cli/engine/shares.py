@@ -19,8 +19,13 @@ The estimate. Covariances are means over pairs of rows of different documents, o
 effects of documents do not enter. Inner products are taken between disjoint sets of documents: C of a fold with C_k of
 the other folds, which has no bias. Read-outs of x, of y, the covariance of features and C are each from a fold of their
 own. Intervals are Student's t from a jackknife that leaves out groups of documents.
+
+The test of the rest. Under its null nothing is shared among rows of one token, whatever documents share: the covariance
+within a token of half of the documents is the direction, and that of the other half along it has mean 0. Its jackknife
+t, one-sided, is a cross U-statistic (Shekhar et al. 2023), which needs no exchange of rows.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import permutations
@@ -34,6 +39,7 @@ from torch import Tensor
 
 FOLDS, GROUPS = 4, 20  # of documents; groups are within folds
 LEAST = 40  # documents, from which on intervals cover
+CONSTANT = 1e-5  # of the variance, that rows of one token may differ by rounding
 EACH = 10  # pairs of rows beyond the number of tokens for each feature that is read out
 VALUE, TOKEN, REST, ALONE = "value", "token", "rest", "alone"
 UNTRAINED, LEARNED = "untrained", "learned"
@@ -159,13 +165,14 @@ def _means(columns: Float[Tensor, "c 5"], squared: Float[Tensor, " c"]) -> tuple
 class Design(NamedTuple):
     """How the rows of a sample are split. folds: each fold of documents; others: all but it. groups: of documents, by
     fold. read: by fold the cells of its partnered rows, and those without each of its groups. alone: the share of rows
-    without a partner."""
+    without a partner. halves: the documents of a test, those that give its direction first."""
 
     folds: Sequence[Fold]
     others: Sequence[Fold]
     groups: Sequence[Sequence[int]]
     read: Sequence[Mapping[int, Cells]]
     alone: float
+    halves: tuple[Fold, Fold]
 
     @property
     def features(self) -> int:
@@ -180,8 +187,10 @@ WHOLE = -1  # beside the numbers of groups: without none
 def design(tokens: Codes, documents: Codes, rng: np.random.Generator, *, twins: bool = True) -> Design:
     """Splits rows at random by their documents, numbered from 0, of which there are LEAST or more. tokens: by row.
     twins: whether features of twins will be read out."""
-    count = documents.max() + 1
-    groups = (rng.permutation(count) % GROUPS)[documents]
+    order = rng.permutation(documents.max() + 1)
+    groups, half, of_half = (
+        (number % size)[documents] for number, size in ((order, GROUPS), (order, 2), (order // 2, GROUPS))
+    )
     of_fold = [list(range(k, GROUPS, FOLDS)) for k in range(FOLDS)]
     inside = [np.isin(groups, of) for of in of_fold]
     parts = [[fold(np.flatnonzero(rows), tokens, documents, groups) for rows in (each, ~each)] for each in inside]
@@ -192,7 +201,8 @@ def design(tokens: Codes, documents: Codes, rng: np.random.Generator, *, twins: 
         if twins
     ]
     alone = float(np.mean([len(each.alone.rows) / each.alone.total for each in others]))
-    return Design(folds, others, of_fold, read, alone)
+    direction, judged = (fold(np.flatnonzero(half == each), tokens, documents, of_half) for each in (0, 1))
+    return Design(folds, others, of_fold, read, alone, (direction, judged))
 
 
 def inner(given: Design, x: Rows, y: Rows) -> Float[np.ndarray, "3 g"]:
@@ -244,6 +254,28 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
     return found / FOLDS
 
 
+def p_beyond(given: Design, x: Rows, y: Rows) -> float:
+    """Tests whether x and y share something beyond the token; NaN where rows of one token are all alike."""
+    direction, judged = given.halves
+    if not (_varies(direction, x) and _varies(direction, y)):
+        return math.nan
+    whole, *left = products(judged.within, x, y, covariance(direction.within, x, y))
+    error = _error(np.array(left))
+    return float(scipy.stats.t.sf(whole / error, GROUPS - 1)) if error > 0 else math.nan
+
+
+def _varies(given: Fold, x: Rows) -> bool:
+    """Tells whether rows of one token differ, by a few random directions."""
+    seen = x @ torch.randn(x.shape[1], 4, generator=torch.Generator().manual_seed(0)).to(x)
+    within, whole = (float(covariance(cells, seen, seen).trace()) for cells in (given.within, given.whole))
+    return within > CONSTANT * whole
+
+
+def _error(without: Float[np.ndarray, " g"]) -> float:
+    """The standard error of a number, from what it is without each group of documents."""
+    return float(np.sqrt((GROUPS - 1) / GROUPS * np.square(without - without.mean()).sum()))
+
+
 class Read(NamedTuple):
     """Of one fold: the read-outs of x (p, k) and of y (q, k), and the covariance of the features (k, k)."""
 
@@ -289,8 +321,7 @@ def shares(parts: Mapping[str, Jackknifed], norms: tuple[Jackknifed, Jackknifed]
     found = {}
     for name, part in parts.items():
         whole, left = (part / scale)[0], (part / scale)[1:]
-        spread = np.sqrt((GROUPS - 1) / GROUPS * np.square(left - left.mean()).sum())
-        found[name] = Share(float(whole), wide * float(spread))
+        found[name] = Share(float(whole), wide * _error(left))
     return found
 
 

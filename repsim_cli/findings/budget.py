@@ -17,9 +17,10 @@ from repsim_cli.figures.texts import distinct
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import block_of
-from repsim_cli.runs.content import BUDGET, BY_TOKEN, CHANCE, MADE_OF, Table
+from repsim_cli.runs.content import BUDGET, BY_TOKEN, CHANCE, MADE_OF, P_BEYOND, Table
 
 PANEL, ACROSS = (3.4, 2.2), 3  # inches; panels side by side
+ALPHA = 0.05  # of p beyond the token
 MOST = 10  # characters of the name of a layer
 # of each table the parts that are stacked, with their names and colours
 STACKED: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -76,7 +77,11 @@ def said(rows: Sequence[Row]) -> str:
         learned = f"{row['learned']:z.2f} ± {row['± learned']:.2f} learned"
         of = f"{row['untrained']:z.2f} untrained models of these shapes, {learned}"
     alone = f"; {row['alone']:z.2f} in rows whose token has no partner" if abs(row["alone"]) >= 0.005 else ""
-    return f"of {row['value']:z.2f} in {_where(row)}, {row['token']:z.2f} is the token, {of}{alone}"
+    tested = [row[P_BEYOND] for row in rows if row.get(P_BEYOND) is not None]
+    found = (
+        f"; p < {ALPHA} beyond the token in {sum(p < ALPHA for p in tested)} of {len(tested)} pairs" if tested else ""
+    )
+    return f"of {row['value']:z.2f} in {_where(row)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
 
 
 def said_of_neighbours(rows: Sequence[Row]) -> str:

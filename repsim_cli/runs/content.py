@@ -31,7 +31,9 @@ ANSWERS = (WHERE, SAME, MADE_OF)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")
+P_BEYOND = "p beyond the token"
 BUDGET_COLUMNS = ["model a", "model b", "layer a", "layer b", *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS)]
+BUDGET_COLUMNS.append(P_BEYOND)
 BY_TOKEN_COLUMNS = ["measure", *BUDGET_COLUMNS[:4], "value", CHANCE, "same token", "other tokens"]
 
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own

@@ -29,6 +29,7 @@ def test_a_run_says_what_its_values_are_made_of(finished):
         assert row["rest"] is None
         assert row["token"] > 0.5 > row["learned"] > 0
         assert 0 < row["± value"] < 0.1
+        assert row["p beyond the token"] < 0.01
     for row in rows_of(results["tables"][BY_TOKEN]):
         assert row["value"] == pytest.approx(row["chance"] + row["same token"] + row["other tokens"])
         assert row["measure"] == "mutual_knn"
@@ -38,6 +39,7 @@ def test_a_run_says_what_its_values_are_made_of(finished):
     ((who, what),) = results["tables"][MADE_OF]["rows"]
     assert who == "tiny_a x tiny_b"
     assert what.startswith(f"of {rows[1]['value']:.2f} in block 5, {rows[1]['token']:.2f} is the token, ")
+    assert what.endswith("; p < 0.05 beyond the token in 2 of 2 pairs")
 
 
 def test_untrained_models_of_the_run_are_the_twins():

@@ -97,3 +97,20 @@ def test_shared_neighbours_by_token():
     own = (1 + 0 + 0 + 0) / 8  # 1 of row 0
     listed = (np.array([1, 0, 0, 0]) + np.array([1, 1, 2, 2])) / 2  # of its token, by row
     assert same == pytest.approx(own - listed.mean() / 3)
+
+
+def test_p_is_of_what_is_shared_beyond_the_token():
+    """A table of tokens alone has none, whatever the documents add."""
+
+    def p(models, seed):
+        rng = np.random.default_rng(seed)
+        document, token, (x, y) = levels_budget.rows(rng, 40, 8, models)
+        return shares.p_beyond(shares.design(token, document, rng, twins=False), x, y)
+
+    assert max(p(levels_budget.BOTH, seed) for seed in range(3)) < 0.001
+    assert min(p(levels_budget.ALONE, seed) for seed in range(3)) > 0.05
+    rng, document, token, x, y = drawn(5)
+    table = torch.from_numpy(rng.normal(size=(30, 4)))[token]
+    design = shares.design(token, document, rng)
+    assert np.isnan(shares.p_beyond(design, table, y))
+    assert shares.p_beyond(design, table + 0.1 * x, y) < 0.001
