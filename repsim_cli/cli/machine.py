@@ -49,6 +49,7 @@ RUN = {
             "larger_is_closer": bool,
             "estimate": dict,
             "token_alone": NUMBER | None,
+            "token_and_one_before": NUMBER | None,
             "warnings": [str],
             "pairs": [PAIR],
         }
@@ -143,6 +144,7 @@ def of_run(folder: Path) -> dict[str, Any]:
                 "larger_is_closer": measured.larger_is_closer,
                 "estimate": measured.estimate,
                 "token_alone": (measured.floor or {}).get("value"),
+                "token_and_one_before": (measured.floor or {}).get("pairs"),
                 "warnings": [text for text in manifest["warnings"] if answer.concerns(text, measured.label, labels)],
                 "pairs": [_pair(measured, sides) for sides in answering.sides_of(measured, read)],
             }

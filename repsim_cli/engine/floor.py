@@ -4,6 +4,7 @@ Rows of one token are then alike on both sides, and nothing else is shared: what
 One number per measure, whatever the layers: tables are as wide as these are in the median. Random vectors of different
 tokens are the nearer to orthogonal the wider they are, so that the width counts: of very wide tables CKA is 1. A trace
 of noise of each row keeps rows of one token from being equal, so that no tie between neighbours goes by the index.
+Of tokens the same is known of tables with a vector per pair of a token and the one before it.
 """
 
 import warnings
@@ -14,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.places import row_identities
+from repsim_cli.activations.exchange import combined
+from repsim_cli.activations.places import row_identities, row_tokens
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.comparison import Comparison
@@ -23,7 +25,7 @@ from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning
 
-FLOOR = "floor"  # the statistic of a batch
+FLOOR, OF_PAIRS = "floor", "floor of pairs"  # the statistics of a batch
 BATCHES = 2  # of a run, from which it is taken
 NOISE = 0.1  # of rows, in standard deviations of a table
 OF = "two tables of {} random numbers per {}"
@@ -54,6 +56,9 @@ def beside(
     tokens = None if given is None else row_identities(given, comparison.extract)
     if tokens is None or not comparison.significance.floor:
         return None
+    known = {FLOOR: tokens}
+    if comparison.extract.unit == "token":
+        known[OF_PAIRS] = combined(tokens, 1 + row_tokens(given, comparison.extract, before=True))
     measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
     device, width = comparison.hardware.device, width_of(comparison)
 
@@ -61,11 +66,15 @@ def beside(
         found: dict[Key, Tensor] = {}
         if batch >= BATCHES:
             return found
-        xs = [x.to(device) for x in tables(tokens[comparison.numbers(batch)], width, [comparison.seed, batch])]
-        of_rows = {"labels": labels(batch), "documents": comparison.documents_apart(batch)}
-        for label, measure in measures.items():
-            if (value := _value(measure, xs, comparison.hardware.tile, of_rows)) is not None:
-                found[label, FLOOR] = value
+        rows, of_rows = (
+            comparison.numbers(batch),
+            {"labels": labels(batch), "documents": comparison.documents_apart(batch)},
+        )
+        for what, codes in known.items():
+            xs = [x.to(device) for x in tables(codes[rows], width, [comparison.seed, batch])]
+            for label, measure in measures.items():
+                if (value := _value(measure, xs, comparison.hardware.tile, of_rows)) is not None:
+                    found[label, what] = value
         return found
 
     return observe
@@ -95,4 +104,5 @@ def record(matrix: SimilarityMatrix, comparison: Comparison) -> dict[str, Any] |
         return None
     unit, width = comparison.extract.unit, width_of(comparison)
     about = {"unit": unit, "of": OF.format(width, unit), "width": width, "batches": min(BATCHES, matrix.batches)}
-    return {"value": float(matrix.statistics[FLOOR]), **about}
+    pairs = {"pairs": float(matrix.statistics[OF_PAIRS])} if OF_PAIRS in matrix.statistics else {}
+    return {"value": float(matrix.statistics[FLOOR]), **about, **pairs}

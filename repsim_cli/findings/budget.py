@@ -60,7 +60,8 @@ def said(rows: Sequence[Row]) -> str:
     """The layers of two models that share most beyond the token and untrained models, in a sentence; empty where no
     layers have a value.
 
-    >>> row = {"layer a": "resid_post@6", "layer b": "resid_post@6", "value": 0.72, "token": 0.54, "untrained": 0.04}
+    >>> row = {"layer a": "resid_post@6", "layer b": "resid_post@6", "value": 0.72, "± value": 0.01}
+    >>> row |= {"token": 0.54, "untrained": 0.04}
     >>> said([{**row, "learned": 0.1348, "± learned": 0.0211, "alone": 0.0052, "rest": None}])
     'of 0.72 in block 6, 0.54 is the token, 0.04 untrained models of these shapes, 0.13 ± 0.02 learned; 0.01 in rows whose token has no partner'
     >>> said([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])

@@ -124,7 +124,7 @@ class Measured:
     estimate: kind, rows, rows_available, batches, pairs (`all` or `other_documents`), and unit where it is not rows.
     null: how significance was tested, or None. chance: what its level is of (units, the share of rows with a partner,
     batches, mean, spread, orders), or why it is not known (unknown). floor: what the token alone gives (value, unit,
-    of, width, batches); None of rows that are no tokens or words.
+    of, width, batches), and a token with the one before it (pairs); None of rows that are no tokens or words.
     """
 
     name: str
@@ -146,7 +146,8 @@ class Measured:
         """Says what the token alone gives; empty where it is not known."""
         if self.floor is None:
             return ""
-        return f"the {self.floor['unit']} alone: {self.floor['value']:z.2f}, {self.floor['of']}"
+        pairs = f" (per pair with the one before: {self.floor['pairs']:z.2f})" if "pairs" in self.floor else ""
+        return f"the {self.floor['unit']} alone: {self.floor['value']:z.2f}{pairs}, {self.floor['of']}"
 
     @property
     def fixed_places(self) -> str:

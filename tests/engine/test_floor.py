@@ -66,8 +66,10 @@ def test_a_run_says_what_the_token_alone_gives(rows, unit):
     for measured in compared(rows).results.measures:
         assert measured.floor["of"] == f"two tables of {measured.floor['width']} random numbers per {unit}"
         assert 0.1 < measured.floor["value"] < 1
-        said = f"the {unit} alone: {measured.floor['value']:.2f}, two tables of {measured.floor['width']} random"
+        pairs = f" (per pair with the one before: {measured.floor['pairs']:z.2f})" if rows == "tokens" else ""
+        said = f"the {unit} alone: {measured.floor['value']:.2f}{pairs}, two tables of {measured.floor['width']} random"
         assert measured.token_alone.startswith(said)
+        assert ("pairs" in measured.floor) == (rows == "tokens")
 
 
 def test_it_can_be_left_out_and_pooled_rows_have_none():

@@ -1052,7 +1052,7 @@ function reading(record) {
     record.block > 1 ? averaged(record) : "",
     `${card.label}: ${card.larger_is_closer ? "larger" : "smaller"} is closer; range: ${bound(card.bounds[0], "no lower bound")} to ${bound(card.bounds[1], "no upper bound")}; ${card.symmetric ? "symmetric" : "not symmetric: the row is explained by the column"}.`,
     `${estimates[estimate.kind] ?? estimate.kind}, ${estimate.rows.toLocaleString("en")} of ${estimate.rows_available.toLocaleString("en")} ${estimate.unit ?? "rows"}${estimate.pairs === "other_documents" ? ", pairs of rows of different documents" : ""}${settings ? `; ${settings}` : ""}.`,
-    record.floor ? `The ${record.floor.unit} alone: ${short(record.floor.value)}, ${record.floor.of}.` : "",
+    record.floor ? `The ${record.floor.unit} alone: ${short(record.floor.value)}${record.floor.pairs === undefined ? "" : ` (per pair with the one before: ${short(record.floor.pairs)})`}, ${record.floor.of}.` : "",
     chance ? `p values: ${drawn}; not corrected for the number of cells.` : "",
     ...(chance?.not_valid ?? []).map((fault) => `p values are not valid: ${fault}.`),
     card.note,
