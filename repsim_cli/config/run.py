@@ -15,7 +15,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.documents import interpolated, unwritable
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.planning import checking
-from repsim_cli.base.settings import WORDS, Extract, Hardware, Seed, Significance, check_executor
+from repsim_cli.base.settings import WORDS, Extract, Hardware, Seed, Significance
 from repsim_cli.config.analyses import bound_analyses
 from repsim_cli.config.binding import (
     MISSING,
@@ -32,6 +32,7 @@ from repsim_cli.config.binding import (
     measure_function,
     validated,
 )
+from repsim_cli.config.executor import check_executor
 from repsim_cli.config.parts import ROLES, bound_models, every_measure, misplaced, out_of_reach, runnable, unread
 from repsim_cli.figures.frame import Figures, settings_of
 from repsim_cli.findings.analyse import card_of, chosen

@@ -371,8 +371,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
             if models[0] != models[1] and (found := closest(record, each, cells)):
                 *layers, numbers = found
                 table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
-    columns = [*CLOSEST, "value", *JUDGED]
-    return measured, {"closest layers": Table(columns=columns, rows=table)} if table else {}
+    return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}
 
 
 def _jackknifed(comparison: Comparison) -> bool:

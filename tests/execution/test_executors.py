@@ -14,7 +14,8 @@ import pytest
 from engine_units import begin, records, unit, writes
 
 from repsim_cli.base.errors import BadInput, RunFailed
-from repsim_cli.base.settings import Hardware, check_executor
+from repsim_cli.base.settings import Hardware
+from repsim_cli.config.executor import check_executor
 from repsim_cli.execution import driver, pool, ray_cluster, worker
 
 ALONE = Hardware(executor="processes", processes=1)
@@ -144,7 +145,7 @@ def test_a_worker_that_cannot_take_part_says_so_in_a_line(begun, monkeypatch, tm
 
 
 def test_settings_that_cannot_be(repsim, monkeypatch):
-    monkeypatch.setattr("repsim_cli.base.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("repsim_cli.config.executor.find_spec", lambda name: None)
     code, _, err = repsim("run", "hardware=ray")
     assert (code, err) == (
         2,
@@ -156,8 +157,8 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
 
 
 def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch):
-    monkeypatch.setattr("repsim_cli.base.settings.find_spec", lambda name: None)
-    monkeypatch.setattr("repsim_cli.base.settings.COMMANDS", {"slurm": "no-such-command"})
+    monkeypatch.setattr("repsim_cli.config.executor.find_spec", lambda name: None)
+    monkeypatch.setattr("repsim_cli.config.executor.COMMANDS", {"slurm": "no-such-command"})
     for name, lacking in (("ray", "the package ray"), ("slurm", "the command no-such-command")):
         code, out, err = repsim("run", f"hardware={name}", "hardware.processes=2", "dry_run=true")
         assert (code, err) == (0, "")

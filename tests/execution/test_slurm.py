@@ -17,7 +17,8 @@ from engine_units import begin, records, unit, writes
 from helpers.ahead import PAIRS, STITCHES, numbers
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.settings import Hardware, check_executor
+from repsim_cli.base.settings import Hardware
+from repsim_cli.config.executor import check_executor
 from repsim_cli.execution import driver, pilot, slurm
 from repsim_cli.execution.lines import Lines
 from repsim_cli.execution.records import read_records

@@ -1,0 +1,51 @@
+"""Whether units of work can run where `hardware.executor` says."""
+
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import unfit
+from repsim_cli.base.settings import Hardware
+
+PACKAGES = {"ray": "ray"}  # that an executor needs beside those of repsim
+COMMANDS = {"slurm": "sbatch"}  # that an executor calls
+READ_BY = {  # settings that some executors read alone
+    "address": ("ray",),
+    "gpus_per_worker": ("ray", "slurm"),
+    "partition": ("slurm",),
+    "account": ("slurm",),
+    "timeout_min": ("slurm",),
+}
+
+
+def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
+    """Raises BadInput where units cannot run on this executor or it does not read a setting; that its package or
+    command is missing is only noted, as `unfit`, so that a run can be planned on another machine."""
+    name = str(hardware.get("executor", "none"))
+    for setting, readers in READ_BY.items():
+        value = hardware.get(setting)
+        if name not in readers and value not in (None, getattr(Hardware, setting)):
+            raise BadInput(
+                f"hardware.{setting}: hardware.executor={name} does not read it, got {value}; "
+                f"leave it out, or set hardware.executor={' or '.join(readers)}"
+            )
+    if name == "none":
+        return
+    package = PACKAGES.get(name)
+    if package is not None and find_spec(package) is None:
+        unfit(f"hardware.executor: {name} needs the package {package}, got none; pip install -e '.[{name}]'")
+    command = COMMANDS.get(name)
+    if command is not None and shutil.which(command) is None:
+        unfit(f"hardware.executor: {name} needs the command {command}, got none; run on a machine of the cluster")
+    if name == "slurm" and hardware.get("processes") is None:
+        raise BadInput("hardware.processes: SLURM is asked for so many workers, got null; set hardware.processes=8")
+    if name == "slurm" and (hardware.get("gpus_per_worker") or 1) % 1:
+        raise BadInput(
+            f"hardware.gpus_per_worker: SLURM gives whole GPUs, got {hardware['gpus_per_worker']}; set a whole number"
+        )
+    if not cache:
+        raise BadInput(
+            f"hardware.executor: workers leave their results in the cache, got {name} with cache=false; drop one"
+        )
