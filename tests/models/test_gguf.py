@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import TINY, perturb
 
+import repsim_cli
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.base import registry
@@ -189,3 +190,10 @@ def test_a_run_on_a_file(repsim, newest, file):
     code, _, err = repsim("run", "model=[]", f"+model.mine={{kind: transformers, path: '{file}'}}", "extract.length=32")
     assert code == 0, err
     assert (newest() / "results.json").is_file()
+
+
+def test_a_file_of_unrounded_weights_is_the_same_model(tiny, gpt_tokenizer, file, tmp_path):
+    tiny.save_pretrained(tmp_path / "folder")
+    gpt_tokenizer.save_pretrained(tmp_path / "folder")
+    answer = repsim_cli.verify(str(tmp_path / "folder"), str(file), ["one two three", "four five"], quick=True)
+    assert answer.verdict == "IDENTICAL"
