@@ -1,4 +1,4 @@
-"""What this machine and installation offer: versions, devices, memory, threads, matrix kernels, hub, cache."""
+"""What this machine and installation offer: versions, devices, memory, threads, matrix kernels, hub, ports, cache."""
 
 import os
 import platform
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psutil
 
 from repsim_cli.base import environment
+from repsim_cli.config.executor import PORTS
 from repsim_cli.runs import cache, results
 
 OPTIONAL = ("gguf", "peft", "numba", "ripser", "gudhi")  # of the extras
@@ -33,6 +34,7 @@ def examine() -> Iterator[tuple[str, list[str]]]:
     yield "devices", devices()
     yield "matrix kernels", kernels()
     yield "hub", [hub()]
+    yield "open ports, by hardware.executor", [f"{name}: {ports}" for name, ports in PORTS.items()]
     used = [f"{kind}: {entries} entries, {size / 1e9:.3f} GB" for kind, entries, size in cache.overview()]
     writable = "can be written" if _writable() else "cannot be written: runs do without it"
     yield "cache", [f"{cache.root()}: limit {cache.limit() / 1e9:g} GB, {writable}", *used]

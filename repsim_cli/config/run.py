@@ -32,7 +32,7 @@ from repsim_cli.config.binding import (
     measure_function,
     validated,
 )
-from repsim_cli.config.executor import check_executor
+from repsim_cli.config.executor import PORTS, check_executor
 from repsim_cli.config.parts import ROLES, bound_models, every_measure, misplaced, out_of_reach, runnable, unread
 from repsim_cli.figures.frame import Figures, settings_of
 from repsim_cli.findings.analyse import card_of, chosen
@@ -136,7 +136,9 @@ class RunConfig:
         skipped = {"measures skipped": self.skipped} if self.skipped else {}
         notes = {"notes": list(self.notes)} if self.notes else {}
         if self.study is not None:
-            return {**self.study.plan(), **skipped, **notes, "analyses": list(self.analyses)}
+            executor = self.keys.hardware.executor
+            ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
+            return {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
         unknown = {
             label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
             for label, error in self.unknown.items()

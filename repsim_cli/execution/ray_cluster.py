@@ -1,11 +1,15 @@
 """Workers that are actors of a Ray cluster."""
 
 import os
+import secrets
 import signal
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +21,10 @@ from repsim_cli.execution.pool import Held, Lost, Pool, fitting, share
 
 LAST_PORT = 65535
 REACH = 10.0  # seconds for a cluster's port to answer
+START = (
+    "start one with a token (RAY_AUTH_MODE=token ray start --head, the same ~/.ray/auth_token on all machines: ray "
+    "get-auth-token --generate), or set local"
+)
 STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: records are small
 
 
@@ -27,6 +35,17 @@ def gpus_of(hardware: Hardware, memory: float) -> float:
     if hardware.gpus_per_worker is not None or hardware.shard == "auto":
         return hardware.gpus_per_worker or 1.0
     return share(memory, float(torch.cuda.get_device_properties(hardware.device).total_memory))
+
+
+def _own_token() -> None:
+    """Writes a token that this user alone can read, where there is none; Ray's own file is readable to all."""
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        return
+    file = Path.home() / ".ray" / "auth_token"
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private = partial(os.open, mode=0o600)
+    with suppress(FileExistsError), open(file, "x", opener=private) as out:
+        out.write(secrets.token_hex(32))
 
 
 class Ray(Pool):
@@ -46,6 +65,9 @@ class Ray(Pool):
         self._reach()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        guarded = os.environ.setdefault("RAY_AUTH_MODE", "token").lower() == "token"  # else anyone may run code in it
+        if guarded and self.address == "local":
+            _own_token()
         self._ray = ray = import_module("ray")
         handler = signal.getsignal(signal.SIGTERM)
         where = {}
@@ -59,9 +81,9 @@ class Ray(Pool):
                 include_dashboard=False if self.address == "local" else None,
                 **where,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
             reason = " ".join(str(error).split())[:200]
-            advice = "use hardware.executor=processes" if where else "start one (ray start --head), or set local"
+            advice = "use hardware.executor=processes" if where else START
             raise BadInput(f"hardware.address: no Ray cluster, got '{self.address}' ({reason}); {advice}") from None
         except SystemExit:  # how Ray takes SIGTERM while it starts
             raise KeyboardInterrupt from None
@@ -87,10 +109,7 @@ class Ray(Pool):
                 raise OSError(f"no port above {LAST_PORT}")
             socket.create_connection((host, int(port)), REACH).close()
         except OSError as error:
-            raise BadInput(
-                f"hardware.address: no Ray cluster, got '{self.address}' ({error}); start one (ray start --head), or "
-                "set local"
-            ) from None
+            raise BadInput(f"hardware.address: no Ray cluster, got '{self.address}' ({error}); {START}") from None
 
     def about(self) -> str:
         has = {name: amount for name, amount in self._ray.cluster_resources().items() if ":" not in name}

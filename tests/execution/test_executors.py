@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -18,6 +19,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.config.executor import check_executor
 from repsim_cli.execution import driver, pool, ray_cluster, worker
 
+TOKEN = "0123456789abcdef" * 4
 ALONE = Hardware(executor="processes", processes=1)
 
 
@@ -32,6 +34,8 @@ def begun(tmp_path, monkeypatch):
 def cluster(monkeypatch):
     """A Ray cluster of three nodes with a CPU each, on this machine."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     from ray.cluster_utils import Cluster
 
@@ -286,11 +290,19 @@ def test_ray(cluster, begun, tmp_path):
     computed = (tmp_path / "computed").read_text().split("\n")[:-1]
     twice = len(computed) - len(set(computed))
     assert twice <= sum(line["status"] == "lost" for line in lines)  # nothing but what was in flight
+    strange = "import ray; ray.init(address=%r, log_to_driver=False); print(ray.get(ray.remote(lambda: 7).remote()))"
+    for given in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN[::-1]}):
+        others = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
+        environment = {**others, "HOME": str(tmp_path), **given}
+        words = [sys.executable, "-c", strange % cluster.address]
+        refused = subprocess.run(words, env=environment, capture_output=True, text=True)
+        assert (refused.returncode, refused.stdout) == (1, ""), given
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
 @pytest.mark.ray
 def test_actors_that_cannot_take_part(begun, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     ray = Hardware(executor="ray", address="local", processes=1)
     refused = "hardware.executor: the worker on .* cannot take part: "
@@ -301,18 +313,29 @@ def test_actors_that_cannot_take_part(begun, monkeypatch):
         raise AssertionError
 
 
+def test_a_token_of_ones_own_is_readable_to_no_other(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ray_cluster._own_token()
+    file = tmp_path / ".ray" / "auth_token"
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    first = file.read_text()
+    ray_cluster._own_token()
+    assert file.read_text() == first
+    assert len(first) == 64
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")
 @pytest.mark.ray
 def test_no_ray_cluster(begun):
     if any(process.info["name"] == "raylet" for process in psutil.process_iter(["name"])):
         pytest.skip("a Ray cluster runs on this machine")
-    message = r"hardware.address: no Ray cluster, got 'auto' \(.*\); start one \(ray start --head\), or set local"
+    message = r"hardware.address: no Ray cluster, got 'auto' \(.*\); start one with a token \(.*\), or set local"
     with pytest.raises(BadInput, match=message), begun(Hardware(executor="ray")):
         raise AssertionError
 
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid:6379", "127.0.0.1:99999"])
 def test_a_port_where_no_ray_cluster_answers(begun, address):
-    message = rf"hardware.address: no Ray cluster, got '{address}' \(.*\); start one \(ray start --head\), or set local"
+    message = rf"hardware.address: no Ray cluster, got '{address}' \(.*\); start one with a token \(.*\), or set local"
     with pytest.raises(BadInput, match=message), begun(Hardware(executor="ray", address=address)):
         raise AssertionError
