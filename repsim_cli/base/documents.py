@@ -176,7 +176,8 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
             return f"{at}no {missing[0]}, got {shown(list(value))}"
         keys = {key.removesuffix("?"): item for key, item in shape.items()}
         inner = [(key, value[key], item) for key, item in keys.items() if key in value]
-    problems = (misfit(item, form, f"{path}.{key}" if path else str(key)) for key, item, form in inner)
+    other = ((key, item, form) for key, item, form in inner if type(item) is not form)  # the others fit
+    problems = (misfit(item, form, f"{path}.{key}" if path else str(key)) for key, item, form in other)
     return next(filter(None, problems), None)
 
 

@@ -167,6 +167,19 @@ def treatment(remedies: Mapping[str, Any]) -> str:
     return "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)
 
 
+# by name, those that the analysis `robustness` tries
+REMEDIES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "skip 4": {"skip": 4},
+    "features": {"normalise": "features"},
+    "directions": {"normalise": "directions"},
+    "rows": {"normalise": "rows"},
+    "skip 4, features": {"skip": 4, "normalise": "features"},
+    "skip 4, directions": {"skip": 4, "normalise": "directions"},
+    "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class EveryModel:
     """What every model that runs takes in its entry, beside the keys of its kind.

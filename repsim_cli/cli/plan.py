@@ -3,6 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
+
+FEWER = "take fewer rows (extract.sequences, extract.rows, extract.batch_rows)"
+# by part of the memory of a plan, what makes it smaller
+LESS = {
+    "weights": "take fewer models, or hardware.by_block=always",
+    "forward": "set a smaller hardware.batch_size",
+    "rows": FEWER,
+    "distances": FEWER,
+    "pairs left out": FEWER,
+    "matrices": "take fewer rows, measures or layers",
+    "cross products": "take fewer layers",
+    "processes": "set hardware.processes=1",
+    "null": "set fewer significance.permutations",
+    "chance": "set significance.chance=false",
+}
 ROWS = ("rows, at most", "rows")
 
 
@@ -15,10 +31,30 @@ def plan_lines(name: str, plan: Mapping[str, Any], misfits: Sequence[str]) -> li
             lines += [f"    {inner}: {v}" for inner, v in value.items()]
         else:
             lines.append(f"  {key}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    lines += _room(plan.get("memory, GB", {}), psutil.virtual_memory().available / 1e9)
     if misfits:
         lines.append("  does not run here")
         lines += [f"    {problem}" for problem in dict.fromkeys(misfits)]
     return lines
+
+
+def _room(memory: Mapping[str, float], free: float) -> list[str]:
+    """Whether the memory of a plan, in GB by part, is there, in one number; where it is not, what makes it smaller.
+
+    >>> _room({"weights": 1.0, "rows": 9.0, "in all": 10.0, "limit": 12.0}, 11.0)
+    ['  memory: 10.0 GB fit into the 12.0 GB that the run may use (11.0 GB are free now)']
+    """
+    if "limit" not in memory:
+        return []
+    need, limit = memory["in all"], memory["limit"]
+    if need <= min(limit, free):
+        return [
+            f"  memory: {need:.1f} GB fit into the {limit:.1f} GB that the run may use ({free:.1f} GB are free now)"
+        ]
+    room = f"{free:.1f} GB that are free now" if free < limit else f"{limit:.1f} GB that the run may use"
+    part = max(memory.keys() - {"in all", "limit"}, key=lambda part: memory[part])
+    less = f": {LESS[part]}" if part in LESS else ""
+    return [f"  memory: {need:.1f} GB do not fit into the {room}; {part} take {memory[part]:.1f} GB of them{less}"]
 
 
 def plan_in_short(plan: Mapping[str, Any]) -> str:

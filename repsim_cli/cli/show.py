@@ -291,9 +291,7 @@ def _overview(parsed: argparse.Namespace) -> int:
     if parsed.output is not None:
         raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
     root = results.outputs_root()
-    if not root.is_dir() or not folders.runs(root):
-        raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
-    say(str(report.save_overview(root)))
+    say(str(report.save_overview(root, Bar())))
     return 0
 
 

@@ -9,6 +9,7 @@ from repsim_cli.base.errors import BadInput, Unreachable
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Group, Ranked
 from repsim_cli.config.binding import Fields, attempt, bind, component, model_function
+from repsim_cli.config.presets import conf_dir
 
 ALL = "all"
 
@@ -29,8 +30,8 @@ def bound_models(problems: list[str], plain: Fields, unreached: dict[str, Unreac
     return bound
 
 
-def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields]) -> Iterator[str]:
-    """Says what cannot be had from the hub: bases of adapters, and models."""
+def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields], name: str) -> Iterator[str]:
+    """Says what cannot be had from the hub: bases of adapters, and models. name: of the run."""
     adapters = {label: entries[label]["path"] for label in unreached if entries[label].get("path") is not None}
     for label, adapter in adapters.items():
         yield (
@@ -48,7 +49,14 @@ def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fie
         f"model: the hub cannot be reached ({error.reason}), got models of it: "
         f"{', '.join(f'{label} ({lack.what})' for label, lack in models.items())}; connect, or download them and "
         f"set model.{label}.hub=null model.{label}.{key}={folder} (files in the hub's cache are used as they are)"
+        f"{_offline(name)}"
     )
+
+
+def _offline(name: str) -> str:
+    """Names the tiny form of the experiment that gave a run its name, where there is one, and the dry run."""
+    tiny = "/" not in name and (conf_dir() / "experiment" / "tiny" / f"{name}.yaml").is_file()
+    return f"; experiment=tiny/{name} needs no network, and dry_run=true plans this one" if tiny else ""
 
 
 def misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:

@@ -131,6 +131,12 @@ class RunConfig:
     unknown: Mapping[str, Unreachable] = field(default_factory=dict)
     options: Fields = field(default_factory=dict)
 
+    @property
+    def measures(self) -> list[str]:
+        """The labels of the measures that the study computes; none where it takes none."""
+        taken = "measure" in inspect.signature(registry.studies.get(str(self.keys.study)).function).parameters
+        return [label for label in self.keys.measure if taken and label not in self.skipped]
+
     def plan(self) -> Fields:
         """What the run would do."""
         skipped = {"measures skipped": self.skipped} if self.skipped else {}
@@ -138,14 +144,19 @@ class RunConfig:
         if self.study is not None:
             executor = self.keys.hardware.executor
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
-            return {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
+            plan = {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
+            if self.keys.study == "similarity" and settings_of(self.keys.figures).get("which") == "all":
+                from repsim_cli.engine.cost import drawing
+
+                plan["time, roughly"] |= drawing(len(self.models), len(plan["measures"]))
+            return plan
         unknown = {
             label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
             for label, error in self.unknown.items()
         }
         return {
             "models": {**dict.fromkeys(self.models, "shape known"), **unknown},
-            "measures": [label for label in self.keys.measure if label not in self.skipped],
+            "measures": self.measures,
             **skipped,
             "layers, forward passes, memory": "not known without these shapes",
         }
@@ -204,7 +215,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         if name in wanted:
             bound[name] = make()
     if unreached and not plain["dry_run"]:
-        problems += out_of_reach(unreached, plain["model"])
+        problems += out_of_reach(unreached, plain["model"], str(plain.get("name")))
     options = checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += misplaced(plain["study"], study.function, bound["model"])

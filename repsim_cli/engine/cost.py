@@ -24,6 +24,7 @@ ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per
 EFFICIENCY = 0.5  # of a forward pass, relative to a large matrix product
 CALL = 3e-4  # seconds of a block's forward pass beside its operations
 START, FIGURE = 6.0, 0.4  # seconds
+EACH = 1.2  # seconds of a figure of one pair of models; figures=all draws those of all pairs
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def needs(
     memory, disk: bytes by part. activations: bytes of those in the cache.
     """
     return {
-        "memory, GB": in_gb(memory),
+        "memory, GB": {**in_gb(memory), "limit": round(hardware.memory_limit / 1e9, 3)},
         "disk, GB": disk_gb(disk or {}, activations),
         "operations": {part: f"{each.operations:.2g}" for part, each in costs.items()},
         "time, roughly": times({part: each.seconds for part, each in costs.items()}, hardware, figures=figures),
@@ -188,6 +189,18 @@ def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) 
         "in all": f"{duration(sum(whole.values()))}, within a factor of about 3, without {aside}",
         "at": f"{speed / 1e9:,.0f} GFLOP/s in float32, {source}",
     }
+
+
+def drawing(models: int, measures: int) -> dict[str, str]:
+    """Estimates, for a plan, what drawing every figure of a comparison takes: of each pair of models one per measure,
+    and one of all measures.
+
+    >>> drawing(3, 2)
+    {'all figures, beside that': '23 s, about 19 of them'}
+    """
+    pairs = models * (models + 1) // 2
+    count = measures * (pairs + 2) + (models * (models - 1) // 2) * -(-measures // 12) * (measures > 1)
+    return {"all figures, beside that": f"{duration(EACH * count)}, about {count:,} of them"}
 
 
 def duration(seconds: float) -> str:

@@ -22,7 +22,8 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     short = trained.shortfalls(checked.models, run)
     facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
     reasons = {label: shortfall.why for label, shortfall in short.items()}
-    run.manifest.update(facts=facts, base=keys.base, options=checked.options, short=reasons)
+    about = {"facts": facts, "measures": checked.measures, "base": keys.base, "options": checked.options}
+    run.manifest.update(about, short=reasons)
     marks = {label: shortfall.mark for label, shortfall in short.items()}
     measured = dataclasses.replace(checked.study.run(run), marks=marks)
     run.write_results(dataclasses.replace(measured, warnings=run.manifest["warnings"]))

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import escaped, once
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.layout import name_powers, narrowed, room
-from repsim_cli.figures.texts import axes_of, titles_of
+from repsim_cli.figures.layout import entitle, name_powers, narrowed, room
+from repsim_cli.figures.texts import axes_of
 from repsim_cli.runs.results import Progress, quiet, write
 
 DPI = 150
@@ -21,12 +21,19 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "repsim",
     "image.interpolation": "nearest",
     "axes.titlesize": 10,
+    "figure.titlesize": 10,
     "text.hinting": "none",  # as wide in every format and resolution as where the layout measures it
     "pdf.fonttype": 42,  # the fonts themselves, as publishers ask for, instead of outlines
 }
-COLUMN: dict[str, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8}  # about that of captions
+COLUMN: dict[str, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "figure.titlesize": 8.5,
+    "axes.labelsize": 8,
+}  # about that of captions
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^v<>P"
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 PLAIN = "DejaVu Sans"  # comes with matplotlib
 OTHER_SCRIPTS = ("Noto Sans", "Noto Naskh", "Source Han Sans", "WenQuanYi", "IPA", "Nanum", "Droid Sans Fallback")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -134,7 +141,9 @@ def save(
             box = box.padded(max(0, room), MARGIN if style.width else 2 * MARGIN)
             for suffix in style.format:
                 stream = io.BytesIO()
-                figure.savefig(stream, format=suffix, bbox_inches=box, **OPTIONS[suffix])
+                options = OPTIONS[suffix]
+                named = {**options.get("metadata", {}), "Title": figure.get_label()}
+                figure.savefig(stream, format=suffix, bbox_inches=box, **{**options, "metadata": named})
                 write(folder / f"{name}.{suffix}", stream.getvalue())
                 written.append(folder / f"{name}.{suffix}")
     return written
@@ -147,25 +156,29 @@ def _fitted(make: Callable[[], Any], style: Style, key: Path) -> Any:
     for _ in range(TRIES):
         with room(left) as given:
             figure = _legible(make, style.font, key)
+        title = figure.get_suptitle()
+        figure.suptitle("")
+        figure.set_label(title.partition("\n")[0])
         powers = name_powers(figure)
-        if not style.titles:
-            _untitled(figure)
         surplus = 0.0 if width is None else narrowed(figure, width, given.asked)
         for text in powers:
             text.set_visible(False)
         if left is None or surplus <= 0:
             break
         left = min(left, figure.get_size_inches()[0]) - surplus
+    if style.titles:
+        entitle(figure, title, width)
+    _mark(figure)
     return figure
 
 
-def _untitled(figure: Any) -> None:
-    """Without its title; of several panels each keeps its name."""
-    figure.suptitle("")
-    titled = [axes for axes in figure.axes if any(title.get_text() for title in titles_of(axes))]
-    for axes in titled if len(titled) == 1 else ():
-        for title in titles_of(axes):
-            title.set_text("")
+def _mark(figure: Any) -> None:
+    """Names, in SVG, the paper, and what stands in cells: the page's dark scheme changes the one and not the other."""
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_gid("paper")
+    for axes in figure.axes:
+        for artist in (*axes.texts, *axes.lines, *axes.collections) if axes.images else ():
+            artist.set_gid("cell")
 
 
 def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
@@ -269,12 +282,22 @@ def cycled(values: Sequence[str], count: int) -> list[str]:
     return [values[i % len(values)] for i in range(count)]
 
 
-def several(count: int) -> list[Any]:
-    """As many colours: ten that are told apart well, or a scale of more."""
-    import numpy as np
-    from matplotlib import colormaps
+def line_styles(count: int) -> list[dict[str, Any]]:
+    """Gives as many styles of lines, for matplotlib: colours of the palette, with dashes and markers, so that no two
+    of the first 24 are alike in both colour and dashes, and lines can be told apart without colours.
 
-    return list(colormaps["tab10"](range(count)) if count <= 10 else colormaps["turbo"](np.linspace(0, 1, count)))
+    >>> [(style["color"], style["linestyle"]) for style in line_styles(2)]
+    [('#0072B2', '-'), ('#D55E00', (0, (5, 1.5)))]
+    """
+    turn = len(COLOURS) * len(DASHES) // 2
+    return [
+        {
+            "color": COLOURS[i % len(COLOURS)],
+            "linestyle": DASHES[(i + i // turn) % len(DASHES)],
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+        for i in range(count)
+    ]
 
 
 def shades(count: int) -> list[Any]:
@@ -287,6 +310,13 @@ def shades(count: int) -> list[Any]:
 
 def legend_beside(axes: Any, **options: Any) -> None:
     """A legend to the right of the axes, whose names are taken as they are."""
-    settings = {"fontsize": 7, "frameon": False, "loc": "center left", "bbox_to_anchor": (1, 0.5), **options}
+    settings = {
+        "fontsize": 7,
+        "frameon": False,
+        "handlelength": 3,
+        "loc": "center left",
+        "bbox_to_anchor": (1, 0.5),
+        **options,
+    }
     for text in axes.legend(**settings).get_texts():
         text.set_parse_math(False)

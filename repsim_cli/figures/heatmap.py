@@ -23,7 +23,7 @@ LETTERS = 7  # of a name that is shortened to stand along its axis, at least
 TICK, TIGHT = 0.15, 0.09  # inches that a layer's name needs, and at least where heads stand together
 TREE = 0.7  # inches that a tree takes
 APART = 0.85  # inches between two matrices, for the labels of a colour bar
-STRIP, STRIP_GAP = 0.09, 0.04  # height of a strip above a matrix and its distance, inches
+STRIP, STRIP_GAP = 0.1, 0.04  # height of a strip above a matrix and its distance, inches
 SMALL, ACROSS = 1.4, 4  # side of a small matrix in inches, and how many stand side by side
 MEASURES_ACROSS, SMALLEST_MEASURE = 5, 0.7  # small matrices of measures side by side, and their least side in inches
 MARK = "#b34700"  # of chance
@@ -108,7 +108,7 @@ def heatmap(
             for ink, thick in (("white", points / 5), ("black", points / 11)):
                 axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
     first = pair(figure)[0]
-    first.set_title(title if marked else noted(title, values), loc="left", parse_math=False)
+    headline(figure, title if marked else noted(title, values))
     return figure, first
 
 
@@ -170,12 +170,9 @@ def add_strips(axes: Any, shares: Mapping[str, np.ndarray]) -> None:
         strip = axes.figure.add_axes((box.x0, bottom, box.width, STRIP / size[1]))
         strip.imshow(share[None], cmap="Greys", vmin=0, vmax=1, aspect="auto")
         strip.set_xticks([])
-        strip.set_yticks([0], [name], fontsize=5)
+        strip.set_yticks([0], [name], fontsize=6)
         strip.tick_params(length=0, pad=2)
         strip.spines[:].set_linewidth(0.4)
-    axes.set_title(
-        axes.get_title(loc="left"), loc="left", pad=6 + 72 * (STRIP_GAP + STRIP * len(shares)), parse_math=False
-    )
 
 
 def small_heatmaps(
@@ -198,24 +195,26 @@ def small_heatmaps(
             names, _ = by_block(layers)
             step = max(1, int(np.ceil(TICK * len(names) / side)))
             at = range(0, len(names), step)
-            axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
+            axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=6, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
     bar = bar_beside(figure, image, bar_label(card))
     if chance is not None:
         _mark(bar, chance)
-    headline(figure, noted(title, *(values for _, values, _, _ in matrices)), 0.22)
+    headline(figure, noted(title, *(values for _, values, _, _ in matrices)))
     return figure, used
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfMeasure:
-    """One pair of models under one measure. path: the column of each row through which a line is drawn."""
+    """One pair of models under one measure. path: the column of each row through which a line is drawn. limits: of the
+    colours."""
 
     name: str
     values: np.ndarray
     card: Mapping[str, Any]
     chance: Chance | None
+    limits: tuple[float, float]
     path: Sequence[int | None] = ()
 
 
@@ -225,7 +224,7 @@ def measure_maps(
     """Small matrices of the same layers under several measures, bright where layers are close, each on the whole range
     of its measure: one bar of colours where all have one scale, else one each, with the level of chance. models: those
     of the rows and of the columns."""
-    scales = [(*colour_range(part.values, part.card, "values"), colours(part.card, "values")) for part in parts]
+    scales = [(*part.limits, colours(part.card, "values")) for part in parts]
     common = len(set(scales)) == 1 and not any(part.chance for part in parts)
     gap = 0.14 if common else 0.5
     across = min(MEASURES_ACROSS, len(parts))
@@ -244,7 +243,7 @@ def measure_maps(
         ):
             step = max(1, int(np.ceil(TICK * len(names) / side)))
             at = range(0, len(names), step)
-            axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=5, parse_math=False)
+            axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=6, parse_math=False)
             if shown:
                 axis.set_label_text(shortened(model, int(14 * side)), fontsize=6, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
@@ -253,7 +252,7 @@ def measure_maps(
             box = axes.get_position()
             bar = figure.add_axes((box.x1 + 0.05 / width, box.y0, 0.06 / width, box.height))
             figure.colorbar(image, cax=bar, ticks=[low, high], format="{x:.3g}")
-            bar.tick_params(labelsize=5, length=1.5, pad=1)
+            bar.tick_params(labelsize=6, length=1.5, pad=1)
             for label, side in zip(bar.get_yticklabels(), ("bottom", "top"), strict=True):
                 label.set_verticalalignment(side)
             if part.chance is not None:
@@ -263,7 +262,7 @@ def measure_maps(
     if common:
         same = len({part.card["label"] for part in parts}) == 1
         bar_beside(figure, image, bar_label(parts[0].card) if same else direction(parts[0].card))
-    headline(figure, noted(title, *(part.values for part in parts)), 0.25)
+    headline(figure, noted(title, *(part.values for part in parts)))
     return figure
 
 
@@ -336,13 +335,13 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, belo
 
 
 def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tuple[float, float]:
-    """From the card's bounds; where a side has none, from the data (0 included)."""
+    """From the card's bounds, but from 0 where no value is below it; where a side has none, from the data."""
     values = values[np.isfinite(values)]
     if what == "se":
         return 0.0, float(values.max(initial=1e-12))
     # models of one training say nearly the same: on the whole range their differences would not be seen
     low, high = (0.0, None) if card.get("reads") == "outputs" else card["bounds"]
-    low = float(values.min(initial=0.0)) if low is None else low
+    low = float(values.min(initial=0.0)) if low is None or values.min(initial=0.0) >= 0 else low
     high = float(values.max(initial=0.0)) if high is None else high
     return low, high
 
@@ -393,5 +392,4 @@ def add_tree(figure: Any, axes: Any, linkage: np.ndarray, label: str) -> Any:
     tree.set_ylabel(label, fontsize=7)
     tree.tick_params(labelsize=6, length=2)
     tree.spines[["top", "right", "bottom"]].set_visible(False)
-    axes.set_title(axes.get_title(loc="left"), loc="left", pad=6 + 72 * (0.1 + TREE), parse_math=False)
     return tree

@@ -16,7 +16,9 @@ ROWS = 24  # of a legend
 SHADED = "shaded: "  # how a legend names a band
 LETTER = 0.6  # the mean width of a letter over the size of the text
 NAMES = 0.3  # the share of the width that names beside axes take at most
-CLEAR = 0.06  # inches between rows of panels
+CLEAR = 0.06  # inches between rows of panels, and below titles
+SMALL = 6.5  # points of the lines of a title below the first
+TITLED = 4.0  # inches that a title takes at least where there is room
 MATRIX = "matrix"  # the label of the axes of matrices that belong together
 
 
@@ -97,6 +99,21 @@ def name_powers(figure: Any) -> list[Any]:
     return powers
 
 
+def entitle(figure: Any, title: str, width: float | None) -> None:
+    """Writes the first line of a title, what is seen, above all that is drawn, and its other lines small below that.
+    width: what they may take, in inches; None: as much as the figure."""
+    box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
+    edge = box.y1 + CLEAR
+    width = max(box.width, TITLED) if width is None else width
+    first, _, others = title.partition("\n")
+    place = {"ha": "left", "va": "bottom", "parse_math": False}
+    for words in filter(None, (others, first)):
+        made = figure.suptitle(words, **place) if words is first else figure.text(0, 0, words, fontsize=SMALL, **place)
+        made.set(x=box.x0 / wide, y=edge / high)
+        fold([made], width)
+        edge = made.get_window_extent().y1 / figure.dpi + CLEAR / 2
+
+
 def _surround(figure: Any, width: float) -> float:
     """Folds the titles and labels around axes, and moves what stands above other axes clear of them. Returns the inches
     by which all is wider than this."""
@@ -105,19 +122,17 @@ def _surround(figure: Any, width: float) -> float:
     if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
         _part(figure, *pair)
     titled = [axes for axes in figure.axes if any(title.get_text() for title in titles_of(axes))]
-    least = min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes)
-    if figure._supylabel is not None:
-        least = min(least, figure._supylabel.get_window_extent().x0)
-    if pair or len(titled) == 1:
-        for axes in titled[:1]:  # flush with the names beside it
-            box = axes.get_window_extent()
-            axes._left_title.set_x((least - box.x0) / box.width)
-            fold(titles_of(axes), width)
-    elif titled:
-        for axes in titled:
-            fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+    for axes in titled:
+        fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+    if titled:
         _spread(figure, titled)
-    _fold_whole(figure, width, least)
+    if figure._supxlabel is not None:
+        whole, first = figure.get_window_extent(), min(axes.get_window_extent().x0 for axes in figure.axes)
+        least = min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes)
+        if figure._supylabel is not None:
+            least = min(least, figure._supylabel.get_window_extent().x0)
+        figure._supxlabel.set(x=first / whole.width, ha="left")
+        fold([figure._supxlabel], width - (first - least) / figure.dpi)
     return figure.get_tightbbox().width - width
 
 
@@ -134,19 +149,6 @@ def _fold_labels(figure: Any, width: float) -> None:
         if axes.yaxis.label.get_rotation() == 90:
             higher = 1.0 if axes.get_label() == MATRIX else 1.4
             fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
-
-
-def _fold_whole(figure: Any, width: float, least: float) -> None:
-    """Folds the title and the label of the whole figure. least: where what stands around axes begins, in pixels."""
-    whole = figure.get_window_extent()
-    first = min(axes.get_window_extent().x0 for axes in figure.axes)
-    for text, left in ((figure._suptitle, least), (figure._supxlabel, first)):
-        if text is not None:
-            text.set(x=left / whole.width, ha="left")
-            fold([text], width - (left - least) / figure.dpi)
-    if figure._suptitle is not None:
-        top = max(axes.get_tightbbox().y1 for axes in figure.axes) + CLEAR * figure.dpi
-        figure._suptitle.set_y(max(figure._suptitle.get_position()[1], top / whole.height))
 
 
 def _spread(figure: Any, panels: Sequence[Any]) -> None:
@@ -172,9 +174,8 @@ def _spread(figure: Any, panels: Sequence[Any]) -> None:
     for axes, box in places:
         low, high = np.interp([box.y0 * height, box.y1 * height], old, new) / (height + more)
         axes.set_position((box.x0, low, box.width, high - low))
-    for text, shift in ((figure._suptitle, more), (figure._supxlabel, 0.0)):
-        if text is not None:
-            text.set_y((text.get_position()[1] * height + shift) / (height + more))
+    if figure._supxlabel is not None:
+        figure._supxlabel.set_y(figure._supxlabel.get_position()[1] * height / (height + more))
 
 
 def _part(figure: Any, upper: Any, lower: Any) -> None:
@@ -199,8 +200,6 @@ def _shrink(figure: Any, width: float) -> None:
         left = first - min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes) / figure.dpi
         for axes in titled:
             fold(titles_of(axes), 0.97 * (width - left) / len(columns))
-    if figure._suptitle is not None:
-        fold([figure._suptitle], 0.9 * width)
     # text takes more of a small panel: only squares have to shrink in height as in width
     taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
     for turn in range(12):  # that ticks change with the size may take more turns
@@ -256,18 +255,14 @@ def _stack(figure: Any, width: float) -> float:
             fold([axes.xaxis.label], new + (between if across > 1 else 0))
     grown = max(_around(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
     left, new = left + grown, new - grown / across
-    top = 0.0
-    if figure._suptitle is not None and figure._suptitle.get_text():
-        fold([figure._suptitle], width)
-        top = figure._suptitle.get_window_extent().height / figure.dpi + 0.05
     down = -(-len(panels) // across)
     for _ in range(2):  # what stands above and below panels depends on their size
         sides = [_around(axes) for axes in panels]
         lines = [sides[i * across : (i + 1) * across] for i in range(down)]
         above, below = ([max(side[k] for side in line) for line in lines] for k in (3, 2))
-        total = top + sum(above) + sum(below) + down * high + 0.08 * (down - 1)
+        total = sum(above) + sum(below) + down * high + 0.08 * (down - 1)
         figure.set_size_inches(width, total)
-        edge = total - top
+        edge = total
         for number, axes in enumerate(panels):
             row, column = divmod(number, across)
             if column == 0:
@@ -275,8 +270,6 @@ def _stack(figure: Any, width: float) -> float:
             axes.set_position(((left + column * (new + between)) / width, edge / total, new / width, high / total))
             if column == across - 1:
                 edge -= below[row] + 0.08
-    if top and figure._suptitle is not None:
-        figure._suptitle.set(x=0, y=1 - (top - 0.05) / total, ha="left", va="bottom")
     return min(1.0, new / wide)
 
 

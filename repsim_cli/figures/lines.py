@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import MARKERS, legend_beside, several
+from repsim_cli.figures.frame import legend_beside, line_styles
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.layout import SHADED
-from repsim_cli.figures.panels import panels
+from repsim_cli.figures.panels import headline, listed, panels
 from repsim_cli.figures.texts import distinct
 from repsim_cli.runs.content import Band, Curve
 
@@ -19,6 +19,7 @@ PANEL = (4.4, 3.2)  # inches
 UNKNOWN = "chance is not known here"
 NAMED = 14  # layers up to which each has its name
 MOST = 24  # characters of it
+FEW, MANY = 6, 14  # lines beyond which they have their names at their ends, and up to which there is room for these
 TITLES = {
     "row": "row mean: its neurons, in the others",
     "column": "column mean: the others' neurons, in it",
@@ -78,16 +79,24 @@ def by_layer(curves: Sequence[Curve]) -> Any:
         ways = ways[:1]
     figure = Figure(figsize=(len(ways) * PANEL[0], PANEL[1]))
     axes = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
+    drawn: list[Any] = []
     for panel, way in zip(axes, ways, strict=True):
-        _draw_models(panel, curves, way)
+        drawn = _draw_models(panel, curves, way)
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
     name_bands(axes[-1], [band.of for curve in curves for band in curve.bands.values()])
     if any(curve.errors for curve in curves):
         name_bands(axes[-1], ["one standard error"])
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
-    legend_beside(axes[-1])
+    name_lines(axes[-1], drawn)
+    headline(figure, _seen(curves))
     return figure
+
+
+def _seen(curves: Sequence[Curve]) -> str:
+    """The title of lines over layers: of which models, and what."""
+    models = list(dict.fromkeys(curve.about["model"] for curve in curves))
+    return f"{listed(models)}: {curves[0].y} over depth"
 
 
 def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
@@ -107,23 +116,18 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
     return figure
 
 
-def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
-    """A line of each curve over its layers, in the colour and with the marker of its model."""
+def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> list[Any]:
+    """A line of each curve over its layers, in the style of its model. Returns the lines."""
+    drawn = []
     longest = max((curve.at for curve in curves), key=len)
     names, said = by_block(longest)
-    draw_levels(panel, curves[0].about.get("levels"))
-    for number, (curve, colour) in enumerate(zip(curves, several(len(curves)), strict=True)):
+    for curve, style in zip(curves, line_styles(len(curves)), strict=True):
         for low, high in _bands(curve, line):
-            panel.fill_between(range(len(curve.at)), low, high, color=colour, alpha=0.15, linewidth=0)
-        panel.plot(
-            range(len(curve.at)),
-            gaps(curve.lines[line]),
-            color=colour,
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=3.5,
-            linewidth=1.3,
-            label=curve.about["model"],
-        )
+            panel.fill_between(range(len(curve.at)), low, high, color=style["color"], alpha=0.15, linewidth=0)
+        values, name = gaps(curve.lines[line]), curve.about["model"]
+        drawn += panel.plot(range(len(curve.at)), values, **style, markersize=3.5, linewidth=1.3, label=name)
+    draw_levels(panel, curves[0].about.get("levels"))
+    from_zero(panel)
     if all(curve.at == longest[: len(curve.at)] for curve in curves):
         at, shown = range(0, len(longest), -(-len(longest) // NAMED)), distinct(names, MOST)
         panel.set_xticks(at, [shown[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
@@ -132,6 +136,51 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> None:
         panel.set_xlabel("layer, in order")
     panel.tick_params(axis="y", labelsize=7)
     panel.grid(alpha=0.25, linewidth=0.5)
+    return drawn
+
+
+def from_zero(panel: Any) -> None:
+    """Lets the y axis begin at 0 where no value is below it, and end at 1 where what is drawn comes near: small
+    differences then look small."""
+    low, high = panel.dataLim.intervaly
+    if not np.isfinite([low, high]).all() or low < 0:
+        return
+    panel.set_ylim(0, 1.02 if 0.5 < high <= 1 else 1.05 * high if high > 0 else 1.0)
+
+
+def name_lines(panel: Any, lines: Sequence[Any]) -> None:
+    """Names lines in a legend, or at their ends where they are more than FEW and there is room; what else has a name is
+    in the legend."""
+    others = [handle for handle in panel.get_legend_handles_labels()[0] if handle not in lines]
+    if not FEW < len(lines) <= MANY:
+        legend_beside(panel)
+        return
+    height = panel.get_ylim()[1] - panel.get_ylim()[0]
+    ends = [(float(line.get_ydata()[-1]) - panel.get_ylim()[0]) / height for line in lines]
+    order = sorted(range(len(lines)), key=lambda i: ends[i])
+    for i, at in zip(order, _parted([ends[i] for i in order], 1 / MANY), strict=True):
+        panel.annotate(
+            lines[i].get_label(), (1, at), xycoords="axes fraction", xytext=(5, 0), textcoords="offset points",
+            color=lines[i].get_color(), fontsize=7, va="center", parse_math=False, annotation_clip=False,
+        )  # fmt: skip
+    if others:
+        legend_beside(panel, handles=others, loc="upper left", bbox_to_anchor=(0, -0.2))
+
+
+def _parted(places: Sequence[float], least: float) -> list[float]:
+    """Places in order, moved as little as needed to be so far apart, within 0 and 1.
+
+    >>> [round(place, 2) for place in _parted([0.1, 0.12, 0.99], 0.1)]
+    [0.1, 0.2, 0.99]
+    """
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place if np.isfinite(place) else 0.5, moved[-1] + least if moved else 0.0))
+    top = 1.0
+    for i in range(len(moved))[::-1]:
+        moved[i] = min(moved[i], top)
+        top = moved[i] - least
+    return moved
 
 
 def shared_levels(curves: Sequence[Curve]) -> dict[str, list[float]] | None:

@@ -72,11 +72,21 @@ def bar_beside(figure: Any, image: Any, label: str, **options: Any) -> Any:
     return axes
 
 
-def headline(figure: Any, text: str, inches: float) -> None:
-    """A title above all panels, so many inches above them and flush with the first."""
-    boxes = [axes.get_position() for axes in figure.axes]
-    x, y = min(box.x0 for box in boxes), max(box.y1 for box in boxes) + inches / figure.get_figheight()
-    figure.suptitle(text, x=x, y=y, ha="left", va="bottom", fontsize=9, parse_math=False)
+def headline(figure: Any, *lines: str) -> None:
+    """The title of a figure: what is seen, of which models; then, small, the measure, the rows and what was done to
+    them. `layout.entitle` places it."""
+    figure.suptitle("\n".join(filter(None, lines)), parse_math=False)
+
+
+def listed(models: Sequence[str]) -> str:
+    """Names models for a title, or counts them where they are many.
+
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed("abcde")
+    ('a', 'a, b and c', '5 models')
+    """
+    if len(models) > 3:
+        return f"{len(models)} models"
+    return " and ".join(filter(None, [", ".join(models[:-1]), models[-1]]))
 
 
 def name_panels(axes: Sequence[Any], names: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 PANEL = (4.6, 3.2)  # inches
+MARGIN = 0.02
 DECADES = 100  # steps are on a logarithmic axis where the last is this many times the first
 
 
@@ -22,7 +23,10 @@ def step_panel(steps: Sequence[int]) -> tuple[Any, Any]:
     else:
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         panel.xaxis.set_major_formatter("{x:,.0f}")
-    panel.set_xlim(min(steps), max(*steps, min(steps) + 1))
+    first, last = min(steps), max(*steps, min(steps) + 1)
+    ends = panel.transScale.transform([(first, 0), (last, 0)])[:, 0]
+    aside = MARGIN * (ends[1] - ends[0])  # so that the first and the last mark are whole
+    panel.set_xlim(*panel.transScale.inverted().transform([(ends[0] - aside, 0), (ends[1] + aside, 0)])[:, 0])
     panel.set_xlabel(f"step{' (logarithmic)' if logarithmic else ''}")
     panel.grid(alpha=0.25, linewidth=0.5)
     return figure, panel

@@ -10,7 +10,7 @@ import scipy
 import scipy.cluster.hierarchy as hierarchy
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.heatmap import add_tree, heatmap
+from repsim_cli.figures.heatmap import add_tree, chosen, heatmap
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import tree
@@ -59,8 +59,16 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _figure(run: Finished, matrix: Matrix) -> Any:
     rho, names = run.array(matrix.values), matrix.rows.layers
-    title = f"Agreement of measures\nSpearman's rho over {matrix.n:,} ordered pairs of layers"
-    figure, axes = heatmap(rho, names, names, title, matrix.label, (-1.0, 1.0), "RdBu_r", "{:.2f}")
+    return agreement_map(rho, names, f"{matrix.n:,} ordered pairs of layers", matrix.label)
+
+
+def agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: str) -> Any:
+    """The rank correlations of measures, in the order of their tree, those below 0 crossed out. over: what they are
+    of."""
+    below = rho < 0
+    crosses = "; ×: below 0" if below.any() else ""
+    title = f"Which measures say the same\nSpearman's rho over {over}{crosses}"
+    figure, axes = heatmap(rho, [*names], [*names], title, label, (0.0, 1.0), chosen(), "{:.2f}", crossed=below)
     add_tree(figure, axes, tree(1 - rho), "1 - rho")
     return figure
 

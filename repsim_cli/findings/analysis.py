@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from repsim_cli.base import registry
+from repsim_cli.figures.heatmap import colour_range
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Curve, Facts, Matrix, Measured, Results, Table, Verdict, facts_in
@@ -108,6 +109,12 @@ class Finished:
     @cached_property
     def _kept(self) -> dict[str, np.ndarray]:
         return {}
+
+    def limits(self, measured: Measured) -> tuple[float, float]:
+        """The limits of the colours of a measure over all of its maps: figures of a run can be compared."""
+        known = [values[np.isfinite(values)] for values in (self.kept(matrix.values) for matrix in measured.matrices)]
+        ends = [end for values in known if values.size for end in (values.min(), values.max())]
+        return colour_range(np.array(ends), measured.card, "values")
 
     def measured(self, kind: str) -> list[Matrix]:
         """The matrices of a study that are no similarity of layers, by their `about.kind`."""

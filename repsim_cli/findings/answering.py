@@ -12,6 +12,7 @@ from repsim_cli.runs.content import CHANCE, Matrix, Measured
 COLUMNS = ["measure", "model", "layer", "other_model", "closest_layer", "value", CHANCE, "margin"]
 EQUAL = 0.02  # of the measure's range, or of the largest value: what counts as no change with depth
 MORE, LESS = "more alike with depth", "less alike with depth"
+NAMED = 5  # layers of a path that a title names
 TREND = 0.8  # Spearman's rho of closeness and depth from which on a trend is said
 Read = Callable[[str], np.ndarray]  # gives the array of a path
 
@@ -83,6 +84,27 @@ def closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int 
     """
     near = values if larger else -values
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in near]
+
+
+def answering(
+    models: tuple[str, str], rows: Sequence[str], columns: Sequence[str], closest: Sequence[int | None]
+) -> str:
+    """Says in a line which layers of the second model are the closest to some layers of the first, spread over depth.
+
+    >>> answering(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
+    "a's blocks 0 and 1 are closest to b's 0 and 4"
+    """
+    known = [i for i, column in enumerate(closest) if column is not None]
+    if not known:
+        return f"{models[0]} and {models[1]}: no layers that can be compared"
+    count = min(NAMED, len(known))
+    places = [known[round(i * (len(known) - 1) / max(count - 1, 1))] for i in range(count)]
+    shown, said = by_block([*rows, *columns])
+    names = [[shown[i] for i in places], [shown[len(rows) + (closest[i] or 0)] for i in places]]
+    one, many = ("block", "blocks") if said.endswith("by block") else ("layer", "layers")
+    first, second = (" and ".join(filter(None, [", ".join(side[:-1]), side[-1]])) for side in names)
+    kind, verb = (one, "is") if count == 1 else (many, "are")
+    return f"{models[0]}'s {kind} {first} {verb} closest to {models[1]}'s {second}"
 
 
 def answers(sides: Sides) -> list[Answer]:

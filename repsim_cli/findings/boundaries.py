@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
 from repsim_cli.findings.blocks import neighbours
@@ -304,7 +305,7 @@ def _steps(run: Finished) -> Any:
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
             clear = record["clearness"] is not None and record["clearness"] > 0
-            panel.plot([cut, cut], [row - 0.5, row + 0.5], color="#D55E00", **(SOLID if clear else DOTTED))
+            panel.plot([cut, cut], [row - 0.5, row + 0.5], color=COLOURS[1], **(SOLID if clear else DOTTED))
         image = panel.imshow(
             shown, cmap="Greys", vmin=0, vmax=1, aspect="auto", extent=(-0.5, depth - 1.5, len(measures) - 0.5, -0.5)
         )
@@ -314,10 +315,10 @@ def _steps(run: Finished) -> Any:
     figure.supxlabel("from this block to the next", fontsize=8, y=-0.22 / figure.get_figheight(), va="top")
     bar_beside(figure, image, "step, of the largest")
     names = {"boundary": SOLID, "no clearer than in surrogates": DOTTED}
-    handles = [axes[-1].plot([], [], color="#D55E00", label=name, **style)[0] for name, style in names.items()]
+    handles = [axes[-1].plot([], [], color=COLOURS[1], label=name, **style)[0] for name, style in names.items()]
     below = -0.42 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, below), ncols=2, fontsize=7, frameon=False)
-    headline(figure, "Steps from block to block, and the boundary", 0.28)
+    headline(figure, "Where a model changes most from block to block")
     return figure
 
 

@@ -137,7 +137,7 @@ def by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tuple[str, st
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     last = axes[min(ACROSS, len(axes)) - 1]
     last.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=7)
-    headline(figure, title, 0.25)
+    headline(figure, title)
     return figure
 
 

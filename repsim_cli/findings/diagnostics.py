@@ -1,7 +1,7 @@
 """Whether a map can mean something: layers of which a few features, or few rows, hold most of the variance."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -9,9 +9,10 @@ from typing import Any
 
 from repsim_cli.base.settings import Positive, Share
 from repsim_cli.figures.lines import quantities
+from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.layers import block_of, in_order, point_of
 from repsim_cli.runs.content import (
     DIAGNOSTICS,
     FEATURE_SHARE,
@@ -100,13 +101,34 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """diagnostics, a panel per quantity"""
+    """diagnostics, a panel per quantity, where a layer is named in a warning, or on demand"""
+    options = Diagnostics(**run.results.analyses["diagnostics"]["options"])
+    table = run.results.tables[DIAGNOSTICS] if DIAGNOSTICS in run.results.tables else Table(columns=[], rows=[])
+    if not whole and not any(concentrated(dict(zip(table.columns, row, strict=True)), options) for row in table.rows):
+        return
     curves = [curve for curve in run.results.curves.values() if curve.analysis == "diagnostics"]
     groups = {curve.about["quantity"]: [] for curve in curves}
     for curve in curves:
         groups[curve.about["quantity"]].append(curve)
     if groups:
-        yield "diagnostics", partial(quantities, list(groups.values()), (PARTICIPATION, RATIO))
+        yield "diagnostics", partial(_drawn, list(groups.values()))
+
+
+def _drawn(groups: Sequence[Sequence[Curve]]) -> Any:
+    figure = quantities(groups, (PARTICIPATION, RATIO))
+    headline(figure, "How much of each layer a few features, or a few rows, are")
+    return figure
+
+
+def by_point(layers: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """The layers of each model and hook point, where a model has several of these: a line of its own for each."""
+    parted: dict[str, list[dict[str, Any]]] = {}
+    for model, rows in layers.items():
+        points = {point_of(row["layer"]) for row in rows if block_of(row["layer"]) is not None}
+        for row in rows:
+            point = point_of(row["layer"])
+            parted.setdefault(f"{model}, {point}" if len(points) > 1 and point in points else model, []).append(row)
+    return parted
 
 
 def ratio(row: dict[str, Any]) -> float | None:
@@ -124,7 +146,7 @@ def diagnostics(run: Finished, options: Diagnostics, claims: Sequence[Claim]) ->
     layers = {model: [rows[i] for i in in_order([row["layer"] for row in rows])] for model, rows in layers.items()}
     curves = {}
     for quantity in (FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, RATIO):
-        for model, rows in layers.items():
+        for model, rows in by_point(layers).items():
             line = [ratio(row) if quantity == RATIO else row[quantity] for row in rows]
             if any(value is not None for value in line):
                 curves[f"{quantity}, {model}"] = Curve(

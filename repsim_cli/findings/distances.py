@@ -17,6 +17,7 @@ from repsim_cli.base.settings import Members
 from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
 from repsim_cli.figures.heatmap import add_tree, chosen, heatmap
 from repsim_cli.figures.lines import PANEL, plain
+from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
@@ -218,7 +219,7 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(f"distance (root of the sum over layers of {matrix.about['layers']}²)", fontsize=8)
     plain(axes)
-    axes.set_title(f"Distances between models\n{matrix.about['distance']}", loc="left", parse_math=False)
+    headline(figure, "How far apart models are, within and between groups", matrix.about["distance"])
     return figure
 
 
@@ -233,7 +234,7 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     agreed = [f"{row[1]} {row[2]:.2f} (p = {row[3]:.2g})" for row in run.results.tables[AGREEMENT].rows
               if row[0] == name]  # fmt: skip
     apart = values[~np.eye(len(values), dtype=bool)]
-    title = f"Distances between models: {name}\nclusters against groups, adjusted Rand:\n{', '.join(agreed)}"
+    title = f"Which models are near each other\n{name}; clusters against groups, adjusted Rand: {', '.join(agreed)}"
     limits = (float(apart.min()), float(apart.max()))
     # a model and itself stand apart: white, below the scale of different models
     scale = colormaps[chosen(small_is_bright=True)].with_extremes(under="white")

@@ -16,8 +16,9 @@ from jaxtyping import Float, Int
 
 from repsim_cli.base.plain import free, slug
 from repsim_cli.base.settings import Members
-from repsim_cli.figures.frame import COLOURS, MARKERS, cycled, legend_beside
+from repsim_cli.figures.frame import legend_beside, line_styles
 from repsim_cli.figures.lines import PANEL, draw_levels, gaps, name_bands, plain
+from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -340,11 +341,11 @@ def _by_depth(every: Sequence[Curve]) -> Any:
     late = [i for i, share in enumerate(about["shares"]) if share > LATE]
     if late:
         axes.axvspan(late[0] - 0.5, at[-1] + 0.5, color="0.94", linewidth=0, label="beyond 75 % of the depth")
-    styles = zip(cycled(COLOURS, len(every)), cycled(MARKERS, len(every)), strict=True)
-    for curve, (colour, marker) in zip(every, styles, strict=True):
+    for curve, style in zip(every, line_styles(len(every)), strict=True):
+        colour = style["color"]
         pairs, mean = len(curve.lines), gaps(curve.mean or [])
         label = f"{' – '.join(curve.about['pairs_of'])} ({pairs} {'pair' if pairs == 1 else 'pairs'})"
-        axes.plot(at, mean, color=colour, marker=marker, markersize=4, linewidth=1.6, label=label, zorder=3)
+        axes.plot(at, mean, **style, markersize=4, linewidth=1.6, label=label, zorder=3)
         if band := curve.bands.get("models"):
             low, high = gaps(band.low), gaps(band.high)
             axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -363,8 +364,11 @@ def _by_depth(every: Sequence[Curve]) -> Any:
     plain(axes)
     name_bands(axes, [curve.bands["models"].of for curve in every if "models" in curve.bands])
     legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    title = f"{about['quantity']}, {about['point']}, by groups of models\nmean over pairs"
-    axes.set_title(title, loc="left", parse_math=False)
+    headline(
+        figure,
+        "How alike groups of models are, layer by layer",
+        f"{about['quantity']}, {about['point']}; mean over pairs",
+    )
     return figure
 
 

@@ -130,7 +130,7 @@ def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
     name_panels(axes, [f"{point}, {row_of(rows, point)['layers']} layers" for point in points])
     bands = f"lines: {100 * level:g} % over seeds; " if rows[0]["low"] is not None else ""
     title = f"Layers identified in another seed: {rows[0]['models']}, {rows[0]['seeds']} seeds"
-    headline(figure, f"{title}\n{bands}dashed: chance", 0.3)
+    headline(figure, title, f"{bands}dashed: chance")
     return figure
 
 
@@ -143,12 +143,12 @@ def _found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
     for axis, (first, lowest), matrix in zip(axes, edges(axes), matrices, strict=True):
         axis.imshow(run.array(matrix.values), vmin=0, vmax=1)
         count = len(matrix.rows.layers)
-        axis.set_xticks(range(count), range(count) if lowest else [""] * count, fontsize=5)
-        axis.set_yticks(range(count), range(count) if first else [""] * count, fontsize=5)
+        axis.set_xticks(range(count), range(count) if lowest else [""] * count, fontsize=6)
+        axis.set_yticks(range(count), range(count) if first else [""] * count, fontsize=6)
         axis.tick_params(length=1.5)
     name_panels(axes, [matrix.about["measure"] for matrix in matrices])
     bar_beside(figure, axes[0].images[0], "share of pairs of seeds")
-    headline(figure, f"Most similar layer of another seed (columns) to each layer (rows), {point}", 0.25)
+    headline(figure, "Most similar layer of another seed (columns) to each layer (rows)", point)
     return figure
 
 

@@ -1,7 +1,7 @@
 """Heatmaps of all layers of all models: in one, in panels, and of each pair of models."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,10 +23,10 @@ from repsim_cli.figures.heatmap import (
     pair,
     small_heatmaps,
 )
-from repsim_cli.figures.panels import path
+from repsim_cli.figures.panels import listed, path
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import closest_columns
+from repsim_cli.findings.answering import answering, closest_columns
 from repsim_cli.findings.chance import level_in
 from repsim_cli.findings.distances import tree
 from repsim_cli.findings.layers import in_order
@@ -55,13 +55,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             yield slug(label, "all"), partial(_grid, run, measured, "values")
         if complete and whole and matrices[0].se is not None:
             yield slug(label, "all", "se"), partial(_grid, run, measured, "se")
-        limits = cache(partial(_limits, run, measured))
         for matrix in matrices if each and len(models) > 1 else ():
             if drawn_with_layers and matrix.rows == matrix.columns:
                 continue
             i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
             name = slug(label, f"{i:02d}", f"{j:02d}", models[i], models[j])
-            yield name, partial(_pair, run, measured, matrix, drawn_with_layers, limits)
+            yield name, partial(_pair, run, measured, matrix, drawn_with_layers)
 
 
 def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
@@ -100,7 +99,12 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     starts = (0,) if mixed else ends[:-1].tolist()
     whole = (raw if values else joined(quantity))[cells]
     drawn = Drawn(whole, p, score, level, quantity)
-    figure, _ = _measured(measured, drawn, labels, labels, starts=starts)
+    seen = f"{listed(models)}: how alike their layers are"
+    if len(models) == 2 and values:
+        first, second = (np.arange(ends[k], ends[k + 1]) for k in (0, 1))
+        line = closest_columns(raw[np.ix_(first, second)], larger)
+        seen = answering((models[0], models[1]), layers[models[0]], layers[models[1]], line)
+    figure, _ = _measured(measured, drawn, labels, labels, seen=seen, starts=starts)
     for number, each in enumerate(pair(figure)):
         if mixed:
             each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
@@ -173,15 +177,9 @@ def _panels(run: Finished, measured: Measured) -> Any:
     _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
     models = [matrix.rows.model for matrix in matrices]
     chance, level = level_in(run, measured, np.full((len(models), len(models)), np.nan), models, models)
-    title = (f"{measured.label}, {said}" if said else measured.label) + (f"\n{level}" if level else "")
+    of = f"{measured.label}, {said}" if said else measured.label
+    title = "\n".join(filter(None, [f"{listed(models)}: how alike the layers of each are", of, level]))
     return small_heatmaps(squares, measured.card, title, chance)[0]
-
-
-def _limits(run: Finished, measured: Measured) -> tuple[float, float]:
-    """Of the colours of all pairs of models, so that their figures can be compared."""
-    arrays = [x[np.isfinite(x)] for x in (run.array(matrix.values) for matrix in measured.matrices)]
-    ends = np.array([end for values in arrays if values.size for end in (values.min(), values.max())])
-    return colour_range(ends, measured.card, "values")
 
 
 def _pair(
@@ -189,9 +187,8 @@ def _pair(
     measured: Measured,
     matrix: Matrix,
     ordered: bool,
-    limits: Callable[[], tuple[float, float]],
 ) -> Any:
-    """ordered: layers are drawn in the order of the network, not in that of the file. limits: of the colours."""
+    """ordered: layers are drawn in the order of the network, not in that of the file."""
     orders = [
         in_order(side.layers) if ordered else list(range(len(side.layers))) for side in (matrix.rows, matrix.columns)
     ]
@@ -206,12 +203,14 @@ def _pair(
     models = matrix.rows.model, matrix.columns.model
     level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
     drawn = Drawn(values, p, score, level)
-    figure, axes = _measured(measured, drawn, down, across, limits=limits())
-    if models[0] != models[1]:
-        written = values.size <= WRITTEN
-        path(axes, closest_columns(values, measured.larger_is_closer), outlined=written)
-        said = f"{'framed' if written else 'line'}: the closest of {models[1]}"
-        axes.set_title(f"{axes.get_title(loc='left')}\n{said}", loc="left", parse_math=False)
+    line = closest_columns(values, measured.larger_is_closer) if models[0] != models[1] else []
+    written = values.size <= WRITTEN
+    seen = f"{models[0]}: how alike its layers are"
+    if line:
+        seen = answering(models, down, across, line)
+        seen += f"\n{'framed' if written else 'line'}: the closest of {models[1]}"
+    figure, axes = _measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
+    path(axes, line, outlined=written)
     _, said = by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)
     for each in pair(figure):
@@ -257,10 +256,12 @@ def _measured(
     rows: list[str],
     columns: list[str],
     *,
+    seen: str,
     starts: Sequence[int] = (0,),
     limits: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
-    """A heatmap in the colours of the measure's card. limits: of the colours, by default those of these values."""
+    """A heatmap in the colours of the measure's card. seen: the first line of the title, and what belongs below it.
+    limits: of the colours, by default those of these values."""
     values, p, score, level, quantity = drawn
     card, estimate = measured.card, measured.estimate
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
@@ -268,27 +269,24 @@ def _measured(
     chance = np.zeros(values.shape, bool) if p is None else ~(p <= alpha) & np.isfinite(values)
     _, said = by_block([*rows, *columns])
     parts = [
+        f"{card['label']}{': standard error' if quantity == 'se' else ''}",
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
     treated = treatment(estimate.get("remedies", {}))
     unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
     crosses = f" (×: p > {alpha:g}{unknown}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
+    lines = [
+        seen,
+        "; ".join(filter(None, [f"{', '.join(parts)}{crosses}", treated, measured.pairs])),
+        level[1] if level else "",
+        measured.token_alone if quantity == "values" else "",
+    ]
     return heatmap(
         values,
         by_block(rows)[0] if said else rows,
         by_block(columns)[0] if said else columns,
-        title=f"{card['label']}{': standard error' if quantity == 'se' else ''}\n{', '.join(parts)}{crosses}"
-        + "".join(
-            f"\n{line}"
-            for line in (
-                treated,
-                measured.pairs,
-                level[1] if level else "",
-                measured.token_alone if quantity == "values" else "",
-            )
-            if line
-        ),
+        title="\n".join(filter(None, lines)),
         bar_label="standard error" if quantity == "se" else bar_label(card),
         limits=limits or colour_range(values, card, quantity),
         colours=colours(card, quantity),

@@ -6,7 +6,7 @@ from typing import Any
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import OfMeasure, by_block, measure_maps
-from repsim_cli.figures.panels import pages
+from repsim_cli.figures.panels import listed, pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.findings.answering import closest_columns
 from repsim_cli.findings.chance import chance_in
@@ -41,14 +41,23 @@ def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
         sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
         chance, _ = chance_in(run, measured, values, *sides)
         line = closest_columns(values, measured.larger_is_closer) if len(set(models)) == 2 else []
-        drawn.append(OfMeasure(name=measured.label, values=values, card=measured.card, chance=chance, path=line))
+        drawn.append(
+            OfMeasure(
+                name=measured.label,
+                values=values,
+                card=measured.card,
+                chance=chance,
+                path=line,
+                limits=run.limits(measured),
+            )
+        )
     _, said = by_block([*first.rows.layers, *first.columns.layers])
     rows, columns = (by_block(side.layers)[0] if said else side.layers for side in (first.rows, first.columns))
     known = sum(part.chance is not None for part in drawn)
     level = {0: "chance is not known here", len(drawn): "▸ beside the colours: chance"}.get(
         known, "▸ beside the colours: chance, where it is known"
     )
-    title = models[0] if len(set(models)) == 1 else " and ".join(models)
+    title = f"{listed(list(dict.fromkeys(models)))}: how alike the layers are, by measure"
     closest = f"line: the closest of {models[1]}; " if len(set(models)) == 2 else ""
     title += f"\n{said + '; ' if said else ''}bright is close; {closest}{level}"
     return measure_maps(drawn, rows, columns, models, title)

@@ -14,10 +14,10 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Several
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.heatmap import TIGHT, bar_label, by_block, colour_range, colours, outer_names, together
+from repsim_cli.figures.heatmap import TIGHT, bar_label, by_block, colours, outer_names, together
 from repsim_cli.figures.layout import available
 from repsim_cli.figures.lines import gaps
-from repsim_cli.figures.panels import bar_beside
+from repsim_cli.figures.panels import bar_beside, headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import adjusted_rand
@@ -229,7 +229,6 @@ def layer_wise_groups_are_the_published(models: Clustered) -> Weighed | Untestab
 
 INCHES_PER_CELL, SMALLEST, LARGEST = 0.16, 3.4, 8.4  # of the matrix
 STRIP, BAND, GAP = 1.0, 0.14, 0.08  # height of the values to the next layer, width of a band of groups, inches
-METHODS = 46  # points that the names above these bands take
 BAR, BAR_GAP = 0.15, 0.2
 # beyond the colours of groups of models, for up to ten groups of layers
 SHADES = (*COLOURS, "#F0E442", "#000000", "#999999", "#882255")
@@ -276,12 +275,13 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
         return figure.add_axes((left / width, bottom / height, wide / width, high / height))
 
     axes = placed(0.0, STRIP + GAP, side, side)
-    low, high = colour_range(values, card, "values")
+    low, high = run.limits(measure)
     image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high, aspect="auto")
     strip = placed(0.0, 0.0, side, STRIP)
-    strip.bar(np.arange(len(names) - 1) + 0.5, gaps(following.lines[NEXT]), width=0.8, color="0.35")
+    steps, best = gaps(following.lines[NEXT]), card["bounds"][1] if card["larger_is_closer"] else None
+    strip.bar(np.arange(len(names) - 1) + 0.5, steps if best is None else best - steps, width=0.8, color="0.35")
     strip.set_xlim(axes.get_xlim())
-    strip.set_ylabel("to the next", fontsize=7)
+    strip.set_ylabel("to the next" if best is None else f"{best:g} - to the next", fontsize=7)
     strip.tick_params(axis="y", labelsize=6, length=2)
     strip.spines[["top", "right"]].set_visible(False)
     _ticks(axes.yaxis, axes, names, side)
@@ -303,8 +303,8 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
             axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
     bar_beside(figure, image, bar_label(card))
     said = [_counted(method, int(line.max()) + 1) for method, line in groups.items()]
-    title = f"{matrix.rows.model}: {card['label']}\n{measure.estimate['rows']:,} rows; {', '.join(said)}"
-    axes.set_title(title, loc="left", parse_math=False, fontsize=9, pad=METHODS)
+    of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
+    headline(figure, f"{matrix.rows.model}: where its layers part", of)
     return figure
 
 

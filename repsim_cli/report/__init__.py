@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.environment import version
+from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import TURNING
 from repsim_cli.report import overview
 from repsim_cli.report.record import record
 from repsim_cli.runs import reader
-from repsim_cli.runs.results import write
+from repsim_cli.runs.results import Progress, quiet, write
 
 FILE = "report.html"
 RELOAD = 5  # seconds between two pages of a running run
@@ -59,12 +60,14 @@ def page(folders: Sequence[Path], *, reload: bool = False) -> str:
     return _html(title, {"runs": runs, "reload": RELOAD if reload else None, **about}, STYLES, SCRIPTS)
 
 
-def save_overview(root: Path) -> Path:
-    """Writes the page that lists all runs under root, and returns its path."""
+def save_overview(root: Path, progress: Progress = quiet) -> Path:
+    """Writes the page that lists all runs under root, and returns its path. Raises BadInput where there is no run."""
     file, made_by = root / overview.FILE, version("repsim-cli")
     before = _data(file)
     known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
-    data = {"root": root.name, "made_by": made_by, "runs": overview.listed(root, FILE, known)}
+    data = {"root": root.name, "made_by": made_by, "runs": overview.listed(root, FILE, known, progress)}
+    if not data["runs"]:
+        raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
     write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("common.js", "overview.js")).encode())
     return file
 

@@ -6,55 +6,67 @@ A page that stands there already has what is the same of runs that did not chang
 import base64
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.runs.folders import runs
-from repsim_cli.runs.reader import read_config, read_manifest
+from repsim_cli.runs.folders import found, undamaged
+from repsim_cli.runs.reader import read_config
+from repsim_cli.runs.results import Progress, quiet
 
 FILE = "index.html"
-MOST = 200  # the newest runs that have a thumbnail
+MOST = 100  # the newest runs that have a thumbnail
 SIZE = (240, 160)  # of a thumbnail, pixels at most
 
 
-def listed(root: Path, page: str, before: Mapping[str, Any]) -> list[dict[str, Any]]:
+def listed(root: Path, page: str, before: Mapping[str, Any], progress: Progress = quiet) -> list[dict[str, Any]]:
     """The runs under root, newest first, as strict JSON.
 
-    page: the name of a run's own page in its folder. before: runs of the last page by their folder; those that did not
-    change since are taken from it.
+    page: the name of a run's own page in its folder. before: runs of the last page by their folder; those that ended
+    and did not change since are taken from it, unread.
     """
-    newest_first = list(reversed(runs(root)))
-    return [_described(folder, root, page, before, thumbnail=i < MOST) for i, folder in enumerate(newest_first)]
+    folders = progress(list(found(root)), label="reading", unit="runs")
+    runs = [run for folder in folders for run in _of(folder, root, before)]
+    runs.sort(key=lambda run: (run["started"], run["folder"]), reverse=True)
+    return [_linked(run, root, page, before.get(run["folder"], {}), number < MOST) for number, run in enumerate(runs)]
 
 
-def _described(folder: Path, root: Path, page: str, before: Mapping[str, Any], *, thumbnail: bool) -> dict[str, Any]:
-    manifest, figure = read_manifest(folder), _figure(folder) if thumbnail else None
+def _of(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the manifest in a folder says of its run; nothing where it cannot be read."""
     key = os.path.relpath(folder, root)
-    link = _link(folder / page, root)
-    files = [folder / "manifest.json", *filter(None, [figure])]
-    stamp = [manifest["status"], link, str(figure), *(file.stat().st_mtime_ns for file in files)]
-    if key in before and before[key].get("stamp") == stamp:
-        return before[key]
-    config = _config(folder)
-    given = manifest.get("models") or config.get("model") or {}
-    return {
-        "name": manifest["name"],
-        "study": manifest["study"],
-        "status": manifest["status"],
-        "started": manifest["started"][:19].replace("T", " "),
-        "seconds": manifest.get("seconds"),
-        "models": list(given),
-        "measures": list(config.get("measure") or {}),
-        "seed": manifest["seed"],
-        "warnings": len(manifest["warnings"]),
-        "error": manifest["error"],
-        "folder": key,
-        "page": link,
-        "thumbnail": figure and _thumbnail(figure),
-        "stamp": stamp,
-    }
+    known, changed = before.get(key, {}), (folder / "manifest.json").stat().st_mtime_ns
+    if known.get("changed") == changed and known["status"] not in ("running", "killed"):
+        yield {name: value for name, value in known.items() if name not in ("page", "thumbnail", "stamp")}
+        return
+    for _, manifest in undamaged([folder]):
+        config = {} if manifest.keys() >= {"models", "measures"} else _config(folder)
+        yield {
+            "name": manifest["name"],
+            "study": manifest["study"],
+            "status": manifest["status"],
+            "started": manifest["started"][:19].replace("T", " "),
+            "seconds": manifest.get("seconds"),
+            "models": list(manifest.get("models") or config.get("model") or {}),
+            "measures": list(manifest.get("measures", config.get("measure") or ())),
+            "data": manifest.get("data", {}).get("source", ""),
+            "seed": manifest["seed"],
+            "warnings": len(manifest["warnings"]),
+            "error": manifest["error"],
+            "folder": key,
+            "changed": changed,
+        }
+
+
+def _linked(run: Mapping[str, Any], root: Path, page: str, known: Mapping[str, Any], thumbnail: bool) -> dict[str, Any]:
+    """A run with the link to its page and, where it is asked for, its thumbnail; that of before where the figure is the
+    same."""
+    folder = root / run["folder"]
+    figure = _figure(folder) if thumbnail else None
+    stamp = [str(figure), figure.stat().st_mtime_ns] if figure else []
+    same = known.get("stamp") == stamp
+    drawn = known["thumbnail"] if same else figure and _thumbnail(figure)
+    return {**run, "page": _link(folder / page, root), "thumbnail": drawn, "stamp": stamp}
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -88,5 +100,5 @@ def _thumbnail(figure: Path) -> str | None:
         return None
     small.thumbnail(SIZE)
     content = io.BytesIO()
-    small.quantize(64).save(content, "PNG", optimize=True)
+    small.quantize(64, Image.Quantize.FASTOCTREE).save(content, "PNG", optimize=True)
     return base64.b64encode(content.getvalue()).decode()

@@ -1,6 +1,7 @@
 """The data of a run for the page: its manifest, configuration and results, with the arrays embedded."""
 
 import base64
+import io
 import json
 import math
 import shlex
@@ -37,6 +38,7 @@ from repsim_cli.runs.results import outputs_root
 SHARES = ("p", "p_family", "q", "calibrated")  # quantities from 0 to 1 whatever the measure
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
+LONGEST = 300  # letters of what a figure shows
 BOTH = 9_500_000  # bytes of numbers and figures
 # of figures, by how their names begin
 TABLES = {
@@ -130,9 +132,14 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
-    """The figures of a run, standard errors last: name, and the PNG and SVG in base64; neither after `left` bytes, and
-    no SVG above LARGEST."""
-    files = sorted((folder / "figures").glob("*.png"), key=lambda file: (file.stem.endswith("-se"), file.name))
+    """The figures of a run, maps of all models first, diagnostics and standard errors last: name, what is seen, and the
+    PNG and SVG in base64; neither after `left` bytes, and no SVG above LARGEST."""
+
+    def place(file: Path) -> tuple[bool, bool, bool, str]:
+        stem = file.stem
+        return stem.endswith("-se"), stem == "diagnostics", not stem.endswith("-all"), stem
+
+    files = sorted((folder / "figures").glob("*.png"), key=place)
     for file in files:
         png, vector = file.read_bytes(), file.with_suffix(".svg")
         svg = vector.read_bytes() if vector.is_file() and vector.stat().st_size <= LARGEST else b""
@@ -140,9 +147,21 @@ def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
         whole = left >= 0
         yield {
             "name": file.stem,
+            "seen": _seen(png),
             "png": base64.b64encode(png).decode() if whole else None,
             "svg": base64.b64encode(svg).decode() if whole and svg else None,
         }
+
+
+def _seen(png: bytes) -> str:
+    """The first line of a figure's title, which stands in its file; empty where it has none."""
+    from PIL import Image, UnidentifiedImageError  # of matplotlib, which drew it
+
+    try:
+        with Image.open(io.BytesIO(png)) as image:
+            return str(image.info.get("Title", ""))[:LONGEST]
+    except (OSError, UnidentifiedImageError):
+        return ""
 
 
 def drawn_from(figure: str, whole: Results) -> dict[str, list[str]]:

@@ -79,6 +79,31 @@ def _convergence(whole: Results) -> Iterator[str]:
         )
 
 
+def _sub_networks(whole: Results) -> Iterator[str]:
+    """Into which groups of neighbouring layers each model parts, where it was asked."""
+    for row in _records(whole, "sub-networks"):
+        if row["found by"] != "segments":
+            continue
+        what = f"By {row['measure']}, {row['model']}"
+        if row["sub-networks"] == 1:
+            yield f"{what} has no groups of layers"
+        else:
+            clear = "" if row["silhouette"] is None else f" (silhouette {row['silhouette']:.2f}"
+            chance = "" if row["without groups"] is None else f"; without groups {row['without groups']:.2f}"
+            yield f"{what} parts into {row['sub-networks']} groups of layers{clear}{chance}{')' if clear else ''}"
+
+
+def _verify(whole: Results) -> Iterator[str]:
+    """Whether two models are the same, and where they first differ: the lines of the answer."""
+    about = whole.about.get("verify", {})
+    for number, line in enumerate(about.get("lines", ())):
+        if number:
+            what, _, said = line.strip().partition(" ")
+            yield f"{what}: {said.strip()}"
+        else:
+            yield f"{about['candidate']} beside {about['reference']}: {' '.join(line.split())}"
+
+
 def _mean(curve: Curve) -> list[float | int | None]:
     """The mean over the lines of a curve."""
     if curve.mean is not None:
@@ -92,4 +117,6 @@ LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
     "stitching": _stitching,
     "universality": _universality,
     "convergence": _convergence,
+    "similarity": _sub_networks,
+    "verify": _verify,
 }

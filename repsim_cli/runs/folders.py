@@ -17,11 +17,15 @@ log = logging.getLogger("repsim")
 def runs(root: Path) -> list[Path]:
     """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
     warning."""
-    undamaged = _undamaged(folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
-    return [folder for folder, _ in sorted(undamaged, key=lambda run: (run[1]["started"], str(run[0])))]
+    return [folder for folder, _ in sorted(undamaged(found(root)), key=lambda run: (run[1]["started"], str(run[0])))]
 
 
-def _undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def found(root: Path) -> Iterator[Path]:
+    """All folders under root that have a manifest, which is not read."""
+    return (folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
+
+
+def undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Run folders and their manifests."""
     for folder in folders:
         try:
@@ -76,7 +80,7 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
             "seconds": read.get("seconds", 0.0),
             "error": read["error"],
         }
-        for job, read in _undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
+        for job, read in undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
     ]
     return sorted(rows, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
 

@@ -75,6 +75,7 @@ MANIFEST = {
     "seconds?": NUMBER,
     "files?": {str: str},
     "models?": {str: dict},
+    "measures?": [str],
     "facts?": {str: FACTS},
     "base?": str | None,
     "groups?": {str: dict},

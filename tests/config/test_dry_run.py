@@ -166,8 +166,16 @@ def test_the_published_command_on_a_small_machine(repsim, tmp_path, no_hub):
     )
     assert "pythia_6_9b (EleutherAI/pythia-6.9b-deduped)" in line
     assert "set model.pythia_70m.hub=null model.pythia_70m.path=FOLDER" in line
+    assert line.endswith("; experiment=tiny/pythia_cka needs no network, and dry_run=true plans this one")
     assert no_hub == [("huggingface.co", 443)]
     assert not (tmp_path / "outputs").exists()
+
+
+def test_the_time_of_all_figures_is_planned(repsim):
+    code, out, _ = repsim("run", "experiment=tiny/measure_agreement", "figures=all", "dry_run=true")
+    assert code == 0
+    (count,) = re.findall(r"all figures, beside that: 12 min, about (\d+) of them", out)
+    assert 580 <= int(count) <= 620  # 602 are drawn
 
 
 def test_series_and_families_out_of_reach(no_hub):

@@ -1,16 +1,18 @@
 """Styles of figures, and names in scripts that the font lacks."""
 
 import re
+from importlib import resources
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib import font_manager
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from repsim_cli.figures import frame
+from repsim_cli.figures import frame, lines
 from repsim_cli.figures.frame import Style, save
 from repsim_cli.figures.heatmap import colours, heatmap
 
@@ -107,15 +109,19 @@ def test_letters_are_as_wide_in_pixels_as_in_the_layout(tmp_path, size):
     assert np.all(imread(tmp_path / "a.png")[:, :4, :3] == 1)  # the margin is white
 
 
-def test_panels_keep_their_names_without_titles():
-    made = Figure()
-    panels = made.subplots(1, 2)
-    for panel, name in zip(panels, ("resid_post@0", "resid_post@1"), strict=True):
-        panel.set_title(name, loc="left")
-    made.suptitle("Stitched models")
-    frame._untitled(made)
-    assert [panel.get_title(loc="left") for panel in panels] == ["resid_post@0", "resid_post@1"]
-    assert made.get_suptitle() == ""
+def test_panels_keep_their_names_without_titles(tmp_path):
+    def made():
+        drawn = Figure()
+        for panel, name in zip(drawn.subplots(1, 2), ("resid_post@0", "resid_post@1"), strict=True):
+            panel.set_title(name, loc="left")
+        drawn.suptitle("Stitched models\nCKA, 10 rows")
+        return drawn
+
+    for titles in (True, False):
+        figure = frame._fitted(made, Style(titles=titles), tmp_path / "labels.txt")
+        assert [panel.get_title(loc="left") for panel in figure.axes] == ["resid_post@0", "resid_post@1"]
+        written = [text.get_text() for text in figure.texts if text.get_text()]
+        assert sorted(written) == (["CKA, 10 rows", "Stitched models"] if titles else [])
 
 
 def test_panels_of_a_column_stand_below_each_other_and_keep_their_size(tmp_path):
@@ -135,3 +141,43 @@ def test_panels_of_a_column_stand_below_each_other_and_keep_their_size(tmp_path)
     assert min(box.height for box in boxes) >= made.dpi
     outer = [axes.get_tightbbox() for axes in panels]
     assert not [1 for a, b in combinations(outer, 2) if a.overlaps(b)]
+
+
+# Machado et al. (2009): linear RGB as people without the middle cones see it
+DEUTERANOPIA = np.array(
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]
+)
+GREY = np.tile([0.2126, 0.7152, 0.0722], (3, 1))
+APART = 10  # CIE76, of two lines side by side
+
+
+def lab(colour, seen_as):
+    """The colour in CIELAB, as it is seen."""
+    rgb = np.array(to_rgb(colour))
+    linear = seen_as @ np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ linear.clip(0, 1)
+    x, y, z = (
+        v ** (1 / 3) if v > (6 / 29) ** 3 else v / (3 * (6 / 29) ** 2) + 4 / 29 for v in xyz / [0.9505, 1, 1.089]
+    )
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("seen_as", [np.eye(3), DEUTERANOPIA, GREY], ids=["all colours", "deuteranopia", "grey"])
+def test_lines_are_told_apart_by_colour_or_dashes(seen_as):
+    """As many as a legend names; more have their names at their ends. Of colours alone, where they are seen, all."""
+    styles = frame.line_styles(lines.FEW)
+    for a, b in combinations(styles, 2):
+        apart = np.linalg.norm(lab(a["color"], seen_as) - lab(b["color"], seen_as))
+        assert apart > APART or a["linestyle"] != b["linestyle"], (a, b, apart)
+    if seen_as is not GREY:
+        assert all(np.linalg.norm(lab(a, seen_as) - lab(b, seen_as)) > APART for a, b in combinations(frame.COLOURS, 2))
+
+
+def test_the_page_has_the_colours_of_the_figures():
+    """In the same order: of the same hue, dark enough for words on white; in the dark scheme bright enough."""
+    css = (resources.files("repsim_cli") / "assets" / "report" / "page.css").read_text()
+    shades = [re.findall(rf"--line-{k + 1}: (#\w+)", css) for k in range(4)]
+    for colour, (light, dark, *_) in zip(frame.COLOURS, shades, strict=False):
+        hues = [np.degrees(np.arctan2(*lab(each, np.eye(3))[:0:-1])) for each in (colour, light, dark)]
+        assert all(abs((hue - hues[0] + 180) % 360 - 180) < 40 for hue in hues), (colour, light, dark, hues)
+        assert lab(light, np.eye(3))[0] < 50 < lab(dark, np.eye(3))[0]

@@ -44,7 +44,7 @@ def words(figure: Any) -> list[tuple[str, Any]]:
             labels += [axis.label, *(label for at, label in ticks if low - 1e-9 <= at <= high + 1e-9)]
         labels += [*axes.texts, axes.title, axes._left_title, axes._right_title]
         labels += [axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()]
-    labels += [text for text in (figure._suptitle, figure._supxlabel, figure._supylabel) if text]
+    labels += figure.texts  # titles among them
     return [
         (label.get_text(), label.get_window_extent()) for label in labels if label.get_text() and label.get_visible()
     ]

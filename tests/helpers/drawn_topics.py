@@ -17,7 +17,7 @@ from repsim_cli.studies.modular_sums import finding as modular_sums
 from repsim_cli.studies.probes import finding as probes
 from repsim_cli.studies.similarity import finding_feature_maps as feature_maps
 from repsim_cli.studies.similarity import finding_robustness as robustness
-from repsim_cli.studies.stitching import finding as stitching
+from repsim_cli.studies.stitching import drawing as stitching
 from repsim_cli.studies.training_run import finding_convergence as convergence
 from repsim_cli.studies.tuned import finding as tuned
 from repsim_cli.studies.universality import finding as universality
@@ -221,6 +221,16 @@ def stitched(models: list[str], count: int, scale: float = 1.0) -> Any:
     )
 
 
+def stitched_deep(models: list[str], count: int) -> Any:
+    about = {
+        "kinds": dict.fromkeys(models, "llama, 6 blocks"),
+        "layer": "affine",
+        "steps": 0,
+        "evaluation_sequences": 9,
+    }
+    return stitching._depth(stitches(models, count), about, "loss", {"resid_post@0": [1.0, 2.0, 3.0]})
+
+
 def stitch_grid(models: list[str], count: int, scale: float = 1.0) -> Any:
     every = [{**x, "head": models[0], "tail": models[1], "head layer": layer} for x in stitches(models[:1], count, scale)
              for layer in layers(count)]  # fmt: skip
@@ -374,6 +384,7 @@ TOPICS: dict[str, Callable[[], Any]] = {
     "200 layers over training, tiny": partial(of_training, 200, LONG, [9601, 9801, 10001], 1e-7),
     "stitching": partial(stitched, ["m", "n"], 2),
     "stitching of long names, tiny": partial(stitched, SEEDS, 4, 1e-7),
+    "stitching over depth": partial(stitched_deep, ["m", "n"], 24),
     "stitching grid": partial(stitch_grid, SEEDS, 12, -1.0),
     "losses of stitching": partial(stitching_losses, SEEDS, 4),
     "probes": partial(told, 2, ["c1"]),

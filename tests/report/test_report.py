@@ -741,12 +741,12 @@ def test_a_figure_is_saved_with_its_numbers(tmp_path, opened):
     changed(folder, curves=curves, tables=tables)
     (folder / "figures").mkdir()
     saved_with = {
-        "by-layer-mean_cka-seeds": "curve,line,x,y\nc,x,0,0.75\nc,x,9,\n",
         "cka-all": None,
         "cka_to_last-mlp_out-all": "curve,line,x,y\na,x,0,0.25\na,x,9,\n",
-        "other-of_some_kind": "",
         "stitching-curves-all": "curve,line,x,y\na,x,0,0.25\na,x,9,\nb,x,0,0.5\nb,x,9,\nc,x,0,0.75\nc,x,9,\n",
         "stitching-loss-all": "head,loss\nm,1.5\n",
+        "by-layer-mean_cka-seeds": "curve,line,x,y\nc,x,0,0.75\nc,x,9,\n",
+        "other-of_some_kind": "",
     }
     for name in saved_with:
         matplotlib.image.imsave(folder / "figures" / f"{name}.png", np.zeros((4, 4, 3)))
@@ -1147,6 +1147,7 @@ def test_the_page_of_all_runs_lists_them_newest_first(two_runs, repsim):
     assert broken["page"] is None
     assert broken["thumbnail"] is None
     assert broken["measures"] == []
+    assert whole["data"] == reader.read_manifest(two_runs / "2026" / "one").get("data", {}).get("source", "")
     assert whole["page"] == "2026/one/report.html"
     assert whole["models"] == ["small", "large"]
     assert whole["warnings"] == 1
@@ -1172,7 +1173,7 @@ def test_the_page_of_all_runs_reads_what_changed_alone(two_runs, monkeypatch):
     assert (broken, whole["warnings"]) == (first["runs"][0], 2)
     (two_runs / "index.html").write_text("<p>no page of ours")
     report.save_overview(two_runs)
-    assert read == ["one", "two", "one"]
+    assert read == ["one", "one", "two"]
 
 
 def test_no_run_has_no_page_of_all_runs(tmp_path, repsim):
@@ -1203,7 +1204,7 @@ def test_the_page_of_all_runs_is_searched_and_sorted_in_a_browser(two_runs, open
     assert page.evaluate(shown) == ["broken"]
     assert page.evaluate("document.querySelector('[role=status]').textContent") == "1 of 2 runs"
     first, *rest = downloaded(page, "main", "CSV").decode().splitlines()
-    assert first == "folder,name,started,status,models,measures,study,seed,seconds,warnings,error"
+    assert first == "folder,name,started,status,study,models,data,measures,seed,seconds,warnings,error"
     (broken,) = rest
     assert broken.startswith("2026/two,broken,")
     assert broken.endswith(",no such layer")

@@ -28,6 +28,14 @@ NEAREST = Table(
     columns=["model", "target", "probe", "nearest", "lowest error", "error of the largest class"],
     rows=[["m", "label", "linear", "resid_post@3", 0.1, 0.5], ["m", "group", "linear", "embed", 0.6, 0.5]],
 )
+PARTS = Table(
+    columns=["measure", "model", "found by", "sub-networks", "layers", "silhouette", "without groups"],
+    rows=[
+        ["gw", "m", "spectral", 3, "0-2, 3-5, 6", 0.5, 0.2],
+        ["gw", "m", "segments", 2, "0-2, 3-6", 0.612, 0.2],
+        ["gw", "n", "segments", 1, "0-6", None, None],
+    ],
+)
 COURSE = Curve(
     x=Axis(name="step"),
     y=Axis(name="CKA"),
@@ -69,6 +77,27 @@ COURSE = Curve(
                 "m, resid_post: CKA with the checkpoint of step 1000 is 0.10 at step 0, and within 5 % of the way to its "
                 "end from step 100 on"
             ],
+        ),
+        (
+            "similarity",
+            {"tables": {"sub-networks": PARTS}},
+            [
+                "By gw, m parts into 2 groups of layers (silhouette 0.61; without groups 0.20)",
+                "By gw, n has no groups of layers",
+            ],
+        ),
+        (
+            "verify",
+            {
+                "about": {
+                    "verify": {
+                        "candidate": "b",
+                        "reference": "a",
+                        "lines": ["DIFFERENT   first at embed", "  kind    other weights"],
+                    }
+                }
+            },
+            ["b beside a: DIFFERENT first at embed", "kind: other weights"],
         ),
         ("pretrain", {}, []),
         ("probes", {}, []),

@@ -3,7 +3,7 @@
 (() => {
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const COLUMNS = {
-  name: "name", started: "started (UTC)", status: "status", models: "models", measures: "measures", study: "study", seed: "seed",
+  name: "name", started: "started (UTC)", status: "status", study: "study", models: "models", data: "data", measures: "measures", seed: "seed",
   seconds: "time", warnings: "warnings",
 };
 
@@ -25,11 +25,13 @@ const rows = DATA.runs.map((run) => {
   const picture = run.thumbnail && el("img", { src: `data:image/png;base64,${run.thumbnail}`, alt: `a figure of ${run.name}`, loading: "lazy" });
   const shown = picture && link(run) ? el("a", { href: link(run), tabindex: "-1" }, picture) : picture;
   const searched = [run.folder, run.error ?? "", ...Object.keys(COLUMNS).map((key) => [run[key]].flat().join(" "))].join(" ").toLowerCase();
-  return { run, searched, line: el("tr", {}, el("td", { class: "thumbnail" }, shown ?? ""), ...Object.keys(COLUMNS).map((key) => cell(run, key))) };
+  const cells = Object.keys(COLUMNS).map((key) => cell(run, key));
+  cells.forEach((made, i) => made.setAttribute("data-name", Object.values(COLUMNS)[i]));
+  return { run, searched, line: el("tr", {}, el("td", { class: "thumbnail" }, shown ?? ""), ...cells) };
 });
 const body = el("tbody", {}, ...rows.map(({ line }) => line));
 const count = el("p", { class: "quiet", role: "status" });
-const field = el("input", { type: "search", id: "search", placeholder: "a name, model, measure, study, status", oninput: search });
+const field = el("input", { type: "search", id: "search", placeholder: "a name, model, data, measure, study, status", oninput: search });
 
 function search() {
   const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -67,7 +69,7 @@ document.getElementById("page").append(
   el("main", {},
     el("p", { class: "controls search" }, el("label", { for: "search" }, "Search", field)),
     count,
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" },
+    el("div", { class: "scroll runs", tabindex: "0", role: "region", "aria-label": "Runs" },
       el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), ...heads)), body)),
     downloads("runs", { csv: ["text/csv", listing] })));
 search();

@@ -575,6 +575,12 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const DOTS = [2, 4];
 const DECADES = 100; // steps are on a logarithmic axis where the last is this many times the first
 
+// A stretch of a line as it is drawn, for a legend.
+const swatch = (colour, dash) => shape("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, shape("path", { class: `line-${colour + 1}`, d: "M0 5h26", "stroke-dasharray": dash.join(" ") }));
+
+// Small differences look small: from 0 where nothing is below it, and to 1 where the values come near.
+const fromZero = (_, low, high) => (low === null || low < 0 ? uPlot.rangeNum(low ?? 0, high ?? 1, 0.1, true) : [0, high > 0.5 && high <= 1 ? 1.02 : high > 0 ? 1.05 * high : 1]);
+
 const axisStyle = () => ({ stroke: css("--ink"), font: `12px ${FONT}`, labelFont: `13px ${FONT}`, grid: { stroke: css("--rule"), width: 1 }, ticks: { stroke: css("--rule"), width: 1 } });
 
 // A text in lines of at most so many letters, where its words allow.
@@ -616,9 +622,12 @@ function vectorOf(plot, caption) {
 function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standard error each way", levels = null } = {}) {
   const host = el("div");
   const below = el("p", { class: "readout quiet" });
-  const keys = lines.map((line, i) => `${line.label}${lines.length > 1 ? ` (${["solid", "dashed", "dotted", "dash-dot"][(i + Math.floor(i / 4)) % 4]})` : ""}`);
+  const dashes = (i) => (i + Math.floor(i / 4)) % 4;
+  const keys = lines.map((line, i) => el("span", { class: "key" }, ...(lines.length > 1 ? [swatch(i % 4, DASHES[dashes(i)])] : []), line.label, ...(lines.length > 1 ? [el("span", { class: "unseen" }, ` (${["solid", "dashed", "dotted", "dash-dot"][dashes(i)]})`)] : [])));
+  const point = names.every((name) => typeof name === "string") && inBlocks(names.map((name) => ({ name })));
   const banded = lines.some((line) => line.low), known = levelsOf(levels);
-  const caption = el("figcaption", {}, [...keys, ...(banded ? [`band: ${band}`] : []), ...saidOf(levels)].join("; "));
+  const said = [...(banded ? [`band: ${band}`] : []), ...saidOf(levels)].join("; ");
+  const caption = el("figcaption", {}, ...keys.flatMap((key, i) => (i ? ["; ", key] : [key])), said && `; ${said}`);
   const bands = lines.flatMap(({ label, low, high }) => (low ? [[`${label}, band from`, low], [`${label}, band to`, high]] : []));
   const constant = (value) => names.map(() => value);
   const columns = [...lines.map(({ label, y }) => [label, y]), ...bands, ...known.map(([name, , middle]) => [name, constant(middle)])];
@@ -635,7 +644,7 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
     lines.forEach((line, i) => {
       const colour = css(`--line-${(i % 4) + 1}`);
       const points = { show: names.length < 60, size: 6, fill: colour };
-      series.push({ label: line.label, stroke: colour, width: 2, dash: DASHES[(i + Math.floor(i / 4)) % 4], points });
+      series.push({ label: line.label, stroke: colour, width: 2, dash: DASHES[dashes(i)], points });
       data.push(line.y);
       if (line.low) {
         bands.push({ series: [series.length, series.length + 1], fill: `${colour}33` });
@@ -646,7 +655,7 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
     addLevels(known, constant, data, series, bands);
     const width = Math.max(260, Math.min(box.clientWidth || 700, 1000));
     const named = names.some((name) => typeof name === "string");
-    const shown = named ? distinct(names.map(String), 16) : [];
+    const shown = named ? distinct(names.map((name) => (point ? name.replace(/^\w+@/, "") : String(name))), 16) : [];
     const most = Math.max(0, ...shown.map((name) => name.length));
     const axis = axisStyle();
     plot = new uPlot({
@@ -654,11 +663,11 @@ function chart(names, lines, xLabel, yLabel, { marked = null, band = "one standa
       height: 300 + (named ? 4 * most : 0),
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, y: false },
-      scales: { x: { time: false, range: (_, low, high) => (named || low === high ? [low - 0.3, high + 0.3] : [low, high]) } },
+      scales: { x: { time: false, range: (_, low, high) => (named || low === high ? [low - 0.3, high + 0.3] : [low, high]) }, y: { range: fromZero } },
       series,
       bands,
       axes: [
-        { ...axis, label: xLabel, ...(named ? { space: 16, rotate: -90, size: 14 + 7 * most, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => shown[i] ?? "") } : {}) },
+        { ...axis, label: point ? `${xLabel}, block of ${point}` : xLabel, ...(named ? { space: most > 3 ? 16 : 24, rotate: most > 3 ? -90 : 0, size: most > 3 ? 14 + 7 * most : 32, incrs: [1, 2, 5, 10, 20, 50, 100], values: (_, splits) => splits.map((i) => shown[i] ?? "") } : {}) },
         { ...axis, label: middle(yLabel, LABEL), size: 64, values: ticks },
       ],
       hooks: {
@@ -1139,13 +1148,29 @@ function numbersOf(run, { curves, measure, table }) {
   return file(["curve", "line", "x", "y"], lines.flatMap(([name, line, at, values]) => at.map((x, i) => [name, line, x, values[i]])));
 }
 
+// Figures in the dark scheme: paper, ink and greys of the SVG change, colours and what stands in cells do not.
+const LIGHT = "#ffffff", DOTS_PER_PIXEL = 150 / 96; // of the PNG, beside which the SVG is as large
+const IN_THE_DARK = `svg{fill:#e6ebf0}#paper path[style*="fill: #ffffff"]{fill:#12171c!important}#cell{fill:#000}${["#000000", "#262626", "#333333", "#404040", "#4c4c4c", "#595959", "#666666"]
+  .map((ink) => `[style*="stroke: ${ink}"]{stroke:#c8d1d9!important}[style*="fill: ${ink}"]{fill:#c8d1d9!important}#cell [style*="stroke: ${ink}"]{stroke:${ink}!important}#cell [style*="fill: ${ink}"]{fill:${ink}!important}`).join("")}`;
+
 // as: section, or foldedSection.
 function figures(as) {
-  const parts = RUNS.flatMap((run) => run.figures.map(({ name, png, svg, data }) => {
-    const heading = MANY ? `${run.letter}: ${name}` : name;
+  const parts = RUNS.flatMap((run) => run.figures.map(({ name, seen, png, svg, data }) => {
+    const heading = MANY ? `${run.letter}: ${seen || name}` : seen || name;
     if (!png) return el("p", { class: "quiet" }, `${heading}: in the run's folder, figures/`);
     const files = { png: ["image/png", () => decoded(png)], ...(svg ? { svg: ["image/svg+xml", () => decoded(svg)] } : {}), ...numbersOf(run, data) };
-    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, el("img", { src: `data:image/png;base64,${png}`, alt: `Figure ${name}`, decoding: "async", onload: ({ target }) => target.closest("figure").classList.toggle("broad", target.naturalWidth > Math.max(BROAD, 1.3 * target.naturalHeight)) })), downloads(name, files));
+    const picture = el("img", { alt: `Figure: ${seen || name}`, decoding: "async", onload: ({ target }) => {
+      const zoom = target.src.startsWith("data:image/svg") ? DOTS_PER_PIXEL : 1, [wide, high] = [target.naturalWidth * zoom, target.naturalHeight * zoom];
+      target.width = wide;
+      target.closest("figure").classList.toggle("broad", wide > Math.max(BROAD, 1.3 * high));
+    } });
+    const draw = () => {
+      const dark = css("--paper") !== LIGHT && svg && atob(svg);
+      const src = dark && dark.includes('id="paper"') ? `data:image/svg+xml;base64,${btoa(dark.replace("</defs>", `<style>${IN_THE_DARK}</style></defs>`))}` : `data:image/png;base64,${png}`;
+      if (picture.src !== src) picture.src = src;
+    };
+    redraws.push(draw);
+    return el("figure", { class: "drawn" }, el("figcaption", {}, heading), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Figure ${heading}` }, picture), downloads(name, files));
   }));
   return parts.length ? as("figures", "Figures", el("div", { class: "gallery" }, ...parts)) : null;
 }

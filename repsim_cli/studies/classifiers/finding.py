@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.figures.lines import gaps, plain
+from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_chance
@@ -95,7 +96,7 @@ def _metrics(table: Table) -> Any:
     axes.set_ylabel("accuracy")
     axes.grid(axis="y", alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"{len(table.rows)} classifiers{f', bright: {by}' if by else ''}", loc="left", parse_math=False)
+    headline(figure, f"{len(table.rows)} classifiers: accuracy by data set", f"bright: {by}" if by else "")
     return figure
 
 
@@ -110,7 +111,7 @@ def _loss(curves: Sequence[Curve], table: Table) -> Any:
     axes.set_ylabel(str(curves[0].y))
     axes.set_ylim(0, None)
     plain(axes)
-    axes.set_title(f"{len(curves)} classifiers", loc="left")
+    headline(figure, f"{len(curves)} classifiers: {curves[0].y} over the training")
     return figure
 
 

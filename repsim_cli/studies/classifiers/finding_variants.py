@@ -13,6 +13,7 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.frame import COLOURS, MARKERS, cycled, legend_beside
+from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_units
@@ -235,8 +236,8 @@ def _changes(table: Table, metric: str, reference: str) -> Any:
     axes.grid(axis="y", alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     known = any(record["standard error of rows"] is not None for record in compared)
-    bars = "; bars: one standard error of the evaluation rows" if known else ""
-    axes.set_title(f"against '{reference}'{bars}", loc="left", fontsize=8, parse_math=False)
+    bars = "bars: one standard error of the evaluation rows" if known else ""
+    headline(figure, f"What each variant changes against '{reference}'", bars)
     return figure
 
 

@@ -13,7 +13,7 @@ from repsim_cli.base.settings import Fraction
 from repsim_cli.figures.frame import legend_beside, shades
 from repsim_cli.figures.heatmap import chosen, heatmap
 from repsim_cli.figures.lines import plain
-from repsim_cli.figures.panels import columns, panels
+from repsim_cli.figures.panels import columns, headline, listed, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, LEVEL, by_jackknife, by_units
@@ -168,6 +168,8 @@ def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, An
                 line = np.mean([(values[side][:, None] >= at).mean(0) for values in arrays], axis=0)
                 panel.plot(at, line, color=colours[layer], ls=style, linewidth=1.3)
         panel.axvline(options["cosine"], color="0.4", linewidth=0.8)
+        place = {"transform": panel.get_xaxis_transform(), "ha": "right", "va": "top", "color": "0.4"}
+        panel.text(options["cosine"], 0.99, "shared ", fontsize=7, **place)
         panel.set_title(model, loc="left", fontsize=9, parse_math=False)
         panel.set_xlabel("cosine of decoder directions", fontsize=8)
         panel.tick_params(labelsize=7, labelleft=number % columns(len(models)) == 0)
@@ -179,6 +181,11 @@ def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, An
         last.plot([], [], color=colours[layer], label=layer)
     last.plot([], [], color="0.4", ls=":", label="random directions")
     legend_beside(last)
+    headline(
+        figure,
+        f"{listed(models)}: how many latents two dictionaries share",
+        "dictionaries of other seeds, mean over pairs",
+    )
     return figure
 
 
@@ -195,7 +202,7 @@ def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
         values,
         layers,
         others,
-        title=f"paired features of {rows[0][0]} (rows) and {rows[0][2]} (columns)",
+        title=f"{rows[0][0]} (rows) and {rows[0][2]} (columns): how alike paired features lie",
         bar_label="RSA of decoder directions (crossed out: p > 0.05)",
         limits=(min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 0.05)),
         colours=chosen(),
@@ -211,7 +218,7 @@ def _cross(run: Finished, matrix: Matrix) -> Any:
         values,
         matrix.rows.layers,
         matrix.columns.layers,
-        title=f"{matrix.about['layer']}: encoded (rows), decoded (columns)",
+        title=f"What the code of one model says of another\n{matrix.about['layer']}: encoded (rows), decoded (columns)",
         bar_label=matrix.label,
         limits=(min(0.0, float(values.min())), 1.0),
         colours=chosen(),

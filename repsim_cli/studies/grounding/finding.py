@@ -213,9 +213,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
     bar_beside(figure, shown, "score: 0 chance, 1 the best possible; grey: none")
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
-    box: Any = right.get_tightbbox()
-    above = box.y1 / figure.dpi - height + 0.08
-    headline(figure, "\n".join(filter(None, [f"Measures by grade, {point}", bands])), above)
+    headline(figure, f"How measures do in each test, the best above: {point}", bands)
     return figure
 
 
@@ -246,8 +244,7 @@ def _costs(table: Table) -> Any:
             _label(axes, row, rows, lines, fontsize=5, color="0.35")
     axes.set_xlabel("seconds of CPU time per pair of layers")
     axes.set_ylabel("mean rank")
-    title = "Grade and cost of measures; line: none is both faster and better; names where there is room"
-    axes.set_title(title, loc="left", fontsize=9)
+    headline(figure, "Grade and cost of measures", "line: none is both faster and better; names where there is room")
     axes.grid(alpha=0.25, linewidth=0.5)
     return figure
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.figures.frame import legend_beside
+from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
 from repsim_cli.figures.lines import gaps, plain
+from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, Claim, Fact, Untestable, claim
 from repsim_cli.runs.content import Curve
@@ -48,13 +49,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _learning(curves: Sequence[Curve]) -> Any:
     """Both quantities side by side; a colour per model and stage."""
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(curve.about["quantity"] for curve in curves))
     stages = list(dict.fromkeys((curve.about["model"], curve.about["stage"]) for curve in curves))
     alone = {model for model, _ in stages if sum(model == other for other, _ in stages) == 1}
-    shades = colormaps["tab10"](range(len(stages)))
+    shades = cycled(COLOURS, len(stages))
     figure = Figure(figsize=(len(quantities) * PANEL[0], PANEL[1]))
     panels = figure.subplots(1, len(quantities), gridspec_kw={"wspace": 0.28})
     for panel, quantity in zip(panels, quantities, strict=True):
@@ -80,6 +80,7 @@ def _learning(curves: Sequence[Curve]) -> Any:
     for rows, style in STYLES.items():
         panels[-1].plot([], [], style, color="0.3", linewidth=1.2, label=f"{rows} rows")
     legend_beside(panels[-1], bbox_to_anchor=(1.02, 0.5))
+    headline(figure, "How models learn modular sums, stage by stage")
     return figure
 
 

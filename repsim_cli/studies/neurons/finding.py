@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.base.settings import Finite, Medium0
-from repsim_cli.figures.frame import legend_beside, several
+from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
 from repsim_cli.figures.lines import PANEL, of_layers, plain
+from repsim_cli.figures.panels import headline, listed
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_jackknife
@@ -136,7 +137,7 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(1.2 * PANEL[0], PANEL[1]))
     axes = figure.subplots()
     models = _models(run)
-    for (model, matrices), colour in zip(models.items(), several(len(models)), strict=True):
+    for (model, matrices), colour in zip(models.items(), cycled(COLOURS, len(models)), strict=True):
         neurons = neurons_of([run.array(matrix.values) for matrix in matrices])
         for values, style in ((neurons.excess.mean(0), "-"), (neurons.control.mean(0).ravel(), ":")):
             label = model if style == "-" else None
@@ -150,6 +151,7 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     axes.tick_params(labelsize=7)
     plain(axes)
     legend_beside(axes)
+    headline(figure, f"{listed(list(models))}: how many neurons have a counterpart in every other model")
     return figure
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from repsim_cli.figures.lines import gaps
+from repsim_cli.figures.panels import headline
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -32,7 +33,7 @@ def _losses(training: Curve, held_out: Curve) -> Any:
     panel.plot(held_out.at, gaps(held_out.lines["loss"]), label="held-out text", **style)
     panel.set_ylim(0)
     panel.set_ylabel(held_out.y.unit)
-    panel.set_title("next-token loss", loc="left")
+    headline(figure, "How the next-token loss falls")
     panel.legend(fontsize=7, frameon=False)
     return figure
 

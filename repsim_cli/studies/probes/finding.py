@@ -198,7 +198,11 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     used[-1].set_xticks(at, [names[i] for i in at], fontsize=6, rotation=90 * (not said), parse_math=False)
     used[-1].set_xlabel(said, fontsize=7)
     bar_beside(figure, image, matrices[0].label, extend="max")
-    headline(figure, matrices[0].rows.model, 0.22)
+    headline(
+        figure,
+        f"{matrices[0].rows.model}: which layer says what",
+        "bright: told without error; control: labels without meaning",
+    )
     return figure
 
 

@@ -16,6 +16,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.frame import COLOURS, cycled
 from repsim_cli.figures.heatmap import TIGHT
 from repsim_cli.figures.layout import available
+from repsim_cli.figures.panels import headline
 from repsim_cli.figures.texts import shortened
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -223,10 +224,9 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
         for end in ends if several else ():
             panel.axvline(end - 0.5, color="0.8", linewidth=0.8, zorder=0)
     rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
-    what = f"First image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
-    bars = f"Bars: how far a layer is from the one before ({rows:,} images); triangles: where a segment begins"
-    at = {"x": LEFT / width, "y": 1 + 0.06 / height, "ha": "left", "va": "bottom"}
-    figure.suptitle(f"{what}\n{bars}", **at, fontsize=8, parse_math=False)
+    what = f"first image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
+    bars = f"bars: how far a layer is from the one before ({rows:,} images); triangles: where a segment begins"
+    headline(figure, "What the layers see of an image, and where they change", what, bars)
     return figure
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
-from repsim_cli.base.settings import From0, Positive
-from repsim_cli.figures.heatmap import TICK, bar_label, by_block, colour_range, colours
+from repsim_cli.base.settings import REMEDIES, From0, Positive, treatment
+from repsim_cli.figures.heatmap import TICK, by_block, colour_range, colours, hatch
 from repsim_cli.figures.panels import bar_beside, edges, headline, name_panels, panels
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -59,31 +59,36 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
+    """The map of the rows as they are, and beside it what each remedy changes."""
     base = maps[NONE]
     card, names = base.measure.card, base.names
-    joined = np.concatenate([layers.values[np.isfinite(layers.values)] for layers in maps.values()])
-    low, high = colour_range(joined, card, "values")
+    in_words = {name: treatment(remedy) for name, remedy in REMEDIES.items()}
+    changed = {name: layers.values - base.values for name, layers in maps.items() if name != NONE}
+    most = max([float(np.nanmax(np.abs(cells))) for cells in changed.values()] + [1e-12])
+    low, high = colour_range(base.values[np.isfinite(base.values)], card, "values")
     figure, axes = panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.15, 0.28), least=SMALLEST)
     side = axes[0].get_window_extent().width / figure.dpi
     shown, said = by_block(names)
     step = max(1, int(np.ceil(TICK * len(names) / side)))
     at = range(0, len(names), step)
-    image: Any = None
-    for axis, (first, lowest), layers in zip(axes, edges(axes), maps.values(), strict=True):
-        image = axis.imshow(layers.values, cmap=colours(card, "values"), vmin=low, vmax=high)
-        i, j = (np.abs(layers.values - base.values) > change).nonzero()
-        size = (72 * 0.5 * side / len(names)) ** 2
-        axis.scatter(j, i, marker="s", s=size, facecolors="none", edgecolors="red", linewidths=0.5)
+    for axis, (first, lowest), name in zip(axes, edges(axes), [NONE, *changed], strict=True):
+        style = {"cmap": colours(card, "values"), "vmin": low, "vmax": high}
+        style = style if name == NONE else {"cmap": "PuOr", "vmin": -most, "vmax": most}
+        axis.imshow(base.values if name == NONE else changed[name], **style)
+        hatch(axis)
         for end in [place.start for place in base.places.values()][1:]:
-            axis.axhline(end - 0.5, color="white", linewidth=0.8)
-            axis.axvline(end - 0.5, color="white", linewidth=0.8)
-        axis.set_yticks(at, [shown[i] for i in at] if first else [], fontsize=5, parse_math=False)
-        axis.set_xticks(at, [shown[i] for i in at] if lowest else [], fontsize=5, rotation=90, parse_math=False)
+            axis.axhline(end - 0.5, color="white" if name == NONE else "0.5", linewidth=0.8)
+            axis.axvline(end - 0.5, color="white" if name == NONE else "0.5", linewidth=0.8)
+        axis.set_yticks(at, [shown[i] for i in at] if first else [], fontsize=6, parse_math=False)
+        axis.set_xticks(at, [shown[i] for i in at] if lowest else [], fontsize=6, rotation=90, parse_math=False)
         axis.tick_params(length=1.5)
-    name_panels(axes, list(maps))
-    bar_beside(figure, image, bar_label(card))
-    where = f", {said}" if said else ""
-    headline(figure, f"{label}{where}; marked: more than {change:g} from that of the rows as they are", 0.3)
+    name_panels(axes, ["values of the rows as they are", *(f"changes: {in_words.get(name, name)}" for name in changed)])
+    image = axes[min(1, len(axes) - 1)].images[0]
+    bar_beside(figure, image, f"change of {card['label']}")
+    count = sum(int((np.abs(cells) > change).sum()) for cells in changed.values())
+    cells = sum(cells.size for cells in changed.values())
+    seen = f"What each remedy changes in {label}: more than {change:g} in {count:,} of {cells:,} cells"
+    headline(figure, seen, said)
     return figure
 
 

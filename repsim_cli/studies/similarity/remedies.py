@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import total_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import free
-from repsim_cli.base.settings import Extract, Significance
+from repsim_cli.base.settings import REMEDIES, Extract, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import check_measure, check_rows
 from repsim_cli.engine.comparison import Comparison
@@ -20,16 +19,6 @@ from repsim_cli.runs.content import REMEDY, Matrix
 from repsim_cli.runs.results import Run
 
 NONE = {"skip": 0, "skip_tokens": [], "drop_features": 1.0, "normalise": "none"}
-REMEDIES: Mapping[str, Mapping[str, Any]] = {
-    "none": {},
-    "skip 4": {"skip": 4},
-    "features": {"normalise": "features"},
-    "directions": {"normalise": "directions"},
-    "rows": {"normalise": "rows"},
-    "skip 4, features": {"skip": 4, "normalise": "features"},
-    "skip 4, directions": {"skip": 4, "normalise": "directions"},
-    "drop 0.05, skip 4": {"drop_features": 0.05, "skip": 4},
-}
 NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps
 
 

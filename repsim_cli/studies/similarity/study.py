@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import ALL_REMEDIES, Group, Significance
+from repsim_cli.base.settings import ALL_REMEDIES, REMEDIES, Group, Significance
 from repsim_cli.engine import budget, footprint
 from repsim_cli.engine.bounds import shown
 from repsim_cli.engine.checks import check_groups, check_within
@@ -23,7 +23,7 @@ from repsim_cli.engine.unit import Kinds, Phase
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.similarity.images import check_feature_maps, kept_maps
-from repsim_cli.studies.similarity.remedies import REMEDIES, under_remedies
+from repsim_cli.studies.similarity.remedies import under_remedies
 
 log = logging.getLogger("repsim")
 

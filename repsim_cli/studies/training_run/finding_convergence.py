@@ -10,6 +10,7 @@ import numpy as np
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, shades
 from repsim_cli.figures.lines import draw_levels, gaps, name_bands, shared_levels
+from repsim_cli.figures.panels import headline
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -143,8 +144,7 @@ def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
     low, high = first.bounds
     panel.set_ylim(low, high if high is None else 1.02 * high)
     panel.set_ylabel(str(first.y), fontsize=8)
-    title = f"{first.about['quantity']}, {first.about['point']}: {models}"
-    panel.set_title(title, loc="left", fontsize=9, parse_math=False)
+    headline(figure, f"{models}: {first.y} over the training", f"{first.about['quantity']}, {first.about['point']}")
     return figure, panel
 
 

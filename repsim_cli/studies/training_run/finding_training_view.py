@@ -11,7 +11,7 @@ import numpy as np
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, shades
 from repsim_cli.figures.lines import gaps
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.panels import headline, listed
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -124,7 +124,7 @@ def _view(table: Table, measure: str) -> Any:
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
     panels[0].set_xlim(0)
     panels[0].set_ylabel(table.columns[3], fontsize=8)
-    headline(figure, measure, 0.08)
+    headline(figure, f"{listed(models)}: distance from the last step, beside how good the model is", measure)
     legend_beside(panels[-1])
     return figure
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import blocks_named, runs_of
-from repsim_cli.figures.frame import legend_beside, several
+from repsim_cli.figures.frame import COLOURS, legend_beside, line_styles
 from repsim_cli.figures.heatmap import by_block, chosen, heatmap
 from repsim_cli.figures.lines import PANEL, gaps, of_layers, plain
-from repsim_cli.figures.panels import pages, panels
+from repsim_cli.figures.panels import headline, listed, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import (
@@ -250,15 +250,22 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     values = {matrix.rows.model: np.maximum(run.array(matrix.values)[0], LEAST) for matrix in divergences}
     ends = [np.log10(max(x.max() for x in values.values()) * 1.01), np.log10(min(x.min() for x in values.values()))]
     edges = np.logspace(ends[1], max(ends[0], ends[1] + 1), BINS + 1)
-    for (model, divergence), colour in zip(values.items(), several(len(values)), strict=True):
+    for (model, divergence), style in zip(values.items(), line_styles(len(values)), strict=True):
         shares = np.histogram(divergence, edges)[0] / len(divergence)
-        axes.stairs(shares, edges, color=colour, label=f"{model}, mean {divergence.mean():.2g}")
+        axes.stairs(
+            shares,
+            edges,
+            color=style["color"],
+            linestyle=style["linestyle"],
+            label=f"{model}, mean {divergence.mean():.2g}",
+        )
     axes.set_xscale("log")
     axes.set_xlabel(f"KL({run.base} || model) of the next token, nats", fontsize=8, parse_math=False)
     axes.set_ylabel("share of tokens", fontsize=8)
     axes.tick_params(labelsize=7)
     plain(axes)
     legend_beside(axes)
+    headline(figure, f"How far the predictions of {listed(list(values))} are from those of {run.base}")
     return figure
 
 
@@ -269,7 +276,7 @@ def _blocks(curves: Sequence[Curve]) -> Any:
     styles = {OWN: ("o", "-"), CARRIED: ("s", "-"), "weights": ("D", "--"), "rounding": ("", ":")}
     for panel, curve in zip(axes, curves, strict=True):
         names, said = by_block(curve.at)
-        for (line, (marker, dashes)), colour in zip(styles.items(), [*several(3), "grey"], strict=True):
+        for (line, (marker, dashes)), colour in zip(styles.items(), [*COLOURS[:3], "0.4"], strict=True):
             values = np.maximum(gaps(curve.lines[line]), least)
             label = f"{line} (at the bottom: less)" if line == "rounding" else line
             panel.plot(
@@ -284,6 +291,7 @@ def _blocks(curves: Sequence[Curve]) -> Any:
         plain(panel)
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     legend_beside(axes[min(1, len(axes) - 1)])
+    headline(figure, "Which blocks changed, and which change they carry on")
     return figure
 
 
@@ -292,7 +300,7 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
     means = [by_layers(run, matrix).lines["mean over tokens"] for matrix in relative]
     values = np.array(means, dtype=float).T  # None is NaN
     layers, said = by_block(relative[0].rows.layers)
-    title = f"mean relative difference to {run.base}" + (f"\n{said}" if said else "")
+    title = f"How far each layer has moved from {run.base}\nmean relative difference" + (f", {said}" if said else "")
     figure, _ = heatmap(
         values,
         layers,

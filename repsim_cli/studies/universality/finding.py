@@ -11,9 +11,9 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.heatmap import add_tree, heatmap
 from repsim_cli.figures.layout import available
 from repsim_cli.figures.panels import LONG, bar_beside
+from repsim_cli.findings.agreement import agreement_map
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import tree
@@ -242,10 +242,7 @@ def _mark(verdict: str, size: float) -> dict[str, Any]:
 
 def _agreement(run: Finished, matrix: Matrix) -> Any:
     rho, names = run.array(matrix.values), matrix.rows.layers
-    title = f"Agreement of measures\nSpearman's rho over {matrix.n} values of factors"
-    figure, axes = heatmap(rho, names, names, title, matrix.label, (-1.0, 1.0), "RdBu_r", "{:.2f}")
-    add_tree(figure, axes, tree(1 - rho), "1 - rho")
-    return figure
+    return agreement_map(rho, names, f"{matrix.n} values of factors", matrix.label)
 
 
 @analysis(studies=("universality",), unasked=lambda planned: True, figures=figures)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.panels import bar_beside, headline, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -81,20 +82,21 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     for panel, matrix in zip(axes, plans, strict=True):
         coupling = run.array(matrix.values)
         image = panel.imshow(n * coupling, cmap="Greys", vmin=0, vmax=1)
-        panel.plot([-0.5, n - 0.5], [-0.5, n - 0.5], color="#c44e52", linewidth=0.6, alpha=0.8)
+        panel.plot([-0.5, n - 0.5], [-0.5, n - 0.5], color=COLOURS[1], linewidth=0.8, linestyle="--")
         for end in ends:
-            panel.axhline(end, color="#3b75af", linewidth=0.7)
-            panel.axvline(end, color="#3b75af", linewidth=0.7)
+            panel.axhline(end, color=COLOURS[0], linewidth=0.7)
+            panel.axvline(end, color=COLOURS[0], linewidth=0.7)
         panel.set_xticks([])
         panel.set_yticks([])
         panel.set_ylabel(matrix.rows.model, fontsize=7, labelpad=2, parse_math=False)
         panel.set_xlabel(matrix.columns.model, fontsize=7, labelpad=2, parse_math=False)
-        numbers = f"on the diagonal {on_diagonal(coupling):.2f}\nobjective {matrix.about['objective']:.2g}"
+        numbers = f"{on_diagonal(coupling):.2f} on it; {matrix.about['objective']:.2g}"
         panel.set_title(f"{matrix.about['starts']}\n{numbers}", fontsize=6.5, pad=3, loc="left")
     bar_beside(figure, image, "share of the row's mass")
     order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
-    said = f"objective in squared mean distances; by chance {1 / n:.2f} is on the diagonal"
-    headline(figure, f"{model}: couplings of {n} rows{order}\n{said}{left_out(run, 'couplings', model)}", 0.5)
+    said = f"dashed: the diagonal; above each: the share of the mass on it, by chance {1 / n:.2f}, and the objective"
+    seen = f"{model}: which rows of one layer go to which of another, {n} rows{order}"
+    headline(figure, seen, f"{said}, in squared mean distances{left_out(run, 'couplings', model)}")
     return figure
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Num
 
 from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.heatmap import by_block, hatch
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import columns, edges, headline, name_panels, pages, panels
@@ -96,7 +97,7 @@ def fine_tuning_shifts_distances(by_model: Shifts, base: str | None) -> Weighed 
 WIDTH, HEIGHT, NARROWEST = 1.3, 0.75, 0.85  # of a panel, inches
 MOST = 30  # panels of a figure
 SCALES = {"none": "Euclidean distance of two rows", "mean": "distance of two rows over their layer's mean"}
-FILL, BEFORE = "#3b75af", "0.45"
+FILL, BEFORE = COLOURS[0], "0.45"
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
@@ -140,9 +141,15 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     figure.supylabel("share of pairs", fontsize=8, x=-0.2 / width)
     below = f"{SCALES[matrix.about['scale']]} (outlined: the layer before; KL from it in nats)"
     figure.supxlabel(below, fontsize=8, y=-0.22 / height, va="top")
-    title = f"{matrix.rows.model}: distances within layers, {int(np.nansum(counts, 1).max()):,} pairs of rows"
-    notes = [said, "each panel to its own height", "hatched: no value" if none.any() else ""]
-    headline(figure, f"{title}\n{'; '.join(filter(None, notes))}", 0.22)
+    notes = [
+        f"{int(np.nansum(counts, 1).max()):,} pairs of rows",
+        said,
+        "each panel to its own height",
+        "hatched: no value" if none.any() else "",
+    ]
+    headline(
+        figure, f"{matrix.rows.model}: how far apart rows are, from layer to layer", "; ".join(filter(None, notes))
+    )
     return figure
 
 

@@ -10,7 +10,7 @@ import scipy
 from jaxtyping import Float, Int
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import MARKERS
+from repsim_cli.figures.frame import COLOURS, MARKERS, cycled
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import columns, headline, name_panels, pages, panels
@@ -72,12 +72,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """Lines lead from each chosen row to its nearest, full where that row was among the nearest in the first layer."""
-    from matplotlib import colormaps
     from matplotlib.lines import Line2D
 
     batch, samples = run.results.about["batch"], matrix.about["samples"]
     planes, nearest = run.array(matrix.values), run.array(matrix.details[PLANE]).astype(int)[:, samples]
-    inks = {place: colormaps["tab10"](i % 10) for i, place in enumerate(samples)}
+    inks = dict(zip(samples, cycled(COLOURS, len(samples)), strict=True))
     classes = batch["classes"] or [""] * len(batch["rows"])
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
     figure, axes = panels(len(places), columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)
@@ -121,7 +120,9 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
         text.set_parse_math(False)
     what = f"t-SNE of {len(planes[0])} rows, lines from {len(samples)} of them to their {matrix.about['k']} nearest"
     missing = left_out(run, "neighbours", matrix.rows.model)
-    headline(figure, f"{matrix.rows.model}: {what}" + (f"; {said}" if said else "") + missing, 0.26)
+    headline(
+        figure, f"{matrix.rows.model}: which rows stay near each other", what + (f"; {said}" if said else "") + missing
+    )
     return figure
 
 
