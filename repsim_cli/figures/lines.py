@@ -84,6 +84,7 @@ def by_layer(curves: Sequence[Curve]) -> Any:
         drawn = _draw_models(panel, curves, way)
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
+    from_zero(axes)
     name_bands(axes[-1], [band.of for curve in curves for band in curve.bands.values()])
     if any(curve.errors for curve in curves):
         name_bands(axes[-1], ["one standard error"])
@@ -112,6 +113,8 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
             panel.yaxis.set_major_formatter("{x:g}")
         elif curves[0].bounds[1] is not None:
             panel.set_ylim(0, 1.02 * curves[0].bounds[1])
+        else:
+            from_zero([panel])
     legend_beside(axes[min(1, len(axes) - 1)])
     return figure
 
@@ -127,7 +130,6 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> list[Any]:
         values, name = gaps(curve.lines[line]), curve.about["model"]
         drawn += panel.plot(range(len(curve.at)), values, **style, markersize=3.5, linewidth=1.3, label=name)
     draw_levels(panel, curves[0].about.get("levels"))
-    from_zero(panel)
     if all(curve.at == longest[: len(curve.at)] for curve in curves):
         at, shown = range(0, len(longest), -(-len(longest) // NAMED)), distinct(names, MOST)
         panel.set_xticks(at, [shown[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
@@ -139,13 +141,13 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> list[Any]:
     return drawn
 
 
-def from_zero(panel: Any) -> None:
-    """Lets the y axis begin at 0 where no value is below it, and end at 1 where what is drawn comes near: small
-    differences then look small."""
-    low, high = panel.dataLim.intervaly
+def from_zero(panels: Sequence[Any]) -> None:
+    """Lets the y axis that panels share begin at 0 where no value is below it, and end at 1 where what is drawn comes
+    near: small differences then look small."""
+    low, high = (float(end([x.dataLim.intervaly[k] for x in panels])) for k, end in enumerate((np.min, np.max)))
     if not np.isfinite([low, high]).all() or low < 0:
         return
-    panel.set_ylim(0, 1.02 if 0.5 < high <= 1 else 1.05 * high if high > 0 else 1.0)
+    panels[0].set_ylim(0, 1.02 if 0.5 < high <= 1 else 1.05 * high if high > 0 else 1.0)
 
 
 def name_lines(panel: Any, lines: Sequence[Any]) -> None:

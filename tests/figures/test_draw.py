@@ -104,6 +104,15 @@ def test_both_ways_of_stitching_one_family_have_colours_of_their_own():
     assert overlaps(figure) == []
 
 
+def test_panels_that_share_an_axis_show_the_largest_value_of_both_from_zero():
+    """Whichever of them has it; values below 0 keep an axis of their own."""
+    for lines_, expected in (({"row": [0.2, 0.9], "column": [0.1, 0.3]}, (0, 1.02)), ({"row": [-0.2, 0.1], "column": [0.1, 0.3]}, None)):  # fmt: skip
+        curve = Curve(x=Axis(name="layer"), y=Axis(name="CKA"), at=["a@0", "a@1"], lines=lines_, about={"model": "m"})
+        for panel in lines.by_layer([curve]).axes:
+            low, high = panel.get_ylim()
+            assert (low, high) == expected if expected else low < -0.2
+
+
 def levels_of(panel):
     return {line.get_label(): line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == ":"}
 

@@ -757,7 +757,7 @@ def test_a_figure_is_saved_with_its_numbers(tmp_path, opened):
         assert ("CSV" in buttons) is (content != "")
         if content:
             assert downloaded(page, ".drawn", "CSV", number).decode() == content
-    lines = downloaded(page, ".drawn", "CSV", 1).decode()
+    lines = downloaded(page, ".drawn", "CSV", 0).decode()
     assert lines == downloaded(page, "#matrices .panel", "CSV").decode()
 
 
