@@ -142,7 +142,7 @@ class RunConfig:
         skipped = {"measures skipped": self.skipped} if self.skipped else {}
         notes = {"notes": list(self.notes)} if self.notes else {}
         if self.study is not None:
-            executor = self.keys.hardware.executor
+            executor = self.keys.hardware.get("executor")
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
             plan = {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
             if self.keys.study == "similarity" and settings_of(self.keys.figures).get("which") == "all":
