@@ -54,7 +54,8 @@ class Extract:
         out is a token like any other. Pooled rows never read padding; `first` and `last` may be added tokens.
     length: tokens per packed sequence. Labelled examples, and the documents of pooled rows, are cut to it. The shortest
         context of the models is the most; more is lowered to it, with a warning. `auto` in a configuration is that
-        context, at most 512.
+        context, at most 512; where one sample of the words of running text is taken, 2.5 `rows` / `sequences`, but 128
+        at least: about the tokens of these words, since others would be run in vain.
     long: with words, sentences and examples of more tokens than `length` are `split` between words, at the same words
         for all models, or refused (`refuse`). A pair of texts is left out.
     sequences: how many sequences, examples or images are drawn under the seed. With words, a document is cut into

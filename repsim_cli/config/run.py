@@ -42,7 +42,8 @@ from repsim_cli.report import tracking
 from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import GROUPS
 
-LONGEST = 512  # tokens of `extract.length=auto`
+# tokens of `extract.length=auto`, and of a word, with punctuation, ends of documents and what is skipped
+SHORTEST, LONGEST, PER_WORD = 128, 512, 2.5
 # by unit, what `auto` means for language models: nothing hides what is shared, and rotations count for nothing
 # (benchmarks/remedies.py)
 USUAL: dict[str, Fields] = {
@@ -345,6 +346,14 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     return keys
 
 
+def _stretch(given: Fields) -> int:
+    """Tokens of a stretch of running text; of one sample of words about those of the words that are taken of each."""
+    match given:
+        case {"unit": "word", "estimate": "full", "rows": int(rows), "sequences": int(sequences)} if sequences > 0:
+            return min(max(int(PER_WORD * rows / sequences), SHORTEST), LONGEST)
+    return LONGEST
+
+
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -372,16 +381,16 @@ def _extract(problems: list[str], notes: list[str], given: Fields, bound: Fields
     most = sys.maxsize if shortest is None else contexts[shortest]
     usual = USUAL.get(str(given.get("unit")), {}) if len(contexts) == len(models) else {}
     automatic = {
-        "length": min(LONGEST, most),
         "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,
         "rows": ROWS if given.get("unit") in ("token", *WORDS) else POOLED,
         "at_most": [key for key in ("sequences", "rows") if given.get(key) == "auto"],
         "pairs": "auto" if study.takes_pairs else "all",
         **{key: usual.get(key, none) if key in study.takes_remedies else none for key, none in UNCHANGED.items()},
     }
-    extract = bind(
-        problems, "extract", Extract, given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}
-    )
+    given = given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}
+    if given.get("length") == "auto":
+        given["length"] = min(_stretch(given) if running else LONGEST, most)
+    extract = bind(problems, "extract", Extract, given)
     if extract is None or extract.length <= most:
         return extract
     notes.append(

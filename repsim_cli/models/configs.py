@@ -19,7 +19,7 @@ from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only
 from repsim_cli.models.architectures import architecture
 from repsim_cli.models.checkpoints import is_local, not_reached, pretrained, reason
-from repsim_cli.models.gguf import is_gguf
+from repsim_cli.models.gguf import is_gguf, once
 from repsim_cli.models.library import alone, library, silent
 from repsim_cli.models.loading import WHOLE, Loading, uncached
 from repsim_cli.models.points import Heads
@@ -48,7 +48,11 @@ def config_of(where: str, revision: str | None = None) -> Any:
     return config
 
 
-def read_config(where: str, revision: str | None) -> Any:
+def read_config(where: str, revision: str | None = None) -> Any:
+    return copy.deepcopy(once(_read_config, where)) if is_gguf(where) else _read_config(where, revision)
+
+
+def _read_config(where: str, revision: str | None = None) -> Any:
     try:
         with silent():
             config = pretrained(library().AutoConfig, where, revision)

@@ -19,6 +19,7 @@ from repsim_cli.models.checkpoints import (
     reason,
     shipped_names,
 )
+from repsim_cli.models.gguf import is_gguf, once
 from repsim_cli.models.library import library, silent
 from repsim_cli.models.shapes import planned_shape
 
@@ -29,6 +30,11 @@ TOKENIZERS = Path(str(resources.files("repsim_cli"))) / "assets" / "tokenizers"
 SENTENCE = "Some words of a sentence"
 PROBE = "a \uffff"  # a word, and a character outside every vocabulary, so that errors occur before a run
 log = logging.getLogger("repsim")
+
+
+def shared_tokenizer(where: str, revision: str | None = None) -> Any:
+    """As `tokenizer_of`, made once of a .gguf file: not to be changed."""
+    return once(tokenizer_of, where) if is_gguf(where) else tokenizer_of(where, revision)
 
 
 def tokenizer_of(where: str, revision: str | None = None) -> Any:

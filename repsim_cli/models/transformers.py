@@ -46,7 +46,7 @@ from repsim_cli.models.parts import part_of
 from repsim_cli.models.quantized import check_quantize, settings_of
 from repsim_cli.models.rounding import Quantize, marked, with_rounding
 from repsim_cli.models.source import Source, headless
-from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.tokenizers import shared_tokenizer, tokenizer_of
 
 log = logging.getLogger("repsim")
 
@@ -255,7 +255,7 @@ def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
     made = source(
         model_place.config,
-        lambda: tokenizer_of(model_place.where, model_place.revision),
+        lambda: shared_tokenizer(model_place.where, model_place.revision),
         lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how, quantize=quantize),
         model_place.identity,
         model_place.where,
@@ -334,7 +334,7 @@ def _loaded(
     on_devices: dict[str, Any] = {}
     if is_gguf(where):
         how = in_one_place(how)
-        settings = {"quantization_config": library().GgufConfig(dequantize=True)}
+        settings = {"config": read_config(where), "quantization_config": library().GgufConfig(dequantize=True)}
     else:
         config = read_config(where, revision)
         text = text_part(config)

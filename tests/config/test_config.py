@@ -318,6 +318,24 @@ def test_of_sequences_and_rows_that_nobody_requested_there_may_be_fewer(words, s
     assert (extract.sequences, extract.rows, extract.at_most) == (sequences, rows, at_most)
 
 
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        ((), 160),
+        (("extract.rows=5120",), 200),
+        (("extract.rows=100",), 128),
+        (("extract.rows=100000",), 256),  # the context of the model
+        (("extract.sequences=16",), 256),
+        (("extract.length=100",), 100),
+        (("extract.estimate=moments", "measure=[svcca]"), 256),  # all rows are used
+        (("data=embedded_sentences",), 256),
+    ],
+)
+def test_stretches_are_no_longer_than_a_sample_of_their_words_needs(words, length):
+    extract = validate(composed("model=[tiny_a]", "measure=[cka]", "extract=words", *words)).study.comparison.extract
+    assert extract.length == length
+
+
 SAMPLE = ("model=[tiny_a]", "extract.estimate=full", "extract.rows=200")
 
 
