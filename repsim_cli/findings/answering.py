@@ -94,12 +94,13 @@ def answering(
     >>> answering(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
     """
-    known = [i for i, column in enumerate(closest) if column is not None]
+    shown, said = by_block([*rows, *columns])
+    blocks = [i for i, row in enumerate(rows) if not said or shown[i] != row]  # the others have names of their own
+    known = [i for i in blocks if closest[i] is not None]
     if not known:
         return f"{models[0]} and {models[1]}: no layers that can be compared"
     count = min(NAMED, len(known))
     places = [known[round(i * (len(known) - 1) / max(count - 1, 1))] for i in range(count)]
-    shown, said = by_block([*rows, *columns])
     names = [[shown[i] for i in places], [shown[len(rows) + (closest[i] or 0)] for i in places]]
     one, many = ("block", "blocks") if said.endswith("by block") else ("layer", "layers")
     first, second = (" and ".join(filter(None, [", ".join(side[:-1]), side[-1]])) for side in names)

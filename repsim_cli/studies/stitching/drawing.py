@@ -53,7 +53,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             if len(layers) >= CURVED:
                 yield (
                     f"stitching-{metric}-{name}",
-                    partial(_depth, group, about, metric, random_heads(baselines, metric)),
+                    partial(_depth, group, about, metric, random_heads(baselines, metric) if name == "all" else {}),
                 )
                 continue
             most = max(1, BARS // max(1, len({(stitch["head"], stitch["tail"]) for stitch in group})))

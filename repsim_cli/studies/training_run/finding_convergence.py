@@ -113,6 +113,7 @@ def _means(curves: Sequence[Curve]) -> Any:
     order = sorted(curves, key=lambda curve: curve.about["parameters"])
     for curve, colour in zip(order, shades(len(order)), strict=True):
         _mean(panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
+    draw_levels(panel, shared_levels(curves))
     name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
     legend_beside(panel)
     return figure
@@ -126,6 +127,7 @@ def _layers(curve: Curve) -> Any:
         label = "_" if number % step else name
         panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
     _mean(panel, curve, "black", "deciles", "mean")
+    draw_levels(panel, shared_levels([curve]))
     name_bands(panel, [curve.bands["deciles"].of])
     legend_beside(panel, fontsize=6)
     return figure
@@ -140,11 +142,12 @@ def _mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
 def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
     first = curves[0]
     figure, panel = step_panel([step for curve in curves for step in curve.at])
-    draw_levels(panel, shared_levels(curves))
     low, high = first.bounds
     panel.set_ylim(low, high if high is None else 1.02 * high)
     panel.set_ylabel(str(first.y), fontsize=8)
-    headline(figure, f"{models}: {first.y} over the training", f"{first.about['quantity']}, {first.about['point']}")
+    of_last = " with the last checkpoint," if first.about["quantity"].endswith(" to last") else ""
+    seen = f"{models}: {first.y}{of_last} over the training"
+    headline(figure, seen, f"{first.about['quantity']}, {first.about['point']}")
     return figure, panel
 
 
