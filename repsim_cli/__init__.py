@@ -5,13 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from repsim_cli.api.compare import compare
+    from repsim_cli.api.plugins import register_data, register_measure, register_model, register_study
     from repsim_cli.api.result import Result, load
     from repsim_cli.api.verify import assert_same, verify
     from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
     from repsim_cli.studies.grounding.own_measure import grade
 
 __version__ = "0.1.0"
-__all__ = ["BadInput", "RepsimError", "Result", "RunFailed", "assert_same", "compare", "grade", "load", "verify"]
+__all__ = [
+    "BadInput", "RepsimError", "Result", "RunFailed", "assert_same", "compare", "grade", "load", "register_data",
+    "register_measure", "register_model", "register_study", "verify",
+]  # fmt: skip
 _ROOMS = {
     "Result": "api.result",
     "compare": "api.compare",
@@ -19,6 +23,7 @@ _ROOMS = {
     "grade": "studies.grounding.own_measure",
 }
 _ROOMS |= dict.fromkeys(("assert_same", "verify"), "api.verify")
+_ROOMS |= {f"register_{what}": "api.plugins" for what in ("data", "measure", "model", "study")}
 _ROOMS |= dict.fromkeys(("BadInput", "RepsimError", "RunFailed"), "base.errors")
 
 

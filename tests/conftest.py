@@ -33,7 +33,7 @@ import hypothesis
 import pytest
 import torch
 
-from repsim_cli.base import closure
+from repsim_cli.base import closure, registry
 from repsim_cli.config.compose import register
 from repsim_cli.data import network
 
@@ -48,6 +48,13 @@ hypothesis.settings.load_profile("repsim")
 def seeded():
     """New modules of a test have the same weights in each of its runs."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_added():
+    """What a test adds to the measures is gone after it."""
+    yield
+    registry.measures.forget()
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
 from repsim_cli.api.new_run import new_run
+from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
@@ -35,7 +36,7 @@ def compare(  # noqa: PLR0913 - the public interface
     models: Mapping[str, Any] | Sequence[Any],
     data: Any = None,
     *,
-    measures: Sequence[str] = MEASURES,
+    measures: Sequence[str | Callable[..., Any]] = MEASURES,
     layers: Sequence[str] = (),
     rows: str = "auto",
     maps: str = "flattened",
@@ -59,7 +60,7 @@ def compare(  # noqa: PLR0913 - the public interface
         COLUMN}; see `repsim describe table`); None: text that ships with the package. With modules: batches (tensors,
         tuples whose first item is the input, dicts), as from a DataLoader, a torch Dataset, or one tensor. With arrays:
         None.
-    measures: names of `repsim list measure`.
+    measures: names of `repsim list measure`, or functions of `register_measure`.
     layers: hook points such as `resid_post` or `mlp_out`, or names or globs of modules; none: the residual stream of
         transformers, and of modules all that have weights and no parts.
     rows: `tokens` (the default for models that share a tokenizer), `words` (for others), or `pooled`: a row per text
@@ -86,7 +87,7 @@ def compare(  # noqa: PLR0913 - the public interface
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else labelled(models)
-        measures, layers = _names("measures", measures), _names("layers", layers)
+        measures, layers = _names("measures", _registered(measures)), _names("layers", layers)
         _check_keys(settings)
         if not given:
             raise BadInput("models: none is named, got {}; name two")
@@ -122,6 +123,12 @@ def compare(  # noqa: PLR0913 - the public interface
             raise
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
         return result
+
+
+def _registered(given: Any) -> Any:
+    """Puts the names of functions of `register_measure` in their places."""
+    several = given if isinstance(given, list | tuple) else [given]
+    return [getattr(each, NAME, each) for each in several] if any(map(callable, several)) else given
 
 
 def _names(key: str, given: Any) -> list[str]:

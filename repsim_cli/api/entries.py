@@ -13,6 +13,7 @@ import numpy as np
 
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
+from repsim_cli.base import registry
 from repsim_cli.base.documents import interpolated
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.files import local
@@ -163,7 +164,7 @@ def configuration(  # noqa: PLR0913 - the public interface
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
     bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
-    known = entries("measure")
+    known = {name: {"kind": name} for name in registry.measures.added()} | entries("measure")
     for name in measures:
         if name not in known:
             raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")

@@ -158,6 +158,8 @@ def selectable(group: str) -> dict[str, Selected]:
     for name, comment in described(group).items():
         if group in TABLES:
             content, chosen = entries(group)[name], f"[{name}]"
+        elif group == "data" and name in registry.data.plugins:
+            content, chosen = {"kind": name}, name
         else:
             content, chosen = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml"), name
         lines = [line.lstrip("# ") for line in comment if not line.startswith(HIDDEN)]
@@ -173,11 +175,13 @@ def catalogue() -> list[Topic]:
     for group, room in ROOMS.items():
         chosen = selectable(group)
         kinds = {name: selected.content["kind"] for name, selected in chosen.items()}
-        for kind in room.names():
+        usable = room.usable()
+        for kind in usable:
             if kinds.get(kind) != kind:
                 first = next((selected for selected in chosen.values() if selected.content["kind"] == kind), None)
                 topics.append(_kind(group, kind, first))
-        topics += [_selected(group, selected) for selected in chosen.values()]
+        broken = {*room.names()} - {*usable}
+        topics += [_selected(group, selected) for selected in chosen.values() if kinds[selected.name] not in broken]
     topics += map(_analysis, registry.analyses.names())
     for group in SETTINGS:
         for name, comment, content, example in selectable(group).values():

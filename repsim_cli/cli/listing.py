@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import package_of, studies
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.terminal import say
 from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, described, entries
@@ -38,7 +39,9 @@ def listed(group: str) -> list[Entry]:
         return list(_settings())
     if group in UNSELECTED:
         texts = docstrings.studies() if group == "study" else docstrings.analyses()
-        return [Entry(name, text.sentence, example=text.example) for name, text in texts.items()]
+        more = studies.plugins if group == "study" else {}
+        others = [Entry(name, f"A study of {package_of(point)}") for name, point in more.items() if name not in texts]
+        return [*(Entry(name, text.sentence, example=text.example) for name, text in texts.items()), *others]
     comments = described(group)
     own = _own(comments, entries(group)) if group in TABLES else {}
     return [

@@ -33,7 +33,7 @@ from yaml import YAMLError
 from repsim_cli.base.documents import check_yaml, interpolated
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import readable, walk
-from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
 from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
@@ -59,15 +59,15 @@ class Tables(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        return group in TABLES and name in entries(group)
+        return name in entries(group) if group in TABLES else group == "data" and name in data.plugins
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        wanted = config_path in TABLES and results_filter is not ObjectType.GROUP
-        return sorted(entries(config_path)) if wanted else []
+        known = entries(config_path) if config_path in TABLES else data.plugins if config_path == "data" else {}
+        return sorted(known) if results_filter is not ObjectType.GROUP else []
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        config = OmegaConf.create({name: entries(group)[name]})
+        config = OmegaConf.create({name: entries(group)[name]} if group in TABLES else {"kind": name})
         return ConfigResult(self.provider, self.full_path(), config, {"package": None})
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.registry import data, did_you_mean, measures, package_of
 
 GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
 UNSELECTED = ("study", "analysis")  # named by a key of the run, not a group of files
@@ -27,12 +27,13 @@ def described(group: str) -> dict[str, list[str]]:
     In a table a comment describes the labels below it, up to the next comment.
     """
     if group in TABLES:
-        return dict(sorted(_labels((conf_dir() / TABLES[group]).read_text())))
+        return dict(sorted([*_of_plugins(group), *_labels((conf_dir() / TABLES[group]).read_text())]))
     root = conf_dir() / group
-    return {
+    files = {
         str(file.relative_to(root).with_suffix("")): [line for line in file.read_text().splitlines() if line[:1] == "#"]
-        for file in sorted(root.rglob("*.yaml"))
+        for file in root.rglob("*.yaml")
     }
+    return dict(sorted({**dict(_of_plugins(group)), **files}.items()))
 
 
 def _labels(text: str) -> list[tuple[str, list[str]]]:
@@ -76,8 +77,15 @@ def entry_of(name: str) -> dict[str, Any]:
 
 @cache
 def entries(group: str) -> dict[str, Any]:
-    """The entries of a table, by label."""
-    return shipped(conf_dir() / TABLES[group])
+    """The entries of a table, by label, and the measures of other packages with their defaults."""
+    return {name: {"kind": name} for name, _ in _of_plugins(group)} | shipped(conf_dir() / TABLES[group])
+
+
+def _of_plugins(group: str) -> list[tuple[str, list[str]]]:
+    """The measures and data of other packages, which are not imported for it, each with its comment."""
+    room = {"measure": measures, "data": data}.get(group)
+    points = room.plugins.items() if room is not None else ()
+    return [(name, [f"# From the package {package_of(point)}"]) for name, point in points]
 
 
 def shipped(file: Path) -> dict[str, Any]:
