@@ -135,6 +135,9 @@ def _permuted(model: Any) -> None:
         weight(module).copy_(weight(module)[order].clone())
         if module.bias is not None:
             module.bias.data = module.bias.data[order].clone()
+    for module in parts.blocks[1].modules():  # a norm over the neurons
+        if "Norm" in type(module).__name__ and module.weight.shape == order.shape:
+            module.weight.copy_(module.weight[order].clone())
     weight(parts.at(1, there["down"])).copy_(weight(parts.at(1, there["down"]))[:, order].clone())
 
 

@@ -166,7 +166,8 @@ def unseen(units: Sequence[Unit], tensors: weights.Tensors, inside: Collection[s
             continue
         place = name.removeprefix(f"{unit.short}.").rpartition(".")[0]
         # every other weight is used by every token: where no output differs, something else makes up for it
-        chosen = isinstance(unit.module.get_submodule(place), nn.Embedding) or "expert" in name
+        routed = any("expert" in part and "shared" not in part for part in name.split("."))
+        chosen = routed or isinstance(unit.module.get_submodule(place), nn.Embedding)
         if not chosen:
             continue
         made.append(

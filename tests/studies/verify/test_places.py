@@ -258,6 +258,16 @@ def test_a_fault_of_no_kind_is_unnamed(models, change):
     assert (difference.unit, difference.place, difference.kind) == ("block 1", "mlp.c_fc", "unnamed")
 
 
+def test_weights_of_a_shared_expert_that_something_makes_up_for_are_no_fault(models):
+    """A shared expert is used by every token, unlike the others: what its map gives decides."""
+    other = copy.deepcopy(models("glm4_moe"))
+    module = other.model.layers[1].mlp.shared_experts.gate_proj
+    a, b = torch.randn(len(module.weight), 2) / 8, torch.randn(2, module.weight.shape[1]) / 8
+    module.weight.data -= a @ b
+    module.forward = lambda x: F.linear(x, module.weight) + F.linear(F.linear(x, b), a)
+    assert verified(models("glm4_moe"), other, batches()).verdict == ROUNDING
+
+
 def test_the_error_of_an_unmerged_adapter_has_its_rank(models):
     broken = copy.deepcopy(models("gpt2"))
     a, b = torch.randn(2, 128), torch.randn(32, 2)
