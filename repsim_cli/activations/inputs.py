@@ -12,16 +12,19 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import used
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.planning import is_dry
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.chat import Chat, chatting
 from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
+from repsim_cli.data.packing import Text
 from repsim_cli.data.words import check_offsets
 from repsim_cli.models.shapes import Vocabulary
 from repsim_cli.models.source import AnySource, Precomputed, PrecomputedIds, PrecomputedWords, Sentence, Source
 
 NAMED = 5  # ids in a message
+SAMPLE = 4096  # characters that a plan tokenizes
 MUCH_LOST = 0.1  # share of rows left out above which there is a warning
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
@@ -47,10 +50,12 @@ def check_modality(live: Mapping[str, Source], data: Data) -> None:
 def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict[str, Any]:
     """The tokenizer of each model. Raises BadInput where different tokenizers would give different rows.
 
-    Whether they also agree on the data is checked once it has been tokenized. For words and pooled examples they need
-    not agree: a row is the same word or example, whatever its tokens.
+    Whether they also agree on the data is checked once it has been tokenized; for a plan its beginning is. For words
+    and pooled examples they need not agree: a row is the same word or example, whatever its tokens.
     """
     by_label = {label: named(label, source.tokenizer) for label, source in live.items()}
+    if is_dry() and isinstance(data, Text) and "://" not in data.source and not data.chat:
+        _check_beginning(next(data.documents(), "")[:SAMPLE], live, by_label)
     if data.chat:
         by_label = {
             label: tokenizer if isinstance(tokenizer, Vocabulary) else named(label, chatting, tokenizer)
@@ -115,14 +120,25 @@ def sequences_of(
                     f"for '{label}'; use unit=mean, or packed text with extract.padding=keep"
                 )
     for label, source in live.items():
-        highest = sequences[label].inputs.max()
-        if source.modality == "text" and highest >= source.vocabulary:
-            raise BadInput(
-                f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
-                "from its tokenizer; use the tokenizer that it was trained with"
-            )
+        _check_ids(label, source, sequences[label].inputs.max())
     counted = {label: replace(x, spelled=spelled(x, tokenizers[label])) for label, x in sequences.items()}
     return skipping(counted, tokenizers, extract)
+
+
+def _check_ids(label: str, source: Source, highest: float) -> None:
+    """Raises BadInput for a model of text that has no embedding for a token."""
+    if source.modality == "text" and highest >= source.vocabulary:
+        raise BadInput(
+            f"model.{label}: its vocabulary has {source.vocabulary} tokens, got id {highest} "
+            "from its tokenizer; use the tokenizer that it was trained with"
+        )
+
+
+def _check_beginning(text: str, live: Mapping[str, Source], tokenizers: Mapping[str, Any]) -> None:
+    """As `_check_ids`, of the beginning of the text, by the tokenizers that are here."""
+    for label, tokenizer in tokenizers.items():
+        if not isinstance(tokenizer, Vocabulary):
+            _check_ids(label, live[label], max(tokenizer(text, verbose=False)["input_ids"], default=0))
 
 
 def spelled(sequences: Sequences, tokenizer: Any) -> dict[str, int]:

@@ -17,6 +17,7 @@ from repsim_cli.api.entries import configuration, is_transformers, labelled, mod
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
+from repsim_cli.base.environment import commanded
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.config.binding import bind_model
@@ -150,7 +151,7 @@ def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: b
     Raises BadInput, or RunFailed.
     """
     keys = checked.keys
-    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": [], "overrides": []}
+    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": commanded(), "overrides": []}
     with new_run(folder, reported=drawn, **about) as run:
         run.progress = progress
         run.write_text("config.yaml", checked.yaml())

@@ -12,12 +12,14 @@ from torch import nn
 
 from repsim_cli.api.entries import labelled
 from repsim_cli.api.new_run import new_run
-from repsim_cli.api.opened import Opened, hardware_of, loaded, named
+from repsim_cli.api.opened import Named, Opened, hardware_of, loaded, named
+from repsim_cli.base.environment import commanded
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.checkpoints import hash_files
+from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
@@ -65,14 +67,12 @@ def verify(  # noqa: PLR0913 - the public interface
     """
     first = _kept(reference) or _dumped(reference, "reference", layer_ids) or named("reference", reference)
     second = _dumped(candidate, "candidate", layer_ids) or named("candidate", candidate)
+    _check(first, second, texts, quick, layer_ids)
     first, second = loaded(first, second, hardware_of(by_block, memory_gb))
-    if layer_ids is not None and not isinstance(first, Dump) and not isinstance(second, Dump):
-        raise BadInput(f"layer_ids: of stored activations, got {list(layer_ids)} with two models; drop it")
     if folder is None:
         return _answer(first, second, texts, progress, quick)
-    about = {"name": "verify", "study": "verify", "seed": 0, "overrides": []}
-    command = [] if isinstance(reference, nn.Module) else ["repsim", "verify", str(reference), str(candidate)]
-    with new_run(local(folder), **about, command=command) as run:
+    about = {"name": "verify", "study": "verify", "seed": 0, "command": commanded(), "overrides": []}
+    with new_run(local(folder), **about) as run:
         source = {"source": str(reference)} if isinstance(first, Saved) else _identity(first)
         run.input("models", {"reference": source, "candidate": _identity(second)})
         with run.stage("verify"):
@@ -90,6 +90,24 @@ def assert_same(reference: Any, candidate: Any, texts: Texts = None) -> None:
     answer = verify(reference, candidate, texts)
     if not answer.same:
         raise AssertionError(str(answer))
+
+
+def _check(first: Any, second: Any, texts: Texts, quick: bool, layer_ids: Sequence[int] | None) -> None:
+    """Raises BadInput for settings that do not go with these sides, before any weights are read."""
+    dumps = [isinstance(each, Dump) for each in (first, second)]
+    if layer_ids is not None and not any(dumps):
+        raise BadInput(f"layer_ids: of stored activations, got {list(layer_ids)} with two models; drop it")
+    if isinstance(first, Saved) and dumps[1]:
+        raise BadInput(f"{second.label}: no model runs beside a file of --save, got stored activations; give the model")
+    if isinstance(first, Saved) and quick:
+        raise BadInput("quick: a saved reference has its own rounding and inputs, got quick=True; drop it")
+    if isinstance(first, Saved) and texts is not None:
+        raise BadInput("texts: a saved reference has its own, got others; drop them, or save it again with them")
+    if all(dumps) and (texts is not None or quick):
+        raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
+    for dump, model in ((first, second), (second, first)):
+        if isinstance(dump, Dump) and isinstance(model, Named) and dump.depths and predicts_next(model.source):
+            dump.of_model(model.source.layers)  # which refuses blocks that the model does not have
 
 
 def as_results(answer: Answer) -> Results:
@@ -131,9 +149,10 @@ def _answer(
 ) -> Answer:
     labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
     if isinstance(first, Dump) or isinstance(second, Dump):
+        assert not isinstance(first, Saved)
         return _of_dumps(first, second, labels, texts, progress, quick)
     if isinstance(first, Saved):
-        return _from_file(first, second, texts, progress, quick)
+        return _from_file(first, second, progress)
     sides, notes = _headed(first, second)
     models = sides[0].model, sides[1].model
     lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
@@ -180,7 +199,7 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
 
 
 def _of_dumps(
-    first: Opened | Saved | Dump,
+    first: Opened | Dump,
     second: Opened | Dump,
     labels: tuple[str, str],
     texts: Texts,
@@ -188,11 +207,7 @@ def _of_dumps(
     quick: bool,
 ) -> Answer:
     """Compares with stored activations; token ids first, where the texts are known."""
-    if isinstance(first, Saved):
-        raise BadInput(f"{labels[1]}: no model runs beside a file of --save, got stored activations; give the model")
     if isinstance(first, Dump) and isinstance(second, Dump):
-        if texts is not None or quick:
-            raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
         return beside(first, second, labels)
     model, dump = (second, first) if isinstance(first, Dump) else (first, second)
     assert isinstance(model, Opened)
@@ -226,12 +241,8 @@ def _kept(reference: Any) -> Saved | None:
     return None
 
 
-def _from_file(first: Saved, second: Opened, texts: Texts, progress: Progress, quick: bool) -> Answer:
+def _from_file(first: Saved, second: Opened, progress: Progress) -> Answer:
     """Compares with a saved reference, on the inputs and by the rounding that were saved."""
-    if quick:
-        raise BadInput("quick: a saved reference has its own rounding and inputs, got quick=True; drop it")
-    if texts is not None:
-        raise BadInput("texts: a saved reference has its own, got others; drop them, or save it again with them")
     if second.tokenizer is not None and (other := tokens.beside(first.ids, second.tokenizer)):
         return Answer(DIFFERENT, first.label, second.label, [other], inputs=["text"])
     notes = [

@@ -1,5 +1,7 @@
-"""What makes results: the versions of packages, and the code and its commit."""
+"""What makes results: the versions of packages, the code and its commit, and the command."""
 
+import json
+import os
 import subprocess
 from functools import cache
 from importlib import metadata
@@ -7,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy", "hydra-core", "matplotlib")
+COMMAND = "REPSIM_COMMAND"  # the words of the command line, which sets it
+
+
+def commanded() -> list[str]:
+    """The words of the command that this process, or the one that started it, carries out; of a program none."""
+    return json.loads(os.environ.get(COMMAND, "[]"))
 
 
 def versions() -> dict[str, str | None]:

@@ -83,7 +83,10 @@ def inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
 
 
 def readable(file: Path) -> Path:
-    """The file, for a library whose errors do not name the cause. Raises OSError where it cannot be opened."""
+    """The file, for a library whose errors do not name the cause. Raises OSError where it cannot be opened, and
+    BadInput for a pipe or a device, which would block."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise BadInput(f"{file}: no regular file, got a pipe or a device; copy its content into a file")
     with file.open("rb"):
         return file
 

@@ -1,7 +1,7 @@
 """The groups of settings that studies share: extraction of rows, hardware, significance, groups of models."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import psutil
@@ -31,7 +31,9 @@ ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 # of rows or features that outweigh the others
 ALL_REMEDIES = ("skip", "skip_tokens", "drop_features", "normalise")
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
+IN_BATCHES = ("per_batch", "ratio_of_sums")  # estimates
 EVERYTHING = 1 << 30  # sequences, where all are wanted
+LEFT_OUT = 0.1  # of the rows, where batches are whole, without a word
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
 
 
@@ -61,8 +63,8 @@ class Extract:
     sequences: how many sequences, examples or images are drawn under the seed. With words, a document is cut into
         sequences of at most `length` tokens. `auto` in a configuration: 64 where rows are tokens, or words of running
         text; 2048 examples for words; 1024 for pooled rows.
-    at_most: `sequences` and `rows` where the data may have fewer of them without a warning. `auto` in a configuration:
-        where they are `auto`.
+    at_most: `sequences` and `rows` where the data may have fewer of them without a warning, `batch_rows` where batches
+        may have fewer. `auto` in a configuration: where they are `auto`.
     pool: the sequences are drawn from the first so many packed sequences of a text (for pooled rows, documents).
         Examples and images are drawn from the whole data set.
     separator: the token put before each document of packed text; `auto` takes eos, sep or bos, the first that the
@@ -70,7 +72,8 @@ class Extract:
     estimate: `full`: one value from `rows` rows, sampled once. `per_batch`: the mean over batches of `batch_rows` rows,
         with its standard error. `ratio_of_sums`: HSIC summed over batches and normalised at the end. `moments`: exact
         second moments of all rows, in as few passes over them as fit into memory.
-    batch_rows: rows per batch.
+    batch_rows: rows per batch; what fills no batch is left out. `auto` in a configuration: 1024; where that leaves out
+        more than a tenth of the rows, batches are smaller and equal, and fewer rows than two batches are one sample.
     rows: rows in the sample of `full`, at most. `auto` in a configuration: 4096; 1024 pooled ones.
     pairs: which pairs of rows count. `all`; or those of `other_documents`: rows of one document are alike in any two
         models, related or not, so pairs of them are left out (of documents that `significance.clusters` names) by
@@ -108,7 +111,7 @@ class Extract:
     length: Medium = 128
     long: Literal["split", "refuse"] = "split"
     sequences: Positive = 64
-    at_most: list[Literal["sequences", "rows"]] = field(default_factory=list)
+    at_most: list[Literal["sequences", "rows", "batch_rows"]] = field(default_factory=list)
     pool: Positive = 1024
     separator: Literal["auto", "eos", "sep", "bos", "none"] = "auto"
     estimate: ESTIMATES = "per_batch"
@@ -120,6 +123,17 @@ class Extract:
     drop_features: Annotated[float, Field(gt=0, le=1)] = 1.0
     normalise: Literal["none", "features", "directions", "rows"] = "none"
     keep_texts: bool = False
+
+    def fitted(self, total: int) -> "Extract":
+        """Returns the settings for so many rows, where batches may have fewer than `batch_rows`."""
+        if "batch_rows" not in self.at_most or self.estimate not in IN_BATCHES or total < 1:
+            return self
+        if total < 2 * self.batch_rows:
+            one = {"estimate": "full", "rows": total, "at_most": ["rows", *self.at_most]}
+            return replace(self, **(one if self.estimate == "per_batch" else {"batch_rows": total}))
+        if total % self.batch_rows <= LEFT_OUT * total:
+            return self
+        return replace(self, batch_rows=total // -(-total // self.batch_rows))
 
     @property
     def pooled(self) -> bool:
@@ -318,8 +332,9 @@ class Significance:
         `closed_form`: from its exact mean and variance, for inner products of matrices on independent rows.
     permutations: how many pairings are drawn; the same ones for all layers.
     clusters: which rows depend on each other. `document`: those of one document, so that segments of equal length trade
-        places, one per document; with the estimate `full` the sample then consists of whole sequences. `row`: none. A
-        column of the data (an author, a topic): documents that share it, of which one segment is exchanged.
+        places, one per document; with the estimate `full` the sample then consists of whole sequences. Of a text that
+        is one document its sequences stand for documents, with a warning. `row`: none. A column of the data (an author,
+        a topic): documents that share it, of which one segment is exchanged.
     within: what rows must share to take each other's place: `token`, `previous_token`, `position`, a column of the
         data, or several; [] for none. Chance is then what these alone give, and p tests what is shared beyond them.
         What differs inside a document can be tested with clusters=row alone.

@@ -3,6 +3,8 @@
 import argparse
 import contextlib
 import importlib
+import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -11,11 +13,14 @@ from typing import NoReturn
 from repsim_cli import __version__
 from repsim_cli.base import signals
 from repsim_cli.base.documents import unwritable
+from repsim_cli.base.environment import COMMAND
 from repsim_cli.base.errors import BadInput, RepsimError, panic
 from repsim_cli.base.files import explained
 from repsim_cli.base.plain import escaped
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.config.presets import GROUPS, UNSELECTED
+
+RESUMED = {"run": "resume=latest", "compare": "--set resume=latest"}  # how a command goes on after an interrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,22 +28,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ["RUST_BACKTRACE"] = "0"  # of libraries that give up; what they say becomes an error
     os.environ["MPLBACKEND"] = "agg"  # figures only go to files, whatever a shell or a notebook has set
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that cannot be written
     terminal = terminal_log()
     before = signals.handle(signals.end)
     try:
         _check(words)
+        os.environ[COMMAND] = json.dumps(["repsim", *words])
         if words[:1] == ["run"] and not {"-h", "--help"} & set(words):
             from repsim_cli.cli.run import run
 
             code = run(words[1:])
         else:
-            parsed = parser().parse_args(words or ["--help"])
+            parsed = parser().parsed(words or ["--help"])
             code = parsed.command(parsed)
     except RepsimError as error:
         complain(error)
         code = 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt:
-        hint = "; the same command with resume=latest resumes it" if words[:1] == ["run"] else ""
+        resumed = RESUMED.get(words[0])
+        hint = f"; the same command with {resumed} resumes it" if resumed else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"interrupted{hint}", aside=True)
         code = signals.INTERRUPTED
@@ -54,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(failed)
         code = 1
     finally:
+        os.environ.pop(COMMAND, None)
         signals.restore(before)
         log.removeHandler(terminal)
     sys.exit(code)
@@ -75,7 +84,15 @@ def _command(module: str, name: str) -> Callable:
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors show the words as `say` does."""
+    """Its errors show the words as `say` does; settings may follow each other (--set a=1 b=2)."""
+
+    def parsed(self, words: Sequence[str]) -> argparse.Namespace:
+        found, left = self.parse_known_args(words)
+        if left and hasattr(found, "set") and all("=" in word and not word.startswith("-") for word in left):
+            found.set, left = [*found.set, *left], []
+        if left:
+            self.error(f"unrecognized arguments: {' '.join(left)}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         super().error(escaped(message))
@@ -174,13 +191,14 @@ def add_first(add: Add) -> None:
     sub.add_argument("--measure", metavar="NAME,...", help="names of repsim list measure (cka_unbiased,mutual_knn)")
     sub.add_argument("--names", metavar="NAME,NAME", help="of the models (the last parts of their paths that differ)")
     sub.add_argument("--significance", metavar="NAME", default="none", help="a name of repsim list significance (none)")
+    sub.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     sub.add_argument("--budget", action="store_true", help="split values into the token, untrained models, training")
     sub.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
         default=[],
-        help="a setting of repsim run, such as extract.batch_rows=256 or dry_run=true (may be repeated)",
+        help="a setting of repsim run, such as extract.batch_rows=256, dry_run=true or resume=latest; more may follow",
     )
     sub.add_argument(
         "--rows",

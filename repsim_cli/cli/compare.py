@@ -1,6 +1,7 @@
 """`repsim compare`: the layers of two models, in a new run; `repsim diff`: the numbers of two runs."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,36 +14,40 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
+from repsim_cli.cli.job import Job, performed
 from repsim_cli.cli.machine import of_run, say_json
 from repsim_cli.cli.plan import plan_in_short, plan_lines
 from repsim_cli.cli.show import summary
-from repsim_cli.cli.terminal import Bar, check_torch, quiet, say
+from repsim_cli.cli.terminal import QUIET, Bar, check_torch, quiet, say
 from repsim_cli.config.presets import FILES, entries, entry_of
-from repsim_cli.runs import folders, reader, results
+from repsim_cli.runs import cache, folders, reader, results
 
 if TYPE_CHECKING:
     from repsim_cli.report.differences import Difference, Inputs
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
+    if parsed.quiet:
+        os.environ[QUIET] = "1"
     _check_models(parsed.first, parsed.second)
     check_torch()
     from datetime import datetime
 
-    from repsim_cli.api.compare import MEASURES, perform_in
+    from repsim_cli.api.compare import MEASURES
     from repsim_cli.api.entries import configuration, labelled, model_entry
     from repsim_cli.config.run import validate
 
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
     models = labelled([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
+    words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
     config = configuration(
         {label: model_entry(label, model) for label, model in models.items()},
         {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
         measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
         rows=parsed.rows,
         significance=parsed.significance,
-        settings=[*parsed.set, *(["significance.budget=true"] if parsed.budget else [])],
+        settings=words,
     )
     checked = validate(config)
     if checked.keys.dry_run:
@@ -52,15 +57,21 @@ def compare_command(parsed: argparse.Namespace) -> int:
         return 0
     if not quiet():
         say(plan_in_short(checked.plan()), aside=True)
+    results.check_root()
+    cache.root()
     now = datetime.now()
     place = results.unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
     try:
         with signals.interruptible():
-            folder = perform_in(place, checked, Watching(place), drawn=True)
+            status, folder = performed(Job(checked, place, words), Watching)
     finally:
         results.drop_empty(place)
+    if folder is None:  # it failed, or is complete already
+        return int(status != "complete")
     if parsed.json:
         say_json("compare", of_run(folder))
+        return 0
+    if quiet():
         return 0
     families = list(reader.read_manifest(folder)["models"]) != list(models)
     say(*(summary(folder) if families else answer(folder, *models)))

@@ -133,7 +133,7 @@ def of_run(folder: Path) -> dict[str, Any]:
     return {
         "run": str(folder),
         **{key: manifest[key] for key in ("name", "study", "status", "error", "seed")},
-        "seconds": manifest.get("seconds"),
+        "seconds": reader.lasted(manifest),
         "models": models,
         "sentences": list(answer.sentences(whole, read, *models[:2])) if len(models) > 1 else [],
         "answers": [{"of": who, "says": what} for who, what in whole.answers],

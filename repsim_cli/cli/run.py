@@ -1,28 +1,27 @@
 """`repsim run`: everything is checked first, then Hydra starts the jobs; each records how it ended."""
 
 import json
-import logging
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.base import signals
-from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.files import explained
 from repsim_cli.base.plain import csv_bytes
 from repsim_cli.base.workers import followed_joblib
+from repsim_cli.cli.job import Job, performed
 from repsim_cli.cli.plan import plan_lines
 from repsim_cli.cli.show import summary
-from repsim_cli.cli.terminal import QUIET, Bar, Lines, check_torch, complain, log, say, terminal_log
+from repsim_cli.cli.terminal import QUIET, Bar, check_torch, complain, log, quiet, say
 from repsim_cli.config.words import PRINTING, UNASKED, as_hydra_takes, split, typed, unasked, with_models
-from repsim_cli.runs import cache, folders, reader, results
+from repsim_cli.runs import cache, folders, results
 
-COMMAND = "REPSIM_COMMAND"  # the command line, for manifests
 STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of a command note how they ended
 
 
@@ -58,7 +57,6 @@ def run(words: list[str]) -> int:
         return 0
     results.check_root()
     cache.root()
-    os.environ[COMMAND] = json.dumps(["repsim", "run", *words])
     return _ran(jobs, asked)
 
 
@@ -203,133 +201,15 @@ def _job_name() -> str:
 
 
 def _job(config: Any, checked: Any, folder: Path) -> str:
-    """Runs a job in its folder, or in that of the run that it resumes; returns how it ended."""
-    from repsim_cli import report
-    from repsim_cli.config.run import validate
-    from repsim_cli.execution.perform import perform
-
-    checked = checked or validate(config)
-    current, handler = None, logging.NullHandler()
-    status, problem = "failed", "unknown"
-    try:
-        with signals.delayed():  # once its folder is there, the run's end is recorded
-            current = _open(checked, folder)
-        if current is None:
-            return "complete"
-        current.progress = Bar()
-        handler = _log_file(current.folder)
-        _write_config(current, checked)
-        perform(checked, current)
-        status, problem = "complete", None
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or signals.interrupted():
-            status, problem = "interrupted", "interrupted by the user"
-            raise KeyboardInterrupt from error
-        if isinstance(error, RepsimError):
-            problem = str(error)
-            resumed = current is not None and current.manifest["resumed"]
-            status = "refused" if isinstance(error, BadInput) and not resumed else "failed"
-            raise
-        if isinstance(error, OSError):
-            problem = explained(error)
-            raise
-        if failed := panic(error):
-            problem = str(failed)
-            raise failed from error
-        if current is None:
-            raise
-        problem = f"{type(error).__name__}: {error}"
-        log.debug("traceback", exc_info=True)
-        log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
-    finally:
-        log.removeHandler(handler)
-        with suppress(OSError):  # the last lines of a log on a full disk
-            handler.close()
-        if current is not None:
-            with signals.delayed():
-                if status == "refused":
-                    current.discard()
-                else:
-                    _finish(current, status, problem)
-    if status == "complete" and current is not None:
-        report.save([current.folder], current.folder / report.FILE)
-        if not os.environ.get(QUIET):
-            say(*summary(current.folder))
-    return status
-
-
-def _open(checked: Any, folder: Path) -> results.Run | None:
-    """A new run, or the run to resume; None where it is complete."""
-    try:
-        return _opened(checked, folder)
-    except OSError as error:
-        results.drop_empty(folder)
-        raise BadInput(explained(error)) from error
-
-
-def _opened(checked: Any, folder: Path) -> results.Run | None:
+    """Performs a job in its folder, or in that of the run that it resumes; returns how it ended."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    keys = checked.keys
-    if keys.resume is not None:
-        config = keys.model_dump()
-        if keys.resume == "latest":
-            target, complete = folders.unfinished(config)
-        else:
-            target = folders.find(keys.resume)
-            complete = reader.read_manifest(target)["status"] == "complete"
-            different = results.differences(reader.what(config), reader.read_config(target))
-            if different:
-                raise BadInput(
-                    f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"
-                )
-        if target is not None:
-            results.drop_empty(folder)
-            if complete:
-                say(f"{target}: already complete, nothing is left to do")
-                return None
-            say(f"resuming {target}", aside=True)
-            return results.reopen(target)
-        if HydraConfig.get().mode != RunMode.MULTIRUN:
-            raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
-    return results.create(
-        folder,
-        name=keys.name,
-        study=keys.study,
-        seed=keys.seed,
-        command=json.loads(os.environ.get(COMMAND, "[]")),
-        overrides=typed(HydraConfig.get().overrides.task),
-    )
+    from repsim_cli.config.run import validate
 
-
-def _write_config(current: results.Run, checked: Any) -> None:
-    """Raises BadInput: a run without its configuration has not started."""
-    try:
-        current.write_text("config.yaml", checked.yaml())
-    except OSError as error:
-        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
-
-
-def _finish(current: results.Run, status: str, problem: str | None) -> None:
-    """Records the end. Raises RunFailed where this fails for a complete run; any other run has an error already."""
-    try:
-        current.finish(status, problem)
-    except (RepsimError, OSError) as error:
-        current.lock.release()
-        if status == "complete":
-            raise RunFailed(f"{current.folder}: complete, but this cannot be recorded: {error}") from error
-
-
-def _log_file(folder: Path) -> logging.Handler:
-    """Logs everything to repsim.log; in a process of a launcher, warnings and errors to the terminal as well."""
-    try:
-        handler = logging.FileHandler(folder / "repsim.log")
-    except OSError as error:
-        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
-    handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
-    handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at its log
-    if not log.handlers:
-        terminal_log()
-    log.addHandler(handler)
-    return handler
+    hydra = HydraConfig.get()
+    words, sweep = typed(hydra.overrides.task), hydra.mode == RunMode.MULTIRUN
+    status, ran = performed(Job(checked or validate(config), folder, words, sweep=sweep), lambda _: Bar())
+    if ran is not None and not quiet():
+        say(*summary(ran))
+    return status

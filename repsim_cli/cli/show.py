@@ -33,7 +33,9 @@ from repsim_cli.runs.content import (
 def summary(folder: Path) -> list[str]:
     """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
     manifest = reader.read_manifest(folder)
-    lines = [f"{manifest['name']}: {manifest['status']}, {manifest.get('seconds', 0):.1f} s, seed {manifest['seed']}"]
+    took = reader.lasted(manifest)
+    after = "" if took is None else f" {took:.1f} s,"
+    lines = [f"{manifest['name']}: {manifest['status']},{after} seed {manifest['seed']}"]
     whole = reader.read_results(folder) if manifest["status"] == "complete" or reader.has_results(manifest) else None
     if whole is not None:
         lines += [f"  {who}: {what}" for who, what in whole.answers]

@@ -36,7 +36,7 @@ from repsim_cli.base.files import readable, walk
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
-from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed
+from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed, unread_line
 from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
@@ -154,6 +154,15 @@ def task(config: Any) -> Any:
     return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
 
 
+def _reads(word: str) -> bool:
+    """Whether Hydra's grammar has such an override."""
+    try:
+        OverridesParser.create().parse_override(word)
+    except (HydraException, ValueError, RecursionError):
+        return False
+    return True
+
+
 @contextmanager
 def in_a_line(words: list[str]) -> Iterator[None]:
     """Hydra's errors, and those that it raises for overrides that make no sense, as BadInput."""
@@ -165,7 +174,8 @@ def in_a_line(words: list[str]) -> Iterator[None]:
             "mend it"
         ) from None
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        raise BadInput(hydra_line(error, words)) from None
+        unread = next((word for word in words if not _reads(word)), None)
+        raise BadInput(hydra_line(error, words) if unread is None else unread_line(unread, _reads)) from None
 
 
 def run_alone(job: Callable[[Any], Any], config: Any) -> None:

@@ -59,6 +59,7 @@ def entry_of(name: str) -> dict[str, Any]:
     Raises BadInput for what is none of these.
     """
     from repsim_cli.base.files import local
+    from repsim_cli.data.network import is_legacy
     from repsim_cli.models.series import is_native
 
     known = entries("model")
@@ -70,9 +71,10 @@ def entry_of(name: str) -> dict[str, Any]:
             raise BadInput(f"MODEL: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
         stored = "precomputed" if place.suffix in STORED or (place / "dataset_info.json").is_file() else None
         return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}
-    if name.count("/") == 1:
+    if name.count("/") == 1 or is_legacy(name):
         return {"kind": "transformers", "hub": name}
-    raise BadInput(f"MODEL: neither a model nor a folder, got '{name}'; {did_you_mean(name, known)}")
+    hint = did_you_mean(name, known)
+    raise BadInput(f"MODEL: neither a model nor a folder, got '{name}'; {hint} (an id of the hub is OWNER/NAME)")
 
 
 @cache

@@ -15,7 +15,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.documents import interpolated, unwritable
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.planning import checking
-from repsim_cli.base.settings import WORDS, Extract, Hardware, Seed, Significance
+from repsim_cli.base.settings import IN_BATCHES, WORDS, Extract, Hardware, Seed, Significance
 from repsim_cli.config.analyses import bound_analyses
 from repsim_cli.config.binding import (
     MISSING,
@@ -383,7 +383,8 @@ def _extract(problems: list[str], notes: list[str], given: Fields, bound: Fields
     automatic = {
         "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,
         "rows": ROWS if given.get("unit") in ("token", *WORDS) else POOLED,
-        "at_most": [key for key in ("sequences", "rows") if given.get(key) == "auto"],
+        "batch_rows": Extract.batch_rows,
+        "at_most": [key for key in ("sequences", "rows", "batch_rows") if given.get(key) == "auto"],
         "pairs": "auto" if study.takes_pairs else "all",
         **{key: usual.get(key, none) if key in study.takes_remedies else none for key, none in UNCHANGED.items()},
     }
@@ -391,7 +392,14 @@ def _extract(problems: list[str], notes: list[str], given: Fields, bound: Fields
     if given.get("length") == "auto":
         given["length"] = min(_stretch(given) if running else LONGEST, most)
     extract = bind(problems, "extract", Extract, given)
-    if extract is None or extract.length <= most:
+    if extract is None:
+        return None
+    if extract.estimate in IN_BATCHES and extract.rows != ROWS and "rows" not in extract.at_most:
+        notes.append(
+            f"extract.rows: of extract.estimate=full alone, got {extract.rows} with {extract.estimate}, which takes "
+            "all rows; set extract.estimate=full, or read less text with extract.sequences"
+        )
+    if extract.length <= most:
         return extract
     notes.append(
         f"extract.length: lowered from {extract.length} to {most} tokens, the context of '{shortest}'; "

@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
@@ -146,14 +147,9 @@ def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
 def hydra_line(error: Exception, overrides: list[str]) -> str:
     """Hydra's message as one line, with the near misses."""
     text = " ".join(str(error).split())
-    if any(part in text for part in ("LexerNoViableAlt", "mismatched input", "no viable alternative", "missing EQUAL")):
-        labelled = next(filter(None, map(LABELLED.fullmatch, overrides)), None)
-        if labelled is not None:
-            return _in_braces(labelled[1], labelled[2], labelled[3])
-        return (
-            f"overrides: cannot be read, got {' '.join(typed(overrides))[:200]}; write KEY=VALUE, with "
-            "quotes around values that hold spaces or symbols; unusual names go into a YAML of your own (--config-dir)"
-        )
+    twice = any(part in text for part in ("Could not append", "Multiple values", "more than once"))
+    if twice and (added := next(filter(None, map(ADDED.fullmatch, overrides)), None)):
+        return f"{added[1]}: a group is selected without +, got '{added[0]}'; write {added[1]}={added[2] or 'NAME'}"
     cause = f" {error.__cause__}" if error.__cause__ else ""
     missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if missing:
@@ -182,15 +178,32 @@ def hydra_line(error: Exception, overrides: list[str]) -> str:
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
 
 
-LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={\s]+)=(\{.*\})")
+ADDED = re.compile(rf"\+{{1,2}}({'|'.join(GROUPS)})=(?!\{{)(.*)")
+LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={]+)=(\{.*)", re.DOTALL)
 
 
-def _in_braces(group: str, label: str, entry: str) -> str:
-    """The hint for a label that cannot be a key."""
+def unread_line(word: str, reads: Callable[[str], bool]) -> str:
+    """The hint for a word that Hydra's grammar does not have. reads: whether it has another one."""
+    key, equals, value = word.partition("=")
+    labelled = LABELLED.fullmatch(word)
+    spelled = [f"{key}={as_override(_as_yaml(value))}"] if equals else []
+    spelled += [f"+{labelled[1]}={as_override({labelled[2]: _as_yaml(labelled[3])})}"] if labelled else []
+    better = next((shlex.quote(as_typed(each)) for each in spelled if reads(each)), None)
+    general = "KEY=VALUE, with quotes around values that hold spaces or symbols"
     return (
-        f"{group}: a label with a dot or symbols cannot be a key, got '{label}'; "
-        f"write '+{group}={{{label}: {entry}}}', or a YAML of your own (--config-dir)"
+        f"overrides: cannot be read, got {as_typed(word)[:200]}; write {better or general}; labels of other letters "
+        "than a to z, and unusual names, go into a YAML of your own (--config-dir)"
     )
+
+
+def _as_yaml(value: str) -> Any:
+    """A list or a mapping as YAML has it, where the value is one; else the text."""
+    import yaml
+
+    try:
+        return yaml.safe_load(value) if value[:1] in ("{", "[") else value
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return value
 
 
 def _given(key: str, overrides: list[str]) -> str:

@@ -78,6 +78,11 @@ class Sequences:
         """Token ids, of text."""
         return self.inputs
 
+    @property
+    def of_one(self) -> bool:
+        """Whether all text is of one document."""
+        return len(np.unique(self.document[self.text])) == 1
+
     def take(self, rows: slice | Int[np.ndarray, " n"], places: int | None = None) -> "Sequences":
         """A selection of the sequences, in this order. places: only the first so many of each; None: all."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self)}

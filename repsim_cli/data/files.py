@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import inside, local, readable, refusing
 from repsim_cli.base.registry import did_you_mean
@@ -178,7 +179,7 @@ def json_line(line: str, where: str) -> dict[str, Any]:
 def json_file(file: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     with refusing(f"path: {file.name} cannot be used", file, "fix it"):
-        content = json.loads(file.read_text())
+        content = json.loads(read(file))
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__} instead of an object")
     return content
@@ -186,15 +187,30 @@ def json_file(file: Path) -> dict[str, Any]:
 
 def saved(folder: Path) -> Any:
     """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, from files of the folder alone."""
-    import datasets
-
     documents = (("state.json", "_data_files"), ("dataset_dict.json", "splits"))
     for file, key in ((file, key) for name, key in documents for file in folder.rglob(name)):
         for named in json_file(file).get(key) or ():
             name = named.get("filename") if isinstance(named, dict) else named
-            if inside(file.parent, name, links=True) is None:
+            if (place := inside(file.parent, name, links=True)) is None:
                 raise BadInput(f"path: {file.name} names a file outside its folder, got '{name}'; write it again")
+            if place.exists() and not place.is_dir():
+                readable(place)
+    import datasets
+
     return datasets.load_from_disk(str(folder))
+
+
+def text_in(value: Any, where: str, column: Any) -> Any:
+    """What a cell holds; bytes, as which parquet files may keep text, as the text that they are. Raises BadInput for
+    other bytes."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise BadInput(
+            f"{where}: column '{column}' is not text, got bytes that are not UTF-8 ({value!r:.40}); name another column"
+        ) from None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
-from repsim_cli.data.files import existing
+from repsim_cli.data.files import existing, text_in
 from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
@@ -302,7 +302,7 @@ def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> st
     """The value of the first of these columns that exists. expected: all columns, for the message."""
     for name in names:
         if name in record.fields:
-            value = record.fields[name]
+            value = text_in(record.fields[name], record.where, name)
             if isinstance(value, dict | list):
                 raise BadInput(f"{record.where}: column '{name}' is not text, got {value!r:.60}; write text")
             return "" if value is None else str(value)

@@ -3,6 +3,7 @@
 import functools
 import http.client
 import os
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -14,6 +15,31 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.runs import cache
 
 TIMEOUT = 3.0  # seconds
+OWNERS = {  # of models that the hub knows without one, from before there were any
+    "openai-community": r"gpt2(-medium|-large|-xl)?|openai-gpt",
+    "distilbert": r"distilgpt2|distilbert-base-[\w-]+|distilroberta-base",
+    "google-bert": r"bert-(base|large)-[\w-]+",
+    "FacebookAI": r"(xlm-)?roberta-(base|large)(-[\w-]+)?|xlm-(mlm|clm)-[\w-]+",
+    "albert": r"albert-[\w-]+",
+    "xlnet": r"xlnet-(base|large)-cased",
+    "google-t5": r"t5-(small|base|large|3b|11b)",
+}
+
+
+def is_legacy(name: str) -> bool:
+    return any(re.fullmatch(names, name) for names in OWNERS.values())
+
+
+def with_owner(hub: str) -> str:
+    """The id of a model on the hub, OWNER/NAME. Raises BadInput for a name whose owner is not known.
+
+    >>> with_owner("gpt2"), with_owner("a/b")
+    ('openai-community/gpt2', 'a/b')
+    """
+    owner = next((owner for owner, names in OWNERS.items() if re.fullmatch(names, hub)), None)
+    if owner is None and "/" not in hub:
+        raise BadInput(f"hub: an id has an owner, got '{hub}'; write OWNER/{hub}, as the page of the model has it")
+    return hub if owner is None else f"{owner}/{hub}"
 
 
 def offline() -> bool:

@@ -10,7 +10,7 @@ from pydantic import Field
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.base.registry import data, did_you_mean
-from repsim_cli.data.files import decoded, delimited, existing, json_line, lines_of
+from repsim_cli.data.files import decoded, delimited, existing, json_line, lines_of, text_in
 from repsim_cli.data.hub import HubTable, hub_records, parquet_records, stored_records
 from repsim_cli.data.labelled import Example, Examples
 
@@ -114,8 +114,8 @@ def _value(row: Row, key: str, column: Column) -> str:
             f"{row.where}: no column '{column}', got {', '.join(map(repr, known)):.160}; set data.{key} to a name, or "
             "to a number from 0 where the file has no header"
         )
-    value = row.fields[column]
-    if isinstance(value, dict | list | bytes):
+    value = text_in(row.fields[column], row.where, column)
+    if isinstance(value, dict | list):
         raise BadInput(f"{row.where}: column '{column}' is not text, got {value!r:.60}; set data.{key}")
     return "" if value is None else str(value).strip() if key not in ("text", "second") else str(value)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
-from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows
+from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows, text_in
 from repsim_cli.data.network import check_hub
 from repsim_cli.data.packing import Spans, Text
 from repsim_cli.data.records import file_records
@@ -141,7 +141,7 @@ def read_spans(file: Path, column: str, spans: str) -> Iterator[tuple[str, Spans
             if name not in record.fields:
                 known = ", ".join(record.fields) or "none"
                 raise BadInput(f"{record.where}: no column '{name}', got {known}; set data.{key}")
-        text, marks = record.fields[column], record.fields[spans] or []
+        text, marks = text_in(record.fields[column], record.where, column), record.fields[spans] or []
         if isinstance(text, str) and text.strip():
             end = 0
             for mark in marks if isinstance(marks, list) else [marks]:
@@ -191,8 +191,16 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
         kinds = {f.name: f.type for f in table.schema_arrow}
         if column not in kinds:
             raise BadInput(f"{file}: no column '{column}', got {', '.join(kinds)}; set data.column")
-        if not pyarrow.types.is_string(kinds[column]) and not pyarrow.types.is_large_string(kinds[column]):
+        kind = kinds[column]
+        kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+        if not any(is_kind(kind) for is_kind in _of_text(pyarrow.types)):
             raise BadInput(f"{file}: column '{column}' is not text, got {kinds[column]}; set data.column")
-        for row in parquet_rows(file, table, [column]):
+        for number, row in enumerate(parquet_rows(file, table, [column])):
             if row[column] is not None:
-                yield row[column]
+                yield text_in(row[column], f"{file}, row {number}", column)
+
+
+def _of_text(types: Any) -> list[Callable[[Any], bool]]:
+    """Tells types of columns that may hold text; in some files it is bytes."""
+    names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return [getattr(types, f"is_{name}") for name in names]

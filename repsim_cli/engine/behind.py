@@ -47,9 +47,11 @@ def behind(
     measure = next((label for label, bound in comparison.measures.items() if isinstance(bound, OfHsic)), "")
     unit = None if content is None else content.of_rows(comparison.measures[measure] if measure else None)
     with finished_units(run, "rows", {"rows": unit}) as (known, keep):
-        kept = dict(known.get("rows", {}))
+        kept, observed = dict(known.get("rows", {})), False
 
         def observe(batch: int, representations: Any) -> Mapping[Any, Tensor]:
+            nonlocal observed
+            observed = True
             if not batch and not kept and all(isinstance(x, Tensor) for x in representations):
                 kept.update(seen(comparison, representations, measure))
                 if kept:
@@ -57,9 +59,23 @@ def behind(
             return {}
 
         yield observe
+    if not kept:
+        run.manifest["rows_behind"] = _why_none(comparison, observed)
     if kept:
         write(run.folder / BEHIND, save({name: part.contiguous() for name, part in kept.items()}))
         run.write_text(TEXTS, compact(described(comparison, sequences, len(kept["nearest"][0]), measure)))
+
+
+def _why_none(comparison: Comparison, observed: bool) -> str:
+    """Why no rows are kept; observed: whether any were read."""
+    if not observed:
+        return "none are kept, since the cache had the matrices and not these; cache=false computes both"
+    rows = min(comparison.total, comparison.extract.rows if comparison.batches == 1 else comparison.extract.batch_rows)
+    if min(rows, CELLS // len(comparison.layers)) < LEAST:
+        return (
+            f"none are kept, since a batch of {rows:,} rows of {len(comparison.layers):,} layers is too small or wide"
+        )
+    return "none are kept, since the layers are in memory in groups alone; raise hardware.memory_gb"
 
 
 def seen(comparison: Comparison, rows: Sequence[Tensor], measure: str) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from repsim_cli.activations.inputs import documents_of
 from repsim_cli.activations.places import (
     row_beginnings,
     row_documents,
+    row_places,
     row_positions,
     row_properties,
     row_tokens,
@@ -22,7 +23,7 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.segments import BOTH, Segments, segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.base.settings import Extract, Significance
+from repsim_cli.base.settings import WORDS, Extract, Significance
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.engine.checks import tests
 from repsim_cli.models.source import PrecomputedWords
@@ -39,7 +40,7 @@ class Clusters:
     documents: the document of every row, what clusters documents, or the row itself. beginnings: what the row is the
     first of (see `segments.py`). whole: how many rows each sequence has, where only whole sequences may be sampled, so
     that documents keep their segments. held: by name, what rows must share to take each other's place. what: the
-    clusters, in words.
+    clusters, in words. blocks: whether they are sequences of the only document, in place of documents.
     """
 
     documents: Rows
@@ -47,6 +48,7 @@ class Clusters:
     whole: np.ndarray | None
     held: Mapping[str, Rows]
     what: str = "documents"
+    blocks: bool = False
 
     def segments(self, batches: Sequence[Rows], least: int) -> Segments:
         """Finds which rows of each batch are exchanged, at least `least`.
@@ -103,10 +105,12 @@ def clusters_of(
     given = next(iter(sequences.values()), None)
     held = {name: _property("within", name, data, given, extract) for name in significance.held}
     column = None if clusters in BUILT_IN else _property("clusters", clusters, data, given, extract)
+    blocks = given is not None and not told and column is None and _in_blocks(significance, given, extract)
     if clusters == "row" or not (sequences or stored or told):
         return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None, held=held)
     if given is not None:
         documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
+        documents = row_places(given, extract)[:, 0] if blocks else documents
         whole = rows_of(given, extract)
         left = rows_left(given, extract)
         if told and tests(significance):
@@ -127,8 +131,15 @@ def clusters_of(
         beginnings=beginnings,
         whole=whole if sampled else None,
         held=held,
-        what="documents" if column is None else f"documents by {clusters}",
+        what="blocks of the text" if blocks else "documents" if column is None else f"documents by {clusters}",
+        blocks=blocks,
     )
+
+
+def _in_blocks(significance: Significance, given: Sequences, extract: Extract) -> bool:
+    """Whether what needs several documents gets the sequences of the only one."""
+    needed = significance.method != "none" or significance.budget
+    return needed and extract.unit in ("token", *WORDS) and given.of_one
 
 
 def _property(key: str, name: str, data: Data, given: Sequences | None, extract: Extract) -> Rows:

@@ -10,7 +10,7 @@ import torch
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.settings import WORDS, Significance
+from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, WORDS, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import most_rows
@@ -98,9 +98,15 @@ class Comparison(Extraction):
     def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> "Comparison":
         """Adds the number of rows, and keeps the measures that they suit. Raises BadInput where they are too few."""
         counted = super().counted(run, sequences)
-        total, extract = counted.total, self.extract
-        if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
+        total, extract = counted.total, self.extract.fitted(counted.total)
+        in_batches = extract.estimate in IN_BATCHES
+        if (in_batches and total < extract.batch_rows) or (self.significance.bands and extract.estimate == "full"):
             raise self.too_few_rows(str(total))
+        if in_batches and (left := total % extract.batch_rows) > LEFT_OUT * total:
+            run.warn(
+                f"extract.batch_rows: {left:,} of {total:,} rows are left out, since they fill no batch of "
+                f"{extract.batch_rows:,}; set extract.batch_rows=auto, or extract.estimate=full"
+            )
         at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
 
         def check(bound: Measure) -> None:
@@ -116,7 +122,7 @@ class Comparison(Extraction):
         used = at_a_time if extract.estimate == "full" else total
         chance = self.significance.chance and extract.estimate not in WITHOUT_CHANCE
         warn_of_few_rows(run, measures, self.layers, at_a_time, used, replace(self.significance, chance=chance))
-        return replace(counted, measures=measures)
+        return replace(counted, measures=measures, extract=extract)
 
     def clustered(
         self, run: Run, sequences: Mapping[str, Sequences], significance: Significance | None = None
@@ -126,6 +132,13 @@ class Comparison(Extraction):
         clusters = clusters_of(
             significance or self.significance, self.readings, self.data, sequences, self.extract, self.total
         )
+        if clusters.blocks:
+            count = len(np.unique(clusters.documents))
+            run.warn(
+                f"significance.clusters: the text is one document, got {count:,} sequences of it as blocks in place of "
+                "documents; p may be too small where blocks next to each other depend on each other: "
+                "significance.order=shifts keeps their order, data.sample_by=paragraph makes documents of paragraphs"
+            )
         clustered = replace(self, clusters=clusters, whole=clusters.whole)
         clustered = replace(clustered, apart=clustered._apart(run, (significance or self.significance).clusters))
         units, unknown = clustered._units()
@@ -151,7 +164,9 @@ class Comparison(Extraction):
                 "significance.clusters: rows of a document are declared independent of each other, got row with "
                 "extract.pairs=other_documents; set extract.pairs=all, or another significance.clusters"
             )
-        documents = np.unique(self.documents, return_inverse=True)[1]
+        assert self.clusters is not None
+        of_one = self.clusters.blocks  # whose pairs of rows are all of one document
+        documents = np.unique(0 * self.documents if of_one else self.documents, return_inverse=True)[1]
         if not forms or len(documents) == documents.max(initial=-1) + 1:
             return None
         for rows in self._numbers_of_batches():
@@ -216,6 +231,8 @@ def comparison_of(
     if not given["measure"]:
         raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
     extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)
+    if (most := most_rows(extraction.models, extraction.extract)) < 2 * extraction.extract.batch_rows:
+        extraction = replace(extraction, extract=extraction.extract.fitted(most))
     extract, live = extraction.extract, extraction.live
     labelled = bool(live) and not extraction.data.running
 
@@ -244,7 +261,6 @@ def comparison_of(
         targets=targets,
         side_by_side=side_by_side,
     )
-    in_batches = extract.estimate in ("per_batch", "ratio_of_sums")
-    if in_batches and (most := most_rows(extraction.models, extract)) < extract.batch_rows:
+    if extract.estimate in IN_BATCHES and most < extract.batch_rows:
         raise comparison.too_few_rows(f"at most {most}")
     return comparison

@@ -64,7 +64,8 @@ class PairWorker(RowWorker[Comparison]):
         sequences, bound = self.sequences, part.measures[measure]
         every, total = self.extraction, Extraction.counted(self.extraction, run, sequences).total
         clusters = clusters_of(every.significance, every.readings, every.data, sequences, every.extract, total)
-        part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole)
+        fitted = part.extract.fitted(total)
+        part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole, extract=fitted)
         content = Content.of(part, sequences, identities, by=matrices.__name__)
         wanted = _block(part, models, bound.card.symmetric)
         with known_pairs(run, part.measures, content, wanted) as known:

@@ -21,7 +21,6 @@ from repsim_cli.findings.evidence import DEEP, FEWEST, by_jackknife, by_units, t
 from repsim_cli.findings.layer_maps import Map, map_of
 from repsim_cli.runs.content import Axis, Curve, Table
 
-Places = Mapping[str, slice]
 BASE, SEEDS, OTHERS = "same layer", "other seeds", "other trainings"  # what a layer is compared with
 TABLE = "similarity with the base"
 COLUMNS = ["measure", "training", "models", "third", "with the base", "with other seeds", "with other trainings"]
@@ -29,7 +28,7 @@ COLUMNS = ["measure", "training", "models", "third", "with the base", "with othe
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModel:
-    """Similarity of every layer with the same layer of `base`, for all models as deep as it.
+    """Similarity of every layer with the same layer of `base`, for all models of its architecture, depth and width.
 
     Where entries of `model` stand for several seeds, also with the same layer of the other seeds of its training: what
     a training changes in every seed alike lies between these two. Where there are several trainings, also with the same
@@ -41,14 +40,14 @@ class BaseModel:
             raise BadInput("no base to compare with, got base=null; set base=LABEL")
 
 
-def to_base(values: Float[np.ndarray, "r r"], places: Places, base: str) -> dict[str, Float[np.ndarray, " l"]]:
-    """Of every model as deep as the base: the similarity of its layers with the same layers of the base, the base's
-    layer explained by the model's."""
-    rows = places[base]
+def to_base(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[str, Float[np.ndarray, " l"]]:
+    """Of every model that may come from the base, being of its architecture, depth and widths: the similarity of its
+    layers with the same layers of the base, the base's layer explained by the model's."""
+    rows = whole.models[base]
     return {
         label: values[rows, place].diagonal()
-        for label, place in places.items()
-        if label != base and place.stop - place.start == rows.stop - rows.start
+        for label, place in whole.models.items()
+        if label != base and whole.shape(label) == whole.shape(base)
     }
 
 
@@ -56,7 +55,7 @@ def compared(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[st
     """By model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity with
     those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has such.
     """
-    bases = to_base(values, whole.models, base)
+    bases = to_base(values, whole, base)
     lines = {label: {BASE: line} for label, line in bases.items()}
     for name, same in ((SEEDS, True), (OTHERS, False)):
         beside = {
@@ -92,7 +91,7 @@ def _changes_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     if whole.base is None:
         return Untestable(BASES)
     by_training: dict[str, list[np.ndarray]] = {}
-    for label, curve in to_base(values, whole.models, whole.base).items():
+    for label, curve in to_base(values, whole, whole.base).items():
         if label not in whole.untrained and len(curve) >= DEEP:
             by_training.setdefault(whole.entry(label), []).append(curve)
     if not by_training:
@@ -113,7 +112,7 @@ def tasks_diverge_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untest
     """Bottom layers remain similar to one another even when fine-tuning on different tasks, top layers diverge."""
     if whole.base is None:
         return Untestable(BASES)
-    tuned = [label for label in to_base(values, whole.models, whole.base) if label not in whole.untrained]
+    tuned = [label for label in to_base(values, whole, whole.base) if label not in whole.untrained]
     curves = {
         (a, b): (values[whole.models[a], whole.models[b]] + values[whole.models[b], whole.models[a]].T).diagonal() / 2
         for a, b in combinations(tuned, 2)

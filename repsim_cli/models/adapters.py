@@ -23,6 +23,16 @@ from repsim_cli.models.loading import WHOLE, in_one_place
 from repsim_cli.models.source import Source
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# of a repository on the hub: the adapter, and the tokenizer of one with a vocabulary of its own
+FILES = [
+    "adapter_*",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_templ*",
+]
 OUTER = ("model", "language_model", "text_model")  # of models with more parts
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 log = logging.getLogger("repsim")

@@ -4,6 +4,7 @@ Safetensors only; code that comes with a model is never run.
 """
 
 import hashlib
+import logging
 import os
 import re
 import time
@@ -30,6 +31,9 @@ SCALE = re.compile(r"weight_scale(_inv)?$|\.(qweight|scales)$")  # beside quanti
 SHA256 = re.compile(r"[0-9a-f]{64}")
 REMEMBERED = 1 << 26  # bytes; fewer are hashed in a tenth of a second
 TICK = 2 * 10**9  # nanoseconds: a file that changed just now may change again without another time of change
+ADAPTER = "adapter_model"
+_STRAY: set[Path] = set()  # folders of which it was said
+log = logging.getLogger("repsim")
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
@@ -85,7 +89,8 @@ def weight_files(path: Path) -> list[Path]:
     files = [whole]
     if index.is_file() and not whole.is_file():  # transformers prefers the single file
         names = json_file(index).get("weight_map")
-        if not isinstance(names, dict) or any(inside(path, name, links=True) is None for name in names.values()):
+        inner = isinstance(names, dict) and all(inside(path, name, links=True) for name in names.values())
+        if not names or not inner:
             raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
         files = [path / name for name in sorted(set(names.values()))]
     missing = [file.name for file in files if not file.is_file()]
@@ -100,18 +105,50 @@ def weight_files(path: Path) -> list[Path]:
                 f"path: {len(missing)} of {len(files)} files of weights are missing, got no {missing[0]} in '{path}'; "
                 "copy the missing ones"
             )
-        if any(path.glob("model-*-of-*.safetensors")) and not index.is_file():
+        others = [place.name for place in sorted(path.glob("*.safetensors")) if ADAPTER not in place.name]
+        if others and index.is_file():
+            raise BadInput(
+                f"path: {index.name} names {missing[0]}, which is not there, got {len(others)} other files of weights "
+                f"({others[0]}) in '{path}'; copy the index that belongs to them"
+            )
+        if others and any(path.glob("model-*-of-*.safetensors")):
             raise BadInput(f"path: no {index.name} beside the files of weights, got '{path}'; copy it too")
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:
         try:
-            with safetensors.safe_open(readable(file), framework="pt"):
-                pass
+            with safetensors.safe_open(readable(file), framework="pt") as weights:
+                if not weights.keys():
+                    raise BadInput(
+                        f"path: no weights in {file.name}, got an empty file in '{path}'; save the model again"
+                    )
         except safetensors.SafetensorError as error:
             raise BadInput(
                 f"path: {file.name} is not a complete safetensors file, got '{error}'; copy it again"
             ) from None
     return files
+
+
+def names_in(files: list[Path]) -> set[str]:
+    """The names of the weights in safetensors files, from their headers."""
+    names: set[str] = set()
+    for file in files:
+        with safetensors.safe_open(file, framework="pt") as weights:
+            names.update(weights.keys())
+    return names
+
+
+def check_stray(path: Path) -> None:
+    """Says once in a process which weights are used where a folder has two sets of them."""
+    shards = sorted(path.glob("model-*-of-*.safetensors"))
+    if shards and (path / "model.safetensors").is_file() and path not in _STRAY:
+        _STRAY.add(path)
+        log.warning(
+            "path: two sets of weights are in '%s'; model.safetensors is used, and not the %d files %s ...; remove "
+            "those that are not meant",
+            path,
+            len(shards),
+            shards[0].name,
+        )
 
 
 def check_scales(config: Any, files: list[Path]) -> None:

@@ -1,7 +1,7 @@
 """Whether a checkpoint has all weights of its model and no others."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -24,6 +24,26 @@ def check_complete(model: Any, info: Mapping[str, Any], where: str) -> None:
             f"path: the weights have more blocks than config.json, got {surplus[0]} in '{where}' with blocks 0 to "
             f"{surplus[1]}; correct config.json, and choose blocks by extract.layers"
         )
+
+
+def check_blocks(skeleton: nn.Module, layers: int, names: Collection[str], where: str) -> None:
+    """Raises BadInput for a checkpoint that lacks a block of the model, by the names of its weights.
+
+    Files of a kind that names blocks otherwise are left to `check_complete`.
+    """
+    lists = {name.split(".")[-1] for name, part in skeleton.named_modules() if _is_of(part, layers)}
+    held = {(part, int(number)) for name in names for part, number in re.findall(r"(\w+)\.(\d+)(?=\.)", name)}
+    for part in sorted(lists):
+        lacking = [block for block in range(layers) if (part, block) not in held]
+        if 0 < len(lacking) < layers:
+            raise BadInput(
+                f"path: weights of block {lacking[0]} are missing, got {layers - len(lacking)} of {layers} blocks in "
+                f"'{where}'; save the model again"
+            )
+
+
+def _is_of(part: nn.Module, count: int) -> bool:
+    return isinstance(part, nn.ModuleList) and len(part) == count
 
 
 def _beyond(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:

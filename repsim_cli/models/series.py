@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explained, local
 from repsim_cli.base.registry import did_you_mean, models
@@ -134,8 +135,8 @@ def is_native(place: Path) -> bool:
 def _native(config: Path) -> bool:
     """Whether it is the config of a model in the native format of TransformerLens."""
     try:
-        content = json.loads(config.read_text())
-    except ValueError:
+        content = json.loads(read(config))
+    except (ValueError, RecursionError):
         return False  # the checks of the transformers format say what is wrong
     return isinstance(content, dict) and "model_type" not in content and "d_model" in content
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean, models
@@ -224,8 +225,8 @@ def _native_format(path: str | None, hub: str | None, revision: str | None) -> d
         if is_gguf(where):
             return None
         try:
-            content = json.loads((where / "config.json").read_text())
-        except (OSError, ValueError):
+            content = json.loads(read(where / "config.json"))
+        except (OSError, ValueError, RecursionError):
             return None  # the checks of the transformers format say what is wrong
         if hub is not None and isinstance(content, dict) and (shape := shape_of(hub)):
             compare_with_shipped(hub, *((key, content.get(key)) for key in shape.config))

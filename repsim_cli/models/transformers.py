@@ -24,20 +24,23 @@ from repsim_cli.base.planning import is_dry
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
 from repsim_cli.data.files import json_file
-from repsim_cli.models.adapters import adapter_in, base_of, vocabulary, with_adapter
+from repsim_cli.data.network import with_owner
+from repsim_cli.models.adapters import FILES, adapter_in, base_of, vocabulary, with_adapter
 from repsim_cli.models.checkpoints import (
     check_scales,
+    check_stray,
     hash_files,
     hub_files,
     is_local,
     located,
+    names_in,
     not_reached,
     pretrained,
     reason,
     shipped_folder,
     weight_files,
 )
-from repsim_cli.models.complete import check_complete
+from repsim_cli.models.complete import check_blocks, check_complete
 from repsim_cli.models.configs import config_hash, config_of, inline_config, read_config, source, text_part
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import alone, library
@@ -72,19 +75,23 @@ def transformers(
     """
     if path is not None and hub is revision is adapter is None and (base := base_of(local(path))):
         return transformers(**base, adapter=path, quantize=quantize)  # type: ignore[arg-type]
+    hub = hub if hub is None else with_owner(hub)
     at = place(path, hub, revision)
     if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
         check_quantize(quantize, given, adapter)
         return replace(marked(from_place(at, quantize), quantize), bits=quantize.bits)
     source = from_place(at)
+    if path is not None and not is_gguf(at.where):
+        check_blocks(source.skeleton, source.layers, names_in(weight_files(Path(at.where))), at.where)
     if adapter is not None:
         near = local(adapter)
         on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
-        folder = partial(hub_files, adapter, None, ["adapter_*"], "adapter") if on_hub else lambda: near
-        if not on_hub and (tokens := vocabulary(adapter_in(near), source.skeleton)) is not None:
-            source = replace(from_place(_of_size(at, tokens)), tokenizer=partial(tokenizer_of, str(near)))
-        source = with_adapter(source, adapter, folder, str(path or hub), check=not (on_hub and is_dry()))
+        folder = partial(hub_files, adapter, None, FILES, "adapter") if on_hub else lambda: near
+        known = not (on_hub and is_dry())  # nothing is downloaded for a plan
+        if known and (tokens := vocabulary(adapter_in(folder()), source.skeleton)) is not None:
+            source = replace(from_place(_of_size(at, tokens)), tokenizer=partial(tokenizer_of, str(folder())))
+        source = with_adapter(source, adapter, folder, str(path or hub), check=known)
     return source if quantize is None else with_rounding(source, quantize)
 
 
@@ -157,6 +164,7 @@ def random(
             f"config, shipped, path, hub: give exactly one of them, got {given or config}; "
             "config is e.g. {model_type: gpt2, n_layer: 2}"
         )
+    hub = hub if hub is None else with_owner(hub)
     if config is not None:
         settings, where, like = inline_config(config), tokenizer, None
     else:
@@ -235,6 +243,7 @@ def _local_place(path: Path) -> Place:
     config = config_of(str(path))
     files = [path] if is_gguf(path) else weight_files(path)
     if not is_gguf(path):
+        check_stray(path)
         check_scales(config, files)
     return Place(config, str(path), None, lambda: {"source": str(path), "weights_hash": hash_files(files)})
 

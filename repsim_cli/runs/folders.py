@@ -8,7 +8,7 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explained, walk
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.runs.reader import read_config, read_manifest, what
+from repsim_cli.runs.reader import lasted, read_config, read_manifest, what
 from repsim_cli.runs.results import differences, linkless, outputs_root
 
 log = logging.getLogger("repsim")
@@ -77,7 +77,7 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
             "job": job.name,
             "overrides": " ".join(read["overrides"]),
             "status": read["status"],
-            "seconds": read.get("seconds", 0.0),
+            "seconds": round(lasted(read) or 0.0, 3),
             "error": read["error"],
         }
         for job, read in undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if manifest["status"] == "running" and not held(folder):
         manifest["status"] = "killed"
     return manifest
+
+
+def lasted(manifest: Mapping[str, Any]) -> float | None:
+    """Seconds that a run took, or has taken so far; None of one that was killed, which noted no end."""
+    if manifest["status"] != "running":
+        return manifest.get("seconds")
+    try:
+        began = datetime.fromisoformat([manifest["started"], *manifest["resumed"]][-1])
+    except ValueError:
+        return None
+    return manifest.get("seconds", 0.0) + max(0.0, (datetime.now(UTC) - began.astimezone(UTC)).total_seconds())
 
 
 def held(folder: Path) -> bool:

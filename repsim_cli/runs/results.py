@@ -10,6 +10,7 @@ report.html     made again by `repsim report`, like repsim.log not among the has
 repsim.log
 """
 
+import errno
 import io
 import json
 import logging
@@ -21,7 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,6 +46,9 @@ from repsim_cli.runs.content import (
 from repsim_cli.runs.reader import LOCK, STATE, has_results, read_manifest, sha256
 
 SAVE_EVERY = 5.0  # seconds between two saved states
+# what a short manifest has of the whole one, and what it leaves empty
+KEPT = ("schema", "name", "study", "started", "resumed", "overrides", "seed", "git")
+BARE = {"packages": {}, "timings": {}, "peak_memory_mb_after": {}, "warnings": [], "command": []}
 PAIRS = ".pairs"  # notes on pairs that are solved one by one, until the run ends
 SO_FAR = ".so_far.npz"  # the maps as far as they are known, until the run ends
 ELSEWHERE = "set REPSIM_OUTPUTS to a folder that can be written"
@@ -192,7 +196,18 @@ class Run:
             seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
             peak_memory_mb=peak_memory_mb(),
         )
-        self.close()
+        try:
+            self.close()
+        except OSError as failed:
+            if failed.errno == errno.EFBIG:  # a limit of the size of files, within which a short manifest may be
+                ended = {
+                    "status": "failed" if status == "complete" else status,
+                    "error": (error or explained(failed))[:200],
+                }
+                self.manifest = {key: self.manifest[key] for key in KEPT} | BARE | ended
+                with suppress(OSError):
+                    self.save_manifest()
+            raise
 
     def close(self) -> None:
         """Records the hash of every file, and releases the folder."""

@@ -1,6 +1,7 @@
 """The saved state of a training: a killed training resumes from it and ends with the same bits."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import numpy as np
 import safetensors
 import safetensors.torch
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from repsim_cli.runs.results import write
+
+log = logging.getLogger("repsim")
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -37,7 +41,33 @@ def save_state(
     if torch.cuda.is_available():
         tensors["cuda"] = torch.cuda.get_rng_state()
     held = {name: x.contiguous() for name, x in tensors.items()}
-    write(file, safetensors.torch.save(held, {"draw": json.dumps(draw.bit_generator.state)}))
+    metadata = {"draw": json.dumps(draw.bit_generator.state), "digest": digest(held)}
+    write(file, safetensors.torch.save(held, metadata))
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """The hash of the names and bytes of tensors."""
+    made = xxhash.xxh3_128()
+    for name, x in sorted(tensors.items()):
+        made.update(name.encode())
+        made.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return made.hexdigest()
+
+
+def resumable(file: Path | None) -> bool:
+    """Whether a training was left in this file, with all its bytes as they were; a damaged one is dropped."""
+    if file is None or not file.is_file():
+        return False
+    try:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            known = opened.metadata() or {}
+        whole = "draw" in known and known.get("digest") == digest(safetensors.torch.load_file(file))
+    except safetensors.SafetensorError:
+        whole = False
+    if not whole:
+        log.warning("%s: the state of a training is damaged; it is dropped, and the training begins again", file)
+        file.unlink()
+    return whole
 
 
 def restore_state(

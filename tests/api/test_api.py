@@ -539,8 +539,8 @@ def test_settings_of_a_comparison_in_words(repsim, newest, tmp_path):
     assert "\n  data: 2 of the first 3 sequences of " in out
     for given, message in {
         "extract.batch_row=3": "extract.batch_row: ",
-        "extract": "overrides: cannot be read, got data.sample_by=paragraph extract; write KEY=VALUE",
-        "extract.rows=[1": "overrides: cannot be read, got data.sample_by=paragraph extract.rows=[1; write KEY=VALUE",
+        "extract": "overrides: cannot be read, got extract; write KEY=VALUE",
+        "extract.rows=[1": """overrides: cannot be read, got extract.rows=[1; write 'extract.rows="[1"';""",
         "sed=1": "sed: unknown key, got 'sed=1'; did you mean 'seed'?",
         "extract=word": "extract: no such name, got 'word'; did you mean 'words'?",
         "experiment=tiny/pythia_cka": "experiment: unknown key of a comparison, got 'experiment'; use repsim run",

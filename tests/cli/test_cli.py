@@ -562,7 +562,7 @@ BAD = [
         "model.x: unknown key, got 'model.x={kind: shipped, name: tiny_a}'; add it with +model.x={",
     ),
     (["-m", "experiment=glob(no_such*)"], "overrides: the sweep expands to no jobs, got "),
-    (["data.path=a=b[", "data=local_text"], "overrides: cannot be read, got model=[tiny_a] data.path=a=b[ data=local"),
+    (["data.path=a=b[", "data=local_text"], "overrides: cannot be read, got data.path=a=b[; write 'data.path=\"a=b[\"';"),
     (["extract.length=long"], "extract.length: wrong value, got 'long'; give integer"),
     (["extract.length=64.5"], "extract.length: wrong value, got 64.5; give integer"),
     (["extract.hook_points=resid_post"], "extract.hook_points: wrong value, got 'resid_post'; give list"),

@@ -142,6 +142,10 @@ def whole(values, **more):
     return Map(models=PLACES, families=FAMILIES, values=values, names=points, widths=[32] * 56, rows=4000, **more)
 
 
+def of_one_shape(values, **more):
+    return replace(whole(values, **more), families=dict.fromkeys(NAMES, "one"))
+
+
 def one_map(effect, **more) -> Make:
     def made(sign, rng):
         values = noise_of_pairs(rng) + 0.5 + sign * effect
@@ -185,7 +189,7 @@ def localized(effect, **more) -> Make:
 def changed(sign, rng):
     """a is the base; all others lose more of it in later layers."""
     same = (STEPS == 0) & ((OWNERS[:, None] == "a") | (OWNERS == "a"))
-    return whole({"cka": 0.9 + noise_of_pairs(rng) - sign * 0.1 * same * BLOCK}, base="a")
+    return of_one_shape({"cka": 0.9 + noise_of_pairs(rng) - sign * 0.1 * same * BLOCK}, base="a")
 
 
 def diverged(sign, rng):
@@ -193,7 +197,7 @@ def diverged(sign, rng):
     entries = {name: name[0] for name in NAMES if name != "a"}
     other = np.array([[entries.get(x, x) != entries.get(y, y) for y in OWNERS] for x in OWNERS])
     values = 0.9 + noise_of_pairs(rng) - sign * 0.1 * other * (STEPS == 0) * BLOCK
-    return whole({"cka": values}, base="a", entries=entries), values
+    return of_one_shape({"cka": values}, base="a", entries=entries), values
 
 
 # probes of three seeds with 700 rows held out; errors of rows

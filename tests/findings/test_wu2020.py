@@ -74,10 +74,13 @@ def test_localization_by_hand():
 
 
 def test_similarity_to_the_base_is_that_of_the_same_layer():
-    values = np.arange(49.0).reshape(7, 7)
-    places = {"base": slice(0, 2), "a": slice(2, 4), "deeper": slice(4, 7)}
-    assert {k: v.tolist() for k, v in to_base(values, places, "base").items()} == {"a": [2.0, 10.0]}
-    assert {k: v.tolist() for k, v in to_base(values, places, "a").items()} == {"base": [14.0, 22.0]}
+    """Of models of the base's architecture, depth and width; others cannot come from it."""
+    values = np.arange(121.0).reshape(11, 11)
+    places = {"base": slice(0, 2), "a": slice(2, 4), "deeper": slice(4, 7), "other": slice(7, 9), "wider": slice(9, 11)}
+    families = {name: "one" for name in places} | {"other": "two"}
+    whole = Map(models=places, families=families, values={}, names=[], widths=[8] * 9 + [9] * 2, rows=100)
+    assert {k: v.tolist() for k, v in to_base(values, whole, "base").items()} == {"a": [2.0, 14.0]}
+    assert {k: v.tolist() for k, v in to_base(values, whole, "a").items()} == {"base": [22.0, 34.0]}
 
 
 def test_a_layer_is_compared_with_the_base_with_other_seeds_and_with_other_trainings():
@@ -87,7 +90,8 @@ def test_a_layer_is_compared_with_the_base_with_other_seeds_and_with_other_train
     values = np.kron(pairs, np.eye(2)) + np.tile(np.diag([0.0, 0.5]), (4, 4))
     entries = {"a_0": "a", "a_1": "a", "b_0": "b"}
     names = ["resid_post@0", "resid_post@1"] * 4
-    more = {"families": {}, "values": {}, "names": names, "widths": [8] * 8, "rows": 100, "base": "base"}
+    families = dict.fromkeys(models, "one")
+    more = {"families": families, "values": {}, "names": names, "widths": [8] * 8, "rows": 100, "base": "base"}
     found = compared(values, Map(models=models, entries=entries, **more), "base")
     # of b there is no other seed, so that no model is compared with any
     assert [(label, *sorted(lines)) for label, lines in found.items()] == [

@@ -195,12 +195,12 @@ def test_the_folder_of_an_adapter_as_a_model(base, tmp_path):
         with pytest.raises(BadInput, match="path: an adapter is in it, got '.*lora', whose base .* is not here; give"):
             transformers(path=str(folder))
     (folder / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": "gpt2"}))
-    with pytest.raises(BadInput, match="hub: the model could not be read, got 'gpt2'"):
+    with pytest.raises(BadInput, match="hub: the model could not be read, got 'openai-community/gpt2'"):
         transformers(path=str(folder))
 
 
-def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path):
-    """It is what peft makes of it, and reads with its own tokenizer."""
+def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path, monkeypatch):
+    """It is what peft makes of it, and reads with its own tokenizer; on the hub too."""
     folder, path = tmp_path / "lora", str(base("llama"))
     tokenizer = library().AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.add_tokens([f"<extra {i}>" for i in range(200)])
@@ -222,3 +222,6 @@ def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path):
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits
     torch.testing.assert_close(logits_and_stream(source, ids)[0], expected, rtol=1e-4, atol=1e-3)
+    monkeypatch.setattr("repsim_cli.models.transformers.hub_files", lambda *_: folder)
+    online = transformers(path=path, adapter="somebody/lora")
+    assert (len(online.tokenizer()), online.skeleton.config.vocab_size) == (len(tokenizer), len(tokenizer))

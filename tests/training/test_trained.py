@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from repsim_cli.base import registry
 from repsim_cli.runs import cache
 from repsim_cli.runs.results import quiet
+from repsim_cli.training import state
 from repsim_cli.training.pretrain import TextRecipe
 from repsim_cli.training.trained import Trained
 
@@ -82,3 +84,22 @@ def test_small_language_models():
     assert kind(**settings, seed=1).identity()["weights_hash"] != identity["weights_hash"]
     cache.Entry("models", identity["source"].split("/")[1]).folder.rename(cache.root() / "elsewhere")
     assert kind(**settings).identity() == identity
+
+
+def test_the_state_of_a_training_that_was_changed_is_dropped(tmp_path, monkeypatch):
+    said, file = [], tmp_path / "state.safetensors"
+    monkeypatch.setattr(state.log, "warning", lambda text, *given: said.append(text % given))
+    model = torch.nn.Linear(2, 2)
+    optimiser, draw = torch.optim.SGD(model.parameters(), momentum=0.9), np.random.default_rng(0)
+    state.save_state(file, model, optimiser, draw, {"losses": torch.ones(3)})
+    assert state.resumable(file)
+    assert state.restore_state(file, model, optimiser, draw)["losses"].tolist() == [1, 1, 1]
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert not state.resumable(file)
+    assert (said, file.exists()) == (
+        [f"{file}: the state of a training is damaged; it is dropped, and the training begins again"],
+        False,
+    )
+    assert not state.resumable(None)

@@ -1307,7 +1307,7 @@ function configuration() {
 function repeat() {
   const parts = RUNS.flatMap((run) => [
     ...(MANY ? [el("h3", {}, title(run))] : []),
-    el("p", {}, "As it was started:"), el("pre", { tabindex: "0" }, run.command),
+    ...(run.command ? [el("p", {}, "As it was started:"), el("pre", { tabindex: "0" }, run.command)] : [el("p", {}, "A program started it, by repsim_cli in Python.")]),
     el("p", {}, "Its configuration again, in a new folder:"), el("pre", { tabindex: "0" }, run.repeat),
   ]);
   return foldedSection("repeat", "How to repeat it", ...parts, byKey("What it ran on", "record"));

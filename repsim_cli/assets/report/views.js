@@ -293,7 +293,8 @@ function linked(run, follow) {
   views[1].start();
   const rows = run.rows ? rowsView(run) : null;
   const controls = el("div", { class: "controls" }, ...(pairs.length > 1 ? [pairLabel] : []), ...(labels.length > 1 ? [measureLabel] : []));
-  const box = section("views", "The comparison", controls, el("div", { class: "views" }, ...views.map((view) => view.box)));
+  const none = run.rows || typeof run.manifest.rows_behind !== "string" ? [] : [el("p", { class: "quiet" }, `Rows behind the maps: ${run.manifest.rows_behind}.`)];
+  const box = section("views", "The comparison", controls, el("div", { class: "views" }, ...views.map((view) => view.box)), ...none);
 
   function show(entry, a, b, picked) {
     if (!entry?.grid || a === b) return;

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Modulus
+from repsim_cli.data.files import json_file
 from repsim_cli.data.modular import Numbers, pairs
 from repsim_cli.models.architectures import MODULAR
 from repsim_cli.models.checkpoints import hash_files
@@ -116,7 +117,7 @@ def saved(model: Modular, shape: Shape, folder: Path) -> None:
 
 
 def loaded(folder: Path) -> Modular:
-    settings = json.loads((folder / CONFIG).read_text())
+    settings = json_file(folder / CONFIG)
     model = Modular(Shape(**{key: value for key, value in settings.items() if key != "model_type"}))
     model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     return model.eval().requires_grad_(False)

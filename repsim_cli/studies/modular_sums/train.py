@@ -32,7 +32,7 @@ from repsim_cli.models.source import Checkpoint, Series, Short, Source, Work
 from repsim_cli.runs.results import SAVE_EVERY, Progress, dumps, quiet
 from repsim_cli.studies.modular_sums.model import Modular, chain, modular_source, saved
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
-from repsim_cli.training.state import restore_state, save_state
+from repsim_cli.training.state import restore_state, resumable, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 4  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -216,7 +216,7 @@ class Stage:
     def trained(self, progress: Progress, state: Path | None, keep: Keep) -> list[list[float]]:
         """Trains the stage; its looks. state: where what is done is left, and from where it resumes."""
         recipe, name = self.recipe, next(iter(self.task.targets))
-        if state is not None and state.is_file():
+        if state is not None and resumable(state):
             self._restore(state)
         with torch.no_grad():  # frozen blocks run once
             self.start = self.model.stream(self.task.ab, self.first)

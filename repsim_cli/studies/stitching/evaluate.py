@@ -305,7 +305,7 @@ def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 
 
 def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
     """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
-    both.
+    both, unless there is only one.
 
     fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
     empty.
@@ -320,6 +320,8 @@ def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[S
     held = np.arange(max(count - evaluation, 0), count)
     if not fitted:
         return sequences.take(held[:0]), sequences.take(held)
+    if sequences.of_one:
+        return sequences.take(np.arange(held[0])), sequences.take(held)
     documents = np.unique(sequences.document[held][sequences.text[held]])
     shared = np.any(np.isin(sequences.document, documents) & sequences.text, axis=1)
     train = np.flatnonzero(~shared[: held[0]])

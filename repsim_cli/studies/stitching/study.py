@@ -64,7 +64,7 @@ class Stitching(Study):
     pairs: [[HEAD, TAIL], ...], by label; null: every model with every other.
     grid: the head's blocks up to every layer with the tail's blocks after every layer, not only after the same one.
     evaluation: the last so many of extract.sequences are kept for evaluation: nothing is fitted on them, nor on their
-        documents; null: all of them, for stitch layers that are not fitted.
+        documents, unless the text is one document; null: all of them, for stitch layers that are not fitted.
     baselines: heads for every tail beside other models: the tail itself (`self`), with its weights in random order
         (`random`), or with the rows of every batch in random order (`shuffled`); null: none.
     recipe: the stitch layers and how they are fitted.
@@ -316,6 +316,11 @@ class Stitching(Study):
                 f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
             )
         train, held = split(sequences, self.evaluation, self.recipe.fitted)
+        if self.recipe.fitted and sequences.of_one:
+            run.warn(
+                f"options.evaluation: the text is one document, got its last {len(held.ids)} sequences for the "
+                "evaluation and those before them for training; data.sample_by=paragraph makes documents of paragraphs"
+            )
         run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
         return train, held
 

@@ -128,7 +128,7 @@ class TrainingView(Study):
                         compared.measures,
                         lambda seen, step=step: step.rows(),
                         names=[f"{layer} at step {number}" for layer in compared.layers],
-                        estimate=self.extract.estimate,
+                        estimate=compared.extract.estimate,
                         tile=self.hardware.tile,
                         labels=labels,
                         work=work.of(f"{place}-{number}"),
@@ -154,7 +154,7 @@ class TrainingView(Study):
             self.measures[measure],
             blocks,
             undefined,
-            Sampled(self.extract.estimate, **self.counts),
+            Sampled(training.compared.extract.estimate, **self.counts),
         )
 
     def _curve(self, measure: str, training: Training, by_step: Matrices) -> Curve:

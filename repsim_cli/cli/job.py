@@ -1,0 +1,155 @@
+"""A job of a command: its run is made or resumed, performed, and its end recorded. Of `run` and `compare`."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from repsim_cli.base import signals
+from repsim_cli.base.environment import commanded
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
+from repsim_cli.base.files import explained
+from repsim_cli.cli.terminal import Lines, log, say, terminal_log
+from repsim_cli.runs import folders, reader, results
+
+
+class Job(NamedTuple):
+    """What is performed: a checked configuration, the folder of a new run, the words that were changed, and whether it
+    is one of a sweep, where a job without a run to resume starts one."""
+
+    checked: Any
+    folder: Path
+    words: Sequence[str]
+    sweep: bool = False
+
+
+def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str, Path | None]:
+    """Performs a job in its folder, or in that of the run that it resumes.
+
+    watch: gives the progress of the run in a folder. Returns how it ended, and the folder of a run that this completed,
+    with its page. Raises KeyboardInterrupt, RepsimError or OSError once the end is recorded.
+    """
+    from repsim_cli import report
+    from repsim_cli.execution.perform import perform
+
+    current, handler = None, logging.NullHandler()
+    status, problem = "failed", "unknown"
+    try:
+        with signals.delayed():  # once its folder is there, the run's end is recorded
+            current = _open(job)
+        if current is None:
+            return "complete", None
+        current.progress = watch(current.folder)
+        handler = _log_file(current.folder)
+        _write_config(current, job.checked)
+        perform(job.checked, current)
+        status, problem = "complete", None
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) or signals.interrupted():
+            status, problem = "interrupted", "interrupted by the user"
+            raise KeyboardInterrupt from error
+        if isinstance(error, RepsimError):
+            problem = str(error)
+            resumed = current is not None and current.manifest["resumed"]
+            status = "refused" if isinstance(error, BadInput) and not resumed else "failed"
+            raise
+        if isinstance(error, OSError):
+            problem = explained(error)
+            raise
+        if failed := panic(error):
+            problem = str(failed)
+            raise failed from error
+        if current is None:
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        log.debug("traceback", exc_info=True)
+        log.error("internal error: %s; please report it with %s/repsim.log", problem, current.folder)
+    finally:
+        log.removeHandler(handler)
+        with suppress(OSError):  # the last lines of a log on a full disk
+            handler.close()
+        if current is not None:
+            with signals.delayed():
+                if status == "refused":
+                    current.discard()
+                else:
+                    _finish(current, status, problem)
+    if status != "complete":
+        return status, None
+    report.save([current.folder], current.folder / report.FILE)
+    return status, current.folder
+
+
+def _open(job: Job) -> results.Run | None:
+    """A new run, or the run to resume; None where it is complete."""
+    try:
+        return _opened(job)
+    except OSError as error:
+        results.drop_empty(job.folder)
+        raise BadInput(explained(error)) from error
+
+
+def _opened(job: Job) -> results.Run | None:
+    keys = job.checked.keys
+    if keys.resume is not None:
+        config = keys.model_dump()
+        if keys.resume == "latest":
+            target, complete = folders.unfinished(config)
+        else:
+            target = folders.find(keys.resume)
+            complete = reader.read_manifest(target)["status"] == "complete"
+            different = results.differences(reader.what(config), reader.read_config(target))
+            if different:
+                raise BadInput(
+                    f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"
+                )
+        if target is not None:
+            results.drop_empty(job.folder)
+            if complete:
+                say(f"{target}: already complete, nothing is left to do")
+                return None
+            say(f"resuming {target}", aside=True)
+            return results.reopen(target)
+        if not job.sweep:
+            raise BadInput("resume: no unfinished run of this configuration, got latest; start it without resume")
+    return results.create(
+        job.folder,
+        name=keys.name,
+        study=keys.study,
+        seed=keys.seed,
+        command=commanded(),
+        overrides=list(job.words),
+    )
+
+
+def _write_config(current: results.Run, checked: Any) -> None:
+    """Raises BadInput: a run without its configuration has not started."""
+    try:
+        current.write_text("config.yaml", checked.yaml())
+    except OSError as error:
+        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
+
+
+def _finish(current: results.Run, status: str, problem: str | None) -> None:
+    """Records the end. Raises RunFailed where this fails for a complete run; any other run has an error already."""
+    try:
+        current.finish(status, problem)
+    except (RepsimError, OSError) as error:
+        current.lock.release()
+        if status == "complete":
+            raise RunFailed(f"{current.folder}: complete, but this cannot be recorded: {error}") from error
+
+
+def _log_file(folder: Path) -> logging.Handler:
+    """Logs everything to repsim.log; in a process of a launcher, warnings and errors to the terminal as well."""
+    try:
+        handler = logging.FileHandler(folder / "repsim.log")
+    except OSError as error:
+        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
+    handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
+    handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at its log
+    if not log.handlers:
+        terminal_log()
+    log.addHandler(handler)
+    return handler
