@@ -104,13 +104,13 @@ def entitle(figure: Any, title: str, width: float | None) -> None:
     width: what they may take, in inches; None: as much as the figure."""
     box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
     edge = box.y1 + CLEAR
-    width = max(box.width, TITLED) if width is None else width
+    within = max(box.width, TITLED) if width is None else width
     first, _, others = title.partition("\n")
     place = {"ha": "left", "va": "bottom", "parse_math": False}
     for words in filter(None, (others, first)):
         made = figure.suptitle(words, **place) if words is first else figure.text(0, 0, words, fontsize=SMALL, **place)
         made.set(x=box.x0 / wide, y=edge / high)
-        fold([made], width)
+        fold([made], within)
         edge = made.get_window_extent().y1 / figure.dpi + CLEAR / 2
 
 

@@ -210,9 +210,9 @@ def draw_levels(panel: Any, levels: Mapping[str, Any] | None, *, upright: bool =
 
 
 def name_bands(panel: Any, shaded: Collection[str]) -> None:
-    """What is shaded, in the legend."""
-    for words in dict.fromkeys(shaded):
-        panel.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label=SHADED + words)
+    """What is shaded, in the legend: the inner band, which is darker, first."""
+    for words, grey in zip(dict.fromkeys(shaded), (0.45, 0.2, 0.1), strict=False):
+        panel.fill_between([], [], [], color="grey", alpha=grey, linewidth=0, label=SHADED + words)
 
 
 def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:

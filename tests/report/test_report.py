@@ -18,10 +18,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 from helpers.made_runs import CARDS, HOSTILE, made, saved
+from matplotlib.figure import Figure
 
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
 from repsim_cli.cli import follow
+from repsim_cli.figures import frame
 from repsim_cli.report import differences as comparison
 from repsim_cli.report import overview
 from repsim_cli.runs import reader, results, so_far
@@ -771,6 +773,30 @@ def test_a_broad_figure_has_a_row_of_its_own(tmp_path, opened):
     widths = page.evaluate("[...document.querySelectorAll('.drawn')].map((f) => f.clientWidth)")
     assert widths[0] > 2 * widths[1] > 1000
     assert widths[1] == widths[2]
+
+
+def test_figures_follow_the_dark_scheme(tmp_path, opened):
+    """Their SVG with other paper and ink, where it names its paper; else the PNG."""
+    folder = made(tmp_path / "run", measures=())
+
+    def drawn():
+        figure = Figure(figsize=(2, 2))
+        figure.subplots().imshow([[0.0, 1.0]])
+        figure.suptitle("what is seen\nand how")
+        return figure
+
+    frame.save(folder / "figures", [("new", drawn)])
+    matplotlib.image.imsave(folder / "figures" / "old.png", np.zeros((4, 4, 3)))
+    file = saved(folder)
+    shown = (
+        "[...document.querySelectorAll('.drawn img')].map((image) => [image.src.slice(5, 14), image.naturalWidth > 0])"
+    )
+    for dark, kinds in ((False, ["image/png"] * 2), (True, ["image/svg", "image/png"])):
+        page = opened(file, dark=dark)
+        page.evaluate("Promise.all([...document.images].map((image) => image.decode()))")
+        assert page.evaluate(shown) == [[kind, True] for kind in kinds]
+        assert page.evaluate("document.querySelector('.drawn figcaption').textContent") == "what is seen"
+        assert not page.complaints()
 
 
 def test_steps_are_logarithmic_where_figures_have_them_so(tmp_path, opened):

@@ -69,7 +69,7 @@ document.getElementById("page").append(
   el("main", {},
     el("p", { class: "controls search" }, el("label", { for: "search" }, "Search", field)),
     count,
-    el("div", { class: "scroll runs", tabindex: "0", role: "region", "aria-label": "Runs" },
+    el("div", { class: "scroll stacked", tabindex: "0", role: "region", "aria-label": "Runs" },
       el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "figure"), ...heads)), body)),
     downloads("runs", { csv: ["text/csv", listing] })));
 search();

@@ -120,14 +120,14 @@ const SHOWN = 200; // rows of a table until all are asked for: thousands make ev
 // round: four digits are shown, and all of them where the mouse rests.
 function table(caption, columns, rows, { classes = () => null, tall = false, round = false } = {}) {
   const numeric = columns.map((_, c) => rows.some((r) => typeof r[c] === "number") && rows.every((r) => typeof r[c] !== "string"));
-  const body = el("tbody");
+  const body = el("tbody"), stacked = columns.length > 4; // on a phone, a line for each cell
   const line = (row) => el("tr", { class: classes(row) }, ...row.map((cell, c) => {
       const empty = cell === null || cell === undefined;
       const mark = Object.hasOwn(VERDICTS, cell) ? VERDICTS[cell] : "";
       const rounded = round && typeof cell === "number";
       const text = empty ? "\u2013" : rounded ? brief(cell) : typeof cell === "object" ? JSON.stringify(cell) : mark + String(cell);
       const cut = text.length > LONGEST;
-      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : text.length > 60 ? "long" : null, title: rounded ? full(cell) : cut ? text : null }, cut ? middle(text, LONGEST) : text);
+      return el("td", { class: numeric[c] ? "number" : mark ? `verdict ${cell}` : text.length > 60 ? "long" : null, "data-name": stacked ? columns[c] : null, title: rounded ? full(cell) : cut ? text : null }, cut ? middle(text, LONGEST) : text);
     }));
   const sorted = [...rows];
   const rest = el("p", { class: "quiet" }, `${SHOWN} of ${counted(rows.length, "row")}. `, el("button", { type: "button", onclick: () => fill(rows.length) }, "Show all"));
@@ -147,7 +147,7 @@ function table(caption, columns, rows, { classes = () => null, tall = false, rou
   }
   fill(SHOWN);
   return el("div", {},
-    el("div", { class: tall && rows.length > 14 ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    el("div", { class: `scroll${tall && rows.length > 14 ? " tall" : ""}${stacked ? " stacked" : ""}`, tabindex: "0", role: "region", "aria-label": caption },
       el("table", {}, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads)), body)),
     rest,
     downloads(caption, { csv: ["text/csv", () => csv(columns, rows)] }));
@@ -1166,7 +1166,7 @@ function figures(as) {
     } });
     const draw = () => {
       const dark = css("--paper") !== LIGHT && svg && atob(svg);
-      const src = dark && dark.includes('id="paper"') ? `data:image/svg+xml;base64,${btoa(dark.replace("</defs>", `<style>${IN_THE_DARK}</style></defs>`))}` : `data:image/png;base64,${png}`;
+      const src = dark && dark.includes('id="paper"') ? `data:image/svg+xml;base64,${btoa(dark.replace("</defs>", ["<style>", IN_THE_DARK, "<", "/style></defs>"].join("")))}` : `data:image/png;base64,${png}`;
       if (picture.src !== src) picture.src = src;
     };
     redraws.push(draw);

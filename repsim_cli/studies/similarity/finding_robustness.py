@@ -82,7 +82,10 @@ def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
         axis.set_yticks(at, [shown[i] for i in at] if first else [], fontsize=6, parse_math=False)
         axis.set_xticks(at, [shown[i] for i in at] if lowest else [], fontsize=6, rotation=90, parse_math=False)
         axis.tick_params(length=1.5)
-    name_panels(axes, ["values of the rows as they are", *(f"changes: {in_words.get(name, name)}" for name in changed)])
+    name_panels(
+        axes,
+        [f"rows as they are: {low:.2g} to {high:.2g}", *(f"changes: {in_words.get(name, name)}" for name in changed)],
+    )
     image = axes[min(1, len(axes) - 1)].images[0]
     bar_beside(figure, image, f"change of {card['label']}")
     count = sum(int((np.abs(cells) > change).sum()) for cells in changed.values())
