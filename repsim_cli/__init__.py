@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
     from repsim_cli.studies.grounding.own_measure import grade
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "BadInput", "RepsimError", "Result", "RunFailed", "assert_same", "compare", "grade", "load", "register_data",
     "register_measure", "register_model", "register_study", "verify",
