@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
         super().error(escaped(message))
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     top = Parser(
         prog="repsim",
         description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",

@@ -75,7 +75,7 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
                     current.discard()
                 else:
                     _finish(current, status, problem)
-    if status != "complete":
+    if status != "complete" or current is None:
         return status, None
     report.save([current.folder], current.folder / report.FILE)
     return status, current.folder

@@ -50,7 +50,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     made = xxhash.xxh3_128()
     for name, x in sorted(tensors.items()):
         made.update(name.encode())
-        made.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        made.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return made.hexdigest()
 
 
