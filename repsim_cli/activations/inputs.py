@@ -120,12 +120,12 @@ def sequences_of(
                     f"for '{label}'; use unit=mean, or packed text with extract.padding=keep"
                 )
     for label, source in live.items():
-        _check_ids(label, source, sequences[label].inputs.max())
+        _check_ids(label, source, sequences[label].inputs.max().item())
     counted = {label: replace(x, spelled=spelled(x, tokenizers[label])) for label, x in sequences.items()}
     return skipping(counted, tokenizers, extract)
 
 
-def _check_ids(label: str, source: Source, highest: float) -> None:
+def _check_ids(label: str, source: Source, highest: int | float) -> None:
     """Raises BadInput for a model of text that has no embedding for a token."""
     if source.modality == "text" and highest >= source.vocabulary:
         raise BadInput(

@@ -57,7 +57,7 @@ def beside(
     if tokens is None or not comparison.significance.floor:
         return None
     known = {FLOOR: tokens}
-    if comparison.extract.unit == "token":
+    if given is not None and comparison.extract.unit == "token":
         known[OF_PAIRS] = combined(tokens, 1 + row_tokens(given, comparison.extract, before=True))
     measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
     device, width = comparison.hardware.device, width_of(comparison)
