@@ -129,7 +129,7 @@ class Extract:
         if "batch_rows" not in self.at_most or self.estimate not in IN_BATCHES or total < 1:
             return self
         if total < 2 * self.batch_rows:
-            one = {"estimate": "full", "rows": total, "at_most": ["rows", *self.at_most]}
+            one = {"estimate": "full", "rows": total, "at_most": [*dict.fromkeys(["rows", *self.at_most])]}
             return replace(self, **(one if self.estimate == "per_batch" else {"batch_rows": total}))
         if total % self.batch_rows <= LEFT_OUT * total:
             return self

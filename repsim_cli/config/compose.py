@@ -174,7 +174,8 @@ def in_a_line(words: list[str]) -> Iterator[None]:
             "mend it"
         ) from None
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        unread = next((word for word in words if not _reads(word)), None)
+        overrides = [word for word in words if "=" in word and not word.startswith("-")]  # no options nor their values
+        unread = next((word for word in overrides if not _reads(word)), None)
         raise BadInput(hydra_line(error, words) if unread is None else unread_line(unread, _reads)) from None
 
 

@@ -75,8 +75,7 @@ def transformers(
     """
     if path is not None and hub is revision is adapter is None and (base := base_of(local(path))):
         return transformers(**base, adapter=path, quantize=quantize)  # type: ignore[arg-type]
-    hub = hub if hub is None else with_owner(hub)
-    at = place(path, hub, revision)
+    at = place(path, hub if hub is None or path is not None else with_owner(hub), revision)
     if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
         check_quantize(quantize, given, adapter)

@@ -69,9 +69,12 @@ def test_jobs_are_interrupted(ours, number):
 
 
 def test_a_comparison_records_its_interruption(ours, repsim, newest, monkeypatch):
-    monkeypatch.setattr("repsim_cli.api.compare.perform", lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(
+        "repsim_cli.execution.perform.perform", lambda *given, **how: os.kill(os.getpid(), signal.SIGTERM)
+    )
     code, _, err = repsim("compare", "tiny_a", "tiny_b")
-    assert (code, err.splitlines()[-1]) == (signals.INTERRUPTED, "interrupted")
+    said = "interrupted; the same command with --set resume=latest resumes it"
+    assert (code, err.splitlines()[-1]) == (signals.INTERRUPTED, said)
     assert reader.read_manifest(newest())["status"] == "interrupted"
 
 

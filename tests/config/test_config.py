@@ -37,6 +37,7 @@ LATER = {
     "length=auto": 128,
     "sequences=auto": 64,
     "rows=auto": 4096,
+    "batch_rows=auto": 1024,
     "at_most=auto": ["rows"],
     "skip=auto": 4,
     "normalise=auto": "directions",
@@ -303,9 +304,9 @@ def test_the_advice_on_memory_fits():
 @pytest.mark.parametrize(
     ("words", "sequences", "rows", "at_most"),
     [
-        ((), 64, 4096, ["sequences", "rows"]),
-        (("extract.sequences=8",), 8, 4096, ["rows"]),
-        (("extract.rows=8",), 64, 8, ["sequences"]),
+        ((), 64, 4096, ["sequences", "rows", "batch_rows"]),
+        (("extract.sequences=8",), 8, 1024, ["rows", "batch_rows"]),  # one sample
+        (("extract.rows=8",), 64, 8, ["sequences", "batch_rows"]),
         (("extract.sequences=8", "extract.at_most=[sequences]"), 8, 4096, ["sequences"]),
         (("extract=words",), 64, 4096, ["sequences", "rows"]),  # stretches of running text
         (("extract=words", "data=embedded_sentences"), 2048, 4096, ["sequences", "rows"]),

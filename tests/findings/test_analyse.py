@@ -229,7 +229,7 @@ def test_the_overview_of_the_demo_is_few_figures(repsim, newest, monkeypatch):
     words = ("extract.sequences=16", "extract.batch_rows=256", "hardware.threads=1", "figures.which=overview")
     assert repsim("run", "-q", *words)[0] == 0
     files = {file.name for file in (newest() / "figures").iterdir()}
-    names = ("cka_unbiased-all", "mutual_knn-all", "diagnostics")
+    names = ("cka_unbiased-all", "mutual_knn-all")
     assert files == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     # the names alone: `all` draws with what the overview is drawn with
     monkeypatch.setattr(

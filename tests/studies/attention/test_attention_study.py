@@ -353,11 +353,7 @@ def test_a_run_is_what_the_definition_gives(repsim, newest, words, two_folders, 
                     cells = [np.concatenate([o.reshape(4, -1) for o in side], 1).T[seen] for side in (a, b)]
                     assert values[i, j] == pytest.approx(reference.cka(*cells), abs=1e-5)
     assert sorted({one["name"] for one in found["claims"]}) == sorted(claims)
-    with_base = {name: curve for name, curve in found["curves"].items() if name.startswith("attention_js with bert")}
-    assert [curve["about"]["model"] for curve in with_base.values()] == ["gpt"]
-    same = with_base["attention_js with bert, gpt"]["lines"]["same layer"]
-    matrix = next(m for m in js["matrices"] if (m["rows"]["model"], m["columns"]["model"]) == ("bert", "gpt"))
-    assert same == reader.read_array(folder, matrix["values"]).diagonal().tolist()
+    assert not any("with bert" in name for name in found["curves"])  # another architecture is no copy of a base
     verdict = next(one for one in found["claims"] if one["name"] == claims[1] and one["measure"] == "attention_js")
     assert (verdict["verdict"], verdict["value"]) == ("not testable here", None)  # of three layers
     counts = [(m["estimate"]["rows"], m["estimate"]["rows_available"], m["estimate"]["unit"]) for m in (js, cka)]
