@@ -27,7 +27,6 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
 ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
 
-
 # of rows or features that outweigh the others
 ALL_REMEDIES = ("skip", "skip_tokens", "drop_features", "normalise")
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens

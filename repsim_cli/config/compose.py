@@ -21,7 +21,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -174,8 +174,9 @@ def in_a_line(words: list[str]) -> Iterator[None]:
             "mend it"
         ) from None
     except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        overrides = [word for word in words if "=" in word and not word.startswith("-")]  # no options nor their values
-        unread = next((word for word in overrides if not _reads(word)), None)
+        # options of Hydra and their values are no overrides
+        tried = [word for word in words if "=" in word or isinstance(error, OverrideParseException)]
+        unread = next((word for word in tried if not word.startswith("-") and not _reads(word)), None)
         raise BadInput(hydra_line(error, words) if unread is None else unread_line(unread, _reads)) from None
 
 
