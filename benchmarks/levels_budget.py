@@ -1,6 +1,6 @@
 """Promises of the similarity budget: planted shares, and intervals that cover them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -66,9 +66,11 @@ def truth(models: Sequence[Planted], twins: Sequence[Planted] = ()) -> dict[str,
     return found
 
 
-def rows(rng: Rng, count: int, length: int, models: Sequence[Planted]) -> tuple[np.ndarray, np.ndarray, list]:
+def rows(
+    rng: Rng, count: int, length: int, models: Sequence[Planted], following: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, list]:
     """Documents of unequal lengths, each with favourite tokens, a context and effects of its own: the document and the
-    token of every row, and the rows of each model."""
+    token of every row, and the rows of each model. following: what effects keep from one document to the next."""
     sizes = rng.integers(length // 2, length + length // 2 + 1, count)
     document = np.repeat(np.arange(count), sizes)
     tokens = np.concatenate([rng.choice(TOKENS, size, p=rng.dirichlet(6 * TOKENS * USED)) for size in sizes])
@@ -79,7 +81,10 @@ def rows(rng: Rng, count: int, length: int, models: Sequence[Planted]) -> tuple[
     ]
     made = []
     for model in models:
-        noise = rng.normal(size=(len(document), WIDTH)), rng.normal(size=(count, WIDTH))[document]
+        effects = rng.normal(size=(count, WIDTH))
+        for i in range(1, count) if following else ():
+            effects[i] = following * effects[i - 1] + np.sqrt(1 - following**2) * effects[i]
+        noise = rng.normal(size=(len(document), WIDTH)), effects[document]
         x = model.tokens[tokens] + contexts[0] @ model.context + contexts[1] @ model.learned
         x = x + NOISE * noise[0] + DOCUMENTS * noise[1]
         made.append(torch.from_numpy(x - x.mean(0)).float())
@@ -87,12 +92,12 @@ def rows(rng: Rng, count: int, length: int, models: Sequence[Planted]) -> tuple[
 
 
 def drawn(
-    count: int, length: int, models: Sequence[Planted], twins: Sequence[Planted], rng: Rng
+    count: int, length: int, models: Sequence[Planted], twins: Sequence[Planted], following: float, rng: Rng
 ) -> Mapping[str, float]:
     """The shares of a sample, and whether their intervals hold those of the population."""
     torch.set_num_threads(1)
-    document, tokens, (x, y, *fresh) = rows(rng, count, length, [*models, *twins])
-    design = shares.design(tokens, document, rng, twins=bool(twins))
+    document, tokens, (x, y, *fresh) = rows(rng, count, length, [*models, *twins], following)
+    design = shares.design(tokens, document, twins=bool(twins))
     read = shares.read_out(design, x, y, shares.directions(design, fresh)) if twins else None
     parts = shares.split(shares.inner(design, x, y), read)
     found = shares.shares(parts, (shares.norm(design, x), shares.norm(design, y)), 0.95)
@@ -103,10 +108,12 @@ def drawn(
     }
 
 
-def promises(setting: str, draws: int, count: int, length: int, given: Sequence[Sequence[Planted]]) -> list[Promise]:
+def promises(
+    setting: str, draws: int, count: int, length: int, given: Sequence[Sequence[Planted]], following: float = 0.0
+) -> list[Promise]:
     """Of the value and of all its parts."""
     models, twins = given
-    draw, true = partial(drawn, count, length, models, twins), truth(models, twins)
+    draw, true = partial(drawn, count, length, models, twins, following), truth(models, twins)
     said = f"{count} documents of about {length} rows, {setting}"
     return [
         *(Promise(f"{part}, with budget", said, "cover", 0.95, draws, draw, f"{part} covered") for part in true),
@@ -114,19 +121,29 @@ def promises(setting: str, draws: int, count: int, length: int, given: Sequence[
     ]
 
 
-def p_beyond(count: int, length: int, models: Sequence[Planted], rng: Rng) -> bool:
-    """Whether the test finds something beyond the token."""
+def p_beyond(count: int, length: int, models: Sequence[Planted], following: float, rng: Rng) -> float:
+    """Tests a sample for something beyond the token; NaN where no p is given."""
     torch.set_num_threads(1)
-    document, tokens, (x, y) = rows(rng, count, length, models)
-    return shares.p_beyond(shares.design(tokens, document, rng, twins=False), x, y) <= 0.05
+    document, tokens, (x, y) = rows(rng, count, length, models, following)
+    return shares.p_beyond(shares.design(tokens, document, twins=False), x, y)
 
 
-def tested(setting: str, kind: str, nominal: float, draws: int, models: Sequence[Planted]) -> list[Promise]:
+def rejects(draw: Callable[[Rng], float], rng: Rng) -> bool:
+    return draw(rng) <= 0.05
+
+
+def refuses(draw: Callable[[Rng], float], rng: Rng) -> bool:
+    return bool(np.isnan(draw(rng)))
+
+
+def of_p(
+    setting: str, kind: str, nominal: float, draws: int, models: Sequence[Planted], following: float = 0.0
+) -> list[Promise]:
     return [
         Promise(
             "p beyond the token, with budget", f"{count} documents of about {length} rows, {setting}",
             kind, nominal, draws,
-            partial(p_beyond, count, length, models),
+            partial(rejects, partial(p_beyond, count, length, models, following)),
         )
         for count, length in ((40, 8), (80, 8), (60, 20))
     ]  # fmt: skip
@@ -137,8 +154,19 @@ ALONE = planted(22, 0.8, 0.6, 0.0, 0.0)
 TWINS = planted(23, 0.4, 1.0, 0.8, 0.0)
 PROMISES = [
     *promises("token and context shared", 2000, 80, 8, (BOTH, ())),
+    *promises("the token alone shared, AR .5", 2000, 80, 8, (ALONE, ()), 0.5),
     *promises("the token alone shared", 2000, 80, 8, (ALONE, ())),
-    *tested("the token alone shared", "level", 0.05, 2000, ALONE),
-    *tested("token and context shared", "power", 0.8, 500, BOTH),
+    *of_p("the token alone shared", "level", 0.05, 2000, ALONE),
+    *of_p("the token alone shared, documents AR .4", "level", 0.05, 2000, ALONE, 0.4),
+    *of_p("the token alone shared, documents AR .8", "level", 0.05, 2000, ALONE, 0.8),
+    Promise(
+        "no p beyond the token, with budget",
+        "80 documents of about 8 rows, AR .8",
+        "power",
+        0.8,
+        500,
+        partial(refuses, partial(p_beyond, 80, 8, ALONE, 0.8)),
+    ),
+    *of_p("token and context shared", "power", 0.8, 500, BOTH),
     *promises("with untrained twins", 400, 80, 24, (BOTH, TWINS)),
 ]

@@ -135,7 +135,7 @@ def _check_ids(label: str, source: Source, highest: int | float) -> None:
 
 
 def _check_beginning(text: str, live: Mapping[str, Source], tokenizers: Mapping[str, Any]) -> None:
-    """As `_check_ids`, of the beginning of the text, by the tokenizers that are here."""
+    """Checks the ids of the beginning of the text as `_check_ids` does, by the tokenizers that are here."""
     for label, tokenizer in tokenizers.items():
         if not isinstance(tokenizer, Vocabulary):
             _check_ids(label, live[label], max(tokenizer(text, verbose=False)["input_ids"], default=0))

@@ -1,6 +1,7 @@
 """How programs and other packages add measures, models, data sets and studies, each by a decorator."""
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 
 Function = TypeVar("Function", bound=Callable)
+LABEL = re.compile("[a-z][a-z0-9_]*")
 NAME = "repsim_name"  # the attribute of a function that is a measure
 
 
@@ -22,11 +24,12 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
     with defaults; it returns a number. Where a part depends on one side alone, or all pairs can be had at once, let it
     return a `repsim_cli.measures.Pairwise` or `InnerProduct` of its settings instead, and take no x and y.
 
-    name: lower case, as in `repsim list measure`. larger_is_closer: whether a larger value is closer.
+    name: lower case letters, digits and _, as in `repsim list measure`.
+    larger_is_closer: whether a larger value is closer.
     claims: of `repsim_cli.measures.Card`, which chance, figures and checks rely on: label, bounds, symmetric,
         invariant_to, minimum_rows, source, ...; by default the weakest of each.
 
-    Raises BadInput for a name that is taken, or a claim that is none.
+    Raises BadInput for a name that is taken or none, a claim that is none, and a setting without a default.
 
     Example: register_measure("gap", larger_is_closer=False)(lambda x, y: (x.mean() - y.mean()).abs())
     """
@@ -40,6 +43,8 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
         "cost": "not known",
         "source": "none given",
     }
+    if not LABEL.fullmatch(name):
+        raise BadInput(f"register_measure: letters a to z, digits and _ make a name, got '{name}'; give another")
     try:
         card = Card(larger_is_closer=larger_is_closer, **{**weakest, **claims})
     except TypeError as error:
@@ -49,6 +54,8 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
     def decorate(function: Function) -> Function:
         parameters = [*inspect.signature(function).parameters.values()]
         settings = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
+        if unset := [each.name for each in settings if each.default is each.empty]:
+            raise BadInput(f"register_measure: a setting has a default, got {unset[0]} without; write {unset[0]}=VALUE")
 
         def bound(**given: Any) -> Measure:
             if len(settings) == len(parameters):
@@ -83,12 +90,14 @@ def _adding(room: Registry, name: str) -> Callable[[Function], Function]:
 
 
 def register_model(name: str) -> Callable[[Function], Function]:
-    """Makes a kind of model, `{kind: NAME}`, of a function of settings that returns a `repsim_cli.models.Source`."""
+    """Makes a kind of model, `{kind: NAME}`, of a function of settings that returns a
+    `repsim_cli.models.source.Source`."""
     return _adding(registry.models, name)
 
 
 def register_data(name: str) -> Callable[[Function], Function]:
-    """Makes a kind of data, `data.kind=NAME`, of a function of settings that returns a `repsim_cli.data.Text`."""
+    """Makes a kind of data, `data.kind=NAME`, of a function of settings that returns a
+    `repsim_cli.data.packing.Text`."""
     return _adding(registry.data, name)
 
 

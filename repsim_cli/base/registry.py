@@ -84,7 +84,7 @@ class Registry:
         self._entries[name] = Entry(name, function, card)
 
     def added(self) -> list[str]:
-        """The names from outside that this program has used or made so far."""
+        """Lists the names from outside that this program has used or made so far."""
         return sorted(self._load().keys() - self._own)
 
     def forget(self) -> None:
@@ -94,7 +94,7 @@ class Registry:
 
     @cached_property
     def plugins(self) -> Mapping[str, EntryPoint]:
-        """The names of other packages, which are not imported for it; where two have one name, the first has it."""
+        """Lists the names of other packages without importing these; where two have one name, the first has it."""
         points = sorted(entry_points(group=self._group), key=package_of, reverse=True) if self._group else ()
         return {point.name: point for point in points}
 
@@ -102,7 +102,7 @@ class Registry:
         return sorted({*self._load(), *self.plugins})
 
     def usable(self) -> list[str]:
-        """The names without those of plug-ins that cannot be loaded, each of which is warned of once."""
+        """Lists the names without those of plug-ins that cannot be loaded, and warns of each of these once."""
         known = {*self._broken}
         names = [name for name in self.names() if self._why_broken(name) is None]
         for name in self._broken.keys() - known:
@@ -111,7 +111,7 @@ class Registry:
 
     def get(self, name: str) -> Entry:
         """Raises BadInput with the near misses for an unknown name, or where a plug-in cannot be loaded."""
-        if name not in self.names():
+        if name not in self._load() and name not in self.plugins:
             raise BadInput(f"unknown {self.noun}, got '{name}'; {did_you_mean(name, self.names())}")
         if why := self._why_broken(name):
             raise BadInput(f"{why}; mend or uninstall it")
@@ -137,7 +137,7 @@ class Registry:
 
 
 def package_of(point: EntryPoint) -> str:
-    """The package that an entry point is of, with its version."""
+    """Names the package that an entry point is of, with its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
 from repsim_cli import __version__
 from repsim_cli.base import signals
@@ -16,7 +15,7 @@ from repsim_cli.base.documents import unwritable
 from repsim_cli.base.environment import COMMAND
 from repsim_cli.base.errors import BadInput, RepsimError, panic
 from repsim_cli.base.files import explained
-from repsim_cli.base.plain import escaped
+from repsim_cli.cli.parser import Parser
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.config.presets import GROUPS, UNSELECTED
 
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(error)
         code = 2 if isinstance(error, BadInput) else 1
     except KeyboardInterrupt:
-        resumed = RESUMED.get(words[0])
+        resumed = RESUMED.get(next(iter(words), ""))
         hint = f"; the same command with {resumed} resumes it" if resumed else ""
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"interrupted{hint}", aside=True)
@@ -81,21 +80,6 @@ def _check(words: Sequence[str]) -> None:
 def _command(module: str, name: str) -> Callable:
     """A command, whose module is imported when it is called: help needs none of them."""
     return lambda parsed: getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)(parsed)
-
-
-class Parser(argparse.ArgumentParser):
-    """Its errors show the words as `say` does; settings may follow each other (--set a=1 b=2)."""
-
-    def parsed(self, words: Sequence[str]) -> argparse.Namespace:
-        found, left = self.parse_known_args(words)
-        if left and hasattr(found, "set") and all("=" in word and not word.startswith("-") for word in left):
-            found.set, left = [*found.set, *left], []
-        if left:
-            self.error(f"unrecognized arguments: {' '.join(left)}")
-        return found
-
-    def error(self, message: str) -> NoReturn:
-        super().error(escaped(message))
 
 
 def parser() -> Parser:

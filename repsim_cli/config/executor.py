@@ -12,7 +12,8 @@ from repsim_cli.base.settings import Hardware
 PACKAGES = {"ray": "ray"}  # that an executor needs beside those of repsim
 COMMANDS = {"slurm": "sbatch"}  # that an executor calls
 PORTS = {  # what listens while a run lasts, by executor
-    "ray": "Ray listens on all interfaces of its machines, and runs code of whoever has the token (~/.ray/auth_token)",
+    "ray": "Ray listens on all interfaces of its machines, and runs code of whoever has the token (~/.ray/auth_token); "
+    "with RAY_AUTH_MODE=disabled, of everyone",
     "slurm": "none: workers and run write into the shared folder",
     "processes": "none",
 }

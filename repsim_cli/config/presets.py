@@ -84,7 +84,7 @@ def entries(group: str) -> dict[str, Any]:
 
 
 def _of_plugins(group: str) -> list[tuple[str, list[str]]]:
-    """The measures and data of other packages, which are not imported for it, each with its comment."""
+    """Lists the measures and data of other packages, each with a comment, without importing these."""
     room = {"measure": measures, "data": data}.get(group)
     points = room.plugins.items() if room is not None else ()
     return [(name, [f"# From the package {package_of(point)}"]) for name, point in points]

@@ -1,10 +1,8 @@
 """DictConfig -> a checked study, bound by the functions' signatures; all problems are reported at once, by key path."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,9 +11,9 @@ from pydantic import BaseModel, Field
 
 from repsim_cli.base import registry
 from repsim_cli.base.documents import interpolated, unwritable
-from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
+from repsim_cli.base.errors import BadConfig, Unreachable
 from repsim_cli.base.planning import checking
-from repsim_cli.base.settings import IN_BATCHES, WORDS, Extract, Hardware, Seed, Significance
+from repsim_cli.base.settings import Extract, Hardware, Seed, Significance
 from repsim_cli.config.analyses import bound_analyses
 from repsim_cli.config.binding import (
     MISSING,
@@ -33,6 +31,7 @@ from repsim_cli.config.binding import (
     validated,
 )
 from repsim_cli.config.executor import PORTS, check_executor
+from repsim_cli.config.extract import extract_of
 from repsim_cli.config.parts import ROLES, bound_models, every_measure, misplaced, out_of_reach, runnable, unread
 from repsim_cli.figures.frame import Figures, settings_of
 from repsim_cli.findings.analyse import card_of, chosen
@@ -41,18 +40,6 @@ from repsim_cli.findings.claims import known
 from repsim_cli.report import tracking
 from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import GROUPS
-
-# tokens of `extract.length=auto`, and of a word, with punctuation, ends of documents and what is skipped
-SHORTEST, LONGEST, PER_WORD = 128, 512, 2.5
-# by unit, what `auto` means for language models: nothing hides what is shared, and rotations count for nothing
-# (benchmarks/remedies.py)
-USUAL: dict[str, Fields] = {
-    "token": {"skip": 4, "normalise": "directions"},
-    "word": {"skip": 2, "normalise": "directions"},
-}
-# `extract.sequences` and `extract.rows` where they are auto
-STRETCHES, SENTENCES, POOLED, ROWS = 64, 2048, 1024, 4096
-UNCHANGED: Fields = {"skip": 0, "normalise": "none"}
 
 
 class RunKeys(BaseModel):
@@ -146,7 +133,7 @@ class RunConfig:
             executor = self.keys.hardware.get("executor")
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
             plan = {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
-            if self.keys.study == "similarity" and settings_of(self.keys.figures).get("which") == "all":
+            if "maps" in self.analyses and settings_of(self.keys.figures).get("which") == "all":
                 from repsim_cli.engine.cost import drawing
 
                 plan["time, roughly"] |= drawing(len(self.models), len(plan["measures"]))
@@ -202,7 +189,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
         "model": lambda: expanded(problems, bound_models(problems, plain, unreached)),
         "measure": lambda: components(problems, "measure", {"measure": measured}, registry.measures, measure_function),
         "data": lambda: component(problems, "data", plain["data"], registry.data, data_function),
-        "extract": lambda: _extract(problems, notes, plain["extract"], bound, study.function),
+        "extract": lambda: extract_of(problems, notes, plain["extract"], bound, study.function),
         "significance": lambda: bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: bind(problems, "hardware", Hardware, plain["hardware"]),
         "seed": lambda: plain.get("seed"),
@@ -346,63 +333,9 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     return keys
 
 
-def _stretch(given: Fields) -> int:
-    """Tokens of a stretch of running text; of one sample of words about those of the words that are taken of each."""
-    match given:
-        case {"unit": "word", "estimate": "full", "rows": int(rows), "sequences": int(sequences)} if sequences > 0:
-            return min(max(int(PER_WORD * rows / sequences), SHORTEST), LONGEST)
-    return LONGEST
-
-
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
-
-
-def _extract(problems: list[str], notes: list[str], given: Fields, bound: Fields, study: Any) -> Extract | None:
-    """The settings of extraction, with `auto` resolved and a length that every model can read: the models of a
-    comparison have to read the same rows. bound: the models and data of the run; study: which remedies it takes, and
-    whether pairs of rows can be left out."""
-    from repsim_cli.models.source import Series, Source
-
-    models = bound.get("model", {})
-    running = bound.get("data") is not None and bound["data"].running
-    sentences = given.get("unit") in WORDS and not running
-    contexts: dict[str, int] = {}
-    for label, model in models.items():
-        with suppress(BadInput):  # of a broken checkpoint, which the study names
-            source = model.checkpoints[-1].open() if isinstance(model, Series) else model
-            if isinstance(source, Source) and source.modality == "text":
-                contexts[label] = sys.maxsize if source.context is None else source.context
-    shortest = min(contexts, key=contexts.__getitem__, default=None)
-    most = sys.maxsize if shortest is None else contexts[shortest]
-    usual = USUAL.get(str(given.get("unit")), {}) if len(contexts) == len(models) else {}
-    automatic = {
-        "sequences": SENTENCES if sentences else STRETCHES if given.get("unit") in ("token", *WORDS) else POOLED,
-        "rows": ROWS if given.get("unit") in ("token", *WORDS) else POOLED,
-        "batch_rows": Extract.batch_rows,
-        "at_most": [key for key in ("sequences", "rows", "batch_rows") if given.get(key) == "auto"],
-        "pairs": "auto" if study.takes_pairs else "all",
-        **{key: usual.get(key, none) if key in study.takes_remedies else none for key, none in UNCHANGED.items()},
-    }
-    given = given | {key: x for key, x in automatic.items() if given.get(key) == "auto"}
-    if given.get("length") == "auto":
-        given["length"] = min(_stretch(given) if running else LONGEST, most)
-    extract = bind(problems, "extract", Extract, given)
-    if extract is None:
-        return None
-    if extract.estimate in IN_BATCHES and extract.rows != ROWS and "rows" not in extract.at_most:
-        notes.append(
-            f"extract.rows: of extract.estimate=full alone, got {extract.rows} with {extract.estimate}, which takes "
-            "all rows; set extract.estimate=full, or read less text with extract.sequences"
-        )
-    if extract.length <= most:
-        return extract
-    notes.append(
-        f"extract.length: lowered from {extract.length} to {most} tokens, the context of '{shortest}'; "
-        "all models read the same rows"
-    )
-    return replace(extract, length=most)

@@ -202,5 +202,6 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
 
 def _of_text(types: Any) -> list[Callable[[Any], bool]]:
     """Tells types of columns that may hold text; in some files it is bytes."""
-    names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
-    return [getattr(types, f"is_{name}") for name in names]
+    names = (f"is_{size}{kind}" for kind in ("string", "binary") for size in ("", "large_"))
+    views = (f"is_{kind}_view" for kind in ("string", "binary"))
+    return [getattr(types, name) for name in (*names, *views) if hasattr(types, name)]  # views came later

@@ -220,6 +220,13 @@ def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple
     lacking = sum(row[BUDGET_COLUMNS.index(shares.VALUE)] is None for row in split)
     if lacking:
         run.warn(f"significance.budget: {lacking} of {len(split)} pairs of layers have no variance over documents")
+    tested = [row for row in split if row[BUDGET_COLUMNS.index(shares.VALUE)] is not None]
+    if untested := sum(row[-1] is None for row in tested):
+        run.warn(
+            f"significance.budget: nothing is tested beyond the token in {untested} of {len(tested)} pairs of layers: "
+            "rows of one token are all alike in a layer, or documents that follow each other are alike on both sides; "
+            "give more documents"
+        )
     tables = {
         **({BUDGET: Table(columns=BUDGET_COLUMNS, rows=split)} if split else {}),
         **({BY_TOKEN: Table(columns=BY_TOKEN_COLUMNS, rows=shared)} if shared else {}),
@@ -260,9 +267,8 @@ class Parts:
     def of(cls, taken: Sample, rows: Rows, fresh: Rows | None) -> "Parts":
         models = taken.read.models
         twins = {label: twin_of(models, label) for label in models}
-        rng = np.random.default_rng([taken.read.seed, len(taken.tokens)])
         several = linear(taken.read) and any(twin is not None for twin in twins.values())
-        return cls(taken, shares.design(taken.tokens, taken.documents, rng, twins=several), rows, fresh, twins, {})
+        return cls(taken, shares.design(taken.tokens, taken.documents, twins=several), rows, fresh, twins, {})
 
     def row(self, pair: Pair, x: Tensor, y: Tensor) -> list[float | None]:
         """The shares of BUDGET_PARTS, half of the width of their intervals, and p of the test beyond the token."""

@@ -66,10 +66,8 @@ def beside(
         found: dict[Key, Tensor] = {}
         if batch >= BATCHES:
             return found
-        rows, of_rows = (
-            comparison.numbers(batch),
-            {"labels": labels(batch), "documents": comparison.documents_apart(batch)},
-        )
+        rows = comparison.numbers(batch)
+        of_rows = {"labels": labels(batch), "documents": comparison.documents_apart(batch)}
         for what, codes in known.items():
             xs = [x.to(device) for x in tables(codes[rows], width, [comparison.seed, batch])]
             for label, measure in measures.items():

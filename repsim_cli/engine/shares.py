@@ -17,12 +17,15 @@ that is, beyond linear read-outs of untrained models.
 
 The estimate. Covariances are means over pairs of rows of different documents, of one token for the rest, so that
 effects of documents do not enter. Inner products are taken between disjoint sets of documents: C of a fold with C_k of
-the other folds, which has no bias. Read-outs of x, of y, the covariance of features and C are each from a fold of their
-own. Intervals are Student's t from a jackknife that leaves out groups of documents.
+the other folds, which has no bias. Folds and groups are stretches of documents that follow each other: neighbours may
+be alike on both sides, and folds at random would have that in common. Read-outs of x, of y, the covariance of features
+and C are each from a fold of their own. Intervals are Student's t from a jackknife that leaves out groups of documents.
 
 The test of the rest. Under its null nothing is shared among rows of one token, whatever documents share: the covariance
 within a token of half of the documents is the direction, and that of the other half along it has mean 0. Its jackknife
-t, one-sided, is a cross U-statistic (Shekhar et al. 2023), which needs no exchange of rows.
+t, one-sided, is a cross U-statistic (Shekhar et al. 2023), which needs no exchange of rows. It is not given where
+documents stay alike for so long, on both sides, that the covariance of their effects has more than MOST times the
+variance that independent ones would give it.
 """
 
 import math
@@ -37,9 +40,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from repsim_cli.engine.validity import lasting
+
 FOLDS, GROUPS = 4, 20  # of documents; groups are within folds
 LEAST = 40  # documents, from which on intervals cover
 CONSTANT = 1e-5  # of the variance, that rows of one token may differ by rounding
+MOST = 1.5
 EACH = 10  # pairs of rows beyond the number of tokens for each feature that is read out
 VALUE, TOKEN, REST, ALONE = "value", "token", "rest", "alone"
 UNTRAINED, LEARNED = "untrained", "learned"
@@ -165,14 +171,17 @@ def _means(columns: Float[Tensor, "c 5"], squared: Float[Tensor, " c"]) -> tuple
 class Design(NamedTuple):
     """How the rows of a sample are split. folds: each fold of documents; others: all but it. groups: of documents, by
     fold. read: by fold the cells of its partnered rows, and those without each of its groups. alone: the share of rows
-    without a partner. halves: the documents of a test, those that give its direction first."""
+    without a partner. halves: the documents of a test, those that give its direction first. tokens, documents: of all
+    rows."""
 
     folds: Sequence[Fold]
     others: Sequence[Fold]
-    groups: Sequence[Sequence[int]]
+    groups: Sequence[np.ndarray]
     read: Sequence[Mapping[int, Cells]]
     alone: float
     halves: tuple[Fold, Fold]
+    tokens: Codes
+    documents: Codes
 
     @property
     def features(self) -> int:
@@ -184,14 +193,11 @@ class Design(NamedTuple):
 WHOLE = -1  # beside the numbers of groups: without none
 
 
-def design(tokens: Codes, documents: Codes, rng: np.random.Generator, *, twins: bool = True) -> Design:
-    """Splits rows at random by their documents, numbered from 0, of which there are LEAST or more. tokens: by row.
-    twins: whether features of twins will be read out."""
-    order = rng.permutation(documents.max() + 1)
-    groups, half, of_half = (
-        (number % size)[documents] for number, size in ((order, GROUPS), (order, 2), (order // 2, GROUPS))
-    )
-    of_fold = [list(range(k, GROUPS, FOLDS)) for k in range(FOLDS)]
+def design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Design:
+    """Splits rows by their documents, numbered from 0 in the order of the text, of which there are LEAST or more.
+    tokens: by row. twins: whether features of twins will be read out."""
+    groups = _stretches(documents, GROUPS)
+    of_fold = np.split(np.arange(GROUPS), FOLDS)
     inside = [np.isin(groups, of) for of in of_fold]
     parts = [[fold(np.flatnonzero(rows), tokens, documents, groups) for rows in (each, ~each)] for each in inside]
     folds, others = zip(*parts, strict=True)
@@ -201,8 +207,15 @@ def design(tokens: Codes, documents: Codes, rng: np.random.Generator, *, twins: 
         if twins
     ]
     alone = float(np.mean([len(each.alone.rows) / each.alone.total for each in others]))
-    direction, judged = (fold(np.flatnonzero(half == each), tokens, documents, of_half) for each in (0, 1))
-    return Design(folds, others, of_fold, read, alone, (direction, judged))
+    within = _stretches(documents, 2 * GROUPS)
+    halves = [np.flatnonzero(within // GROUPS == each) for each in (0, 1)]
+    direction, judged = (fold(half, tokens, documents, within % GROUPS) for half in halves)
+    return Design(folds, others, of_fold, read, alone, (direction, judged), tokens, documents)
+
+
+def _stretches(documents: Codes, count: int) -> Codes:
+    """Numbers, by row, so many stretches of about equally many documents."""
+    return documents * count // (documents.max() + 1)
 
 
 def inner(given: Design, x: Rows, y: Rows) -> Float[np.ndarray, "3 g"]:
@@ -255,9 +268,10 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
 
 
 def p_beyond(given: Design, x: Rows, y: Rows) -> float:
-    """Tests whether x and y share something beyond the token; NaN where rows of one token are all alike."""
+    """Tests whether x and y share something beyond the token; NaN where rows of one token are all alike, or documents
+    that follow each other are, so that they count as too few."""
     direction, judged = given.halves
-    if not (_varies(direction, x) and _varies(direction, y)):
+    if not (_varies(direction, x) and _varies(direction, y)) or _inflated(given, x, y) > MOST:
         return math.nan
     whole, *left = products(judged.within, x, y, covariance(direction.within, x, y))
     error = _error(np.array(left))
@@ -269,6 +283,22 @@ def _varies(given: Fold, x: Rows) -> bool:
     seen = x @ torch.randn(x.shape[1], 4, generator=torch.Generator().manual_seed(0)).to(x)
     within, whole = (float(covariance(cells, seen, seen).trace()) for cells in (given.within, given.whole))
     return within > CONSTANT * whole
+
+
+def _inflated(given: Design, x: Rows, y: Rows) -> float:
+    """Estimates how much larger the variance of a covariance of effects of documents is than of independent ones: by
+    Bartlett's formula from how alike documents are that are so far apart in the text, within tokens."""
+    alike = [lasting(_effects(given, z)) for z in (x, y)]
+    return 1 + 2 * float((alike[0] * alike[1]).sum())
+
+
+def _effects(given: Design, x: Rows) -> Float[Tensor, "d p"]:
+    """Averages by document what rows differ by from the mean of their token."""
+    tokens, documents = (torch.from_numpy(each) for each in (given.tokens, given.documents))
+    x = x.double()
+    x = x - (_sums(x, tokens) / tokens.bincount().clamp_min(1)[:, None])[tokens]
+    means = _sums(x, documents) / documents.bincount()[:, None]
+    return means - means.mean(0)
 
 
 def _error(without: Float[np.ndarray, " g"]) -> float:

@@ -61,12 +61,12 @@ def dependence(
             beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
             found[FOUND.index(name)] += beyond.cpu()
         found[FOUND.index("twice"), 0] += _copies(means[:MOST], variance / k)
-        found[FOUND.index("lags"), 0] = max(float(found[FOUND.index("lags"), 0]), _lasting(means))
+        found[FOUND.index("lags"), 0] = max(float(found[FOUND.index("lags"), 0]), float(lasting(means).square().sum()))
     return found
 
 
-def _lasting(means: Float[Tensor, "k d"]) -> float:
-    """Sums the squared correlations of documents up to a quarter of their number apart.
+def lasting(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
+    """Finds how alike documents are that are 1, 2, ... apart, up to a quarter of their number; 0 where they are not.
 
     Centred on their own mean, documents that stay alike for long seem less alike, by what those further apart fall
     below zero: it is added again.
@@ -76,7 +76,7 @@ def _lasting(means: Float[Tensor, "k d"]) -> float:
     apart = torch.fft.irfft(spectrum, n=2 * k)[: k // 2 + 1] / torch.arange(k, k - k // 2 - 1, -1).to(means)
     beyond = apart[k // 4 + 1 :]
     apart = apart - (beyond.mean().clamp_max(0) if len(beyond) else 0)
-    return float((apart[1 : k // 4 + 1].clamp_min(0) / apart[0]).square().sum())
+    return apart[1 : k // 4 + 1].clamp_min(0) / apart[0]
 
 
 def _copies(means: Float[Tensor, "k d"], variance: Tensor) -> float:

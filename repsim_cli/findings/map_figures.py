@@ -26,11 +26,12 @@ from repsim_cli.figures.heatmap import (
 from repsim_cli.figures.panels import listed, path
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import answering, closest_columns
+from repsim_cli.findings.answering import answering, closest_columns, two_models
 from repsim_cli.findings.chance import level_in
 from repsim_cli.findings.distances import tree
 from repsim_cli.findings.layers import in_order
 from repsim_cli.findings.multiples import MOST_PAIRS
+from repsim_cli.findings.sentences import NOTHING, is_chance
 from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
 
 
@@ -103,7 +104,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     if len(models) == 2 and values:
         first, second = (np.arange(ends[k], ends[k + 1]) for k in (0, 1))
         line = closest_columns(raw[np.ix_(first, second)], larger)
-        seen = answering((models[0], models[1]), layers[models[0]], layers[models[1]], line)
+        seen = _seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], line)
     figure, _ = _measured(measured, drawn, labels, labels, seen=seen, starts=starts)
     for number, each in enumerate(pair(figure)):
         if mixed:
@@ -207,7 +208,7 @@ def _pair(
     written = values.size <= WRITTEN
     seen = f"{models[0]}: how alike its layers are"
     if line:
-        seen = answering(models, down, across, line)
+        seen = _seen(run, measured, models, down, across, line)
         seen += f"\n{'framed' if written else 'line'}: the closest of {models[1]}"
     figure, axes = _measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
     path(axes, line, outlined=written)
@@ -217,6 +218,21 @@ def _pair(
         each.set_xlabel(models[1] + (f"\n{said}" if said else ""), parse_math=False)
     _diagnose(run, figure, [(models[1], layer) for layer in across])
     return figure
+
+
+def _seen(
+    run: Finished,
+    measured: Measured,
+    models: tuple[str, str],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    closest: Sequence[int | None],
+) -> str:
+    """Says which layers of two models answer to each other, or that chance would give as much."""
+    found = two_models(measured, run.array, *models)
+    if found and is_chance(measured, found[0]):
+        return f"{models[0]} and {models[1]} {NOTHING}"
+    return answering(models, rows, columns, closest)
 
 
 FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}

@@ -44,7 +44,7 @@ def _said(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]])
     numbers = " and ".join(f"{value:{digits}} {_at(word(layer))}" for layer, value in dict(shown).items())
     numbers += "" if sides.same_layers else f" of {sides.first}"
     said = f"are {trend}" if trend else f"are most alike {_at(word(near[0][0]))}"
-    if _is_chance(measured, sides):
+    if is_chance(measured, sides):
         said = NOTHING
     by = "" if measured.larger_is_closer else " (smaller is closer)"
     beside = [_by_chance(measured, sides)]
@@ -80,7 +80,7 @@ def beyond(measured: Measured, cells: int) -> float | None:
     return NormalDist().inv_cdf(1 - LEVEL / cells) * spread if spread and cells else None
 
 
-def _is_chance(measured: Measured, sides: Sides) -> bool:
+def is_chance(measured: Measured, sides: Sides) -> bool:
     """Tells whether no pair of layers is closer than the closest of so many random pairings of the rows would be."""
     limit = beyond(measured, sides.values.size)
     if sides.chance is None or limit is None:

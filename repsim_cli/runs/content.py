@@ -32,9 +32,9 @@ ANSWERS = (WHERE, SAME, MADE_OF)
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")
 P_BEYOND = "p beyond the token"
-BUDGET_COLUMNS = ["model a", "model b", "layer a", "layer b", *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS)]
-BUDGET_COLUMNS.append(P_BEYOND)
-BY_TOKEN_COLUMNS = ["measure", *BUDGET_COLUMNS[:4], "value", CHANCE, "same token", "other tokens"]
+OF_LAYERS = ["model a", "model b", "layer a", "layer b"]
+BUDGET_COLUMNS = [*OF_LAYERS, *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS), P_BEYOND]
+BY_TOKEN_COLUMNS = ["measure", *OF_LAYERS, "value", CHANCE, "same token", "other tokens"]
 
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
 DIAGNOSTICS, PLACES = "diagnostics of layers", 8

@@ -117,9 +117,27 @@ def test_a_function_of_a_program_is_a_measure():
     ("name", "claims", "said"),
     [
         ("cka", {}, "measure: a name of repsim's own, got 'cka'; give another"),
+        ("Two words", {}, "register_measure: letters a to z, digits and _ make a name, got 'Two words'; give another"),
         ("mine", {"lable": "x"}, "register_measure: not a claim of a measure .*, got lable"),
     ],
 )
 def test_what_cannot_be_registered(name, claims, said):
     with pytest.raises(repsim_cli.BadInput, match=said):
         repsim_cli.register_measure(name, larger_is_closer=True, **claims)(lambda x, y: 1.0)
+
+
+def test_a_setting_without_a_default_cannot_be_registered():
+    def scaled(x, y, *, by):
+        return by
+
+    with pytest.raises(repsim_cli.BadInput, match="a setting has a default, got by without; write by=VALUE"):
+        repsim_cli.register_measure("scaled", larger_is_closer=True)(scaled)
+
+
+def test_a_value_that_is_no_number_ends_the_run():
+    @repsim_cli.register_measure("nothing", larger_is_closer=True)
+    def nothing(x, y):
+        return float("nan")
+
+    with pytest.raises(repsim_cli.RunFailed, match="nothing"):
+        repsim_cli.compare({"a": np.eye(30), "b": np.eye(30)}, measures=[nothing])

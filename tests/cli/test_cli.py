@@ -355,10 +355,8 @@ def test_how_a_label_with_a_dot_is_written(repsim):
     for label in ("Qwen2.5-7B", "Qwen2.5", "v1.2.3"):
         code, out, err = repsim("run", "dry_run=true", "model=[]", f"+model.{label}={{kind: shipped, name: tiny_a}}")
         assert (code, out) == (2, "")
-        assert (
-            f"got '{label}'; write '+model={{{label}: {{kind: " in err
-            or f"name: tiny_a}}; write '+model={{{label}" in err
-        )
+        said = f"got +model.{label}={{kind: shipped, name: tiny_a}}" if "-" in label else f"got '{label}'"
+        assert f"{said}; write '+model={{{label}: {{kind: " in err
         assert len(err.splitlines()) == 1
         given = f"+model={{{label}: {{kind: shipped, name: tiny_a}}}}"
         code, out, err = repsim("run", "dry_run=true", "model=[]", given)

@@ -56,8 +56,8 @@ def test_covariances_are_means_over_pairs_of_different_documents(part):
 
 
 def test_shares_add_up_to_the_value():
-    rng, document, token, x, y = drawn(5, documents=60)
-    design = shares.design(token, document, rng)
+    _, document, token, x, y = drawn(5, documents=60)
+    design = shares.design(token, document)
     features = shares.directions(design, [x, y])
     assert features.shape[1] == 2 * max(1, design.features // 2)
     norms = shares.norm(design, x), shares.norm(design, y)
@@ -82,7 +82,7 @@ def test_planted_shares():
 def test_two_tables_share_the_token_alone():
     rng, document, token, x, y = drawn(7, documents=80)
     x, y = (torch.from_numpy(rng.normal(size=(30, 6)))[token] for _ in range(2))
-    design = shares.design(token, document, rng, twins=False)
+    design = shares.design(token, document, twins=False)
     parts = shares.split(shares.inner(design, x, y))
     assert parts["rest"] == pytest.approx(np.zeros(1 + shares.GROUPS), abs=1e-12)
 
@@ -105,12 +105,12 @@ def test_p_is_of_what_is_shared_beyond_the_token():
     def p(models, seed):
         rng = np.random.default_rng(seed)
         document, token, (x, y) = levels_budget.rows(rng, 40, 8, models)
-        return shares.p_beyond(shares.design(token, document, rng, twins=False), x, y)
+        return shares.p_beyond(shares.design(token, document, twins=False), x, y)
 
     assert max(p(levels_budget.BOTH, seed) for seed in range(3)) < 0.001
     assert min(p(levels_budget.ALONE, seed) for seed in range(3)) > 0.05
     rng, document, token, x, y = drawn(5)
     table = torch.from_numpy(rng.normal(size=(30, 4)))[token]
-    design = shares.design(token, document, rng)
+    design = shares.design(token, document)
     assert np.isnan(shares.p_beyond(design, table, y))
     assert shares.p_beyond(design, table + 0.1 * x, y) < 0.001
