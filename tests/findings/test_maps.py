@@ -6,7 +6,9 @@ import shutil
 import numpy as np
 import pytest
 from helpers.small_run import SMALL
+from PIL import Image
 
+import repsim_cli
 from repsim_cli.figures.heatmap import pair
 from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
 from repsim_cli.findings import map_figures
@@ -163,3 +165,20 @@ def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path
     assert chance_in(run, measured, values, ["a", "a"], ["b", "b"]) == (None, "")
     level, _ = chance_in(run, measured, values, ["a", "b"], ["a", "b"])
     assert (level.low, level.high) == (1.0, 2.0)
+
+
+def test_a_title_says_where_chance_gives_as_much(repsim, tmp_path):
+    """Of two unrelated models, no layers answer to each other."""
+    rng, documents = np.random.default_rng(4), np.repeat(np.arange(30), 10)
+
+    def model():
+        effects = rng.normal(size=(30, 12))[documents]
+        return {f"layer_{i}": effects @ rng.normal(size=(12, 16)) + rng.normal(size=(300, 16)) for i in range(3)}
+
+    settings = {"extract.estimate": "full", "cache": False}
+    compared = {"a": model(), "b": model()}
+    found = repsim_cli.compare(compared, documents=documents, measures=["cka_unbiased"], settings=settings)
+    found.save(tmp_path / "run")
+    assert repsim("plot", tmp_path / "run")[0] == 0
+    with Image.open(tmp_path / "run" / "figures" / "cka_unbiased-00-01-a-b.png") as image:
+        assert image.info["Title"] == "a and b have nothing in common beyond chance"
