@@ -1,17 +1,20 @@
 """Components by name: the name in the registry is the YAML `kind` or file, the JSON key and the axis label.
 
-Functions register themselves by decorator; a registry imports its files when it is first asked for a name, so that
-nothing heavy loads at start-up. Other packages add names by entry points, and are imported when such a name is used.
+Functions register themselves by decorator. A registry reads in its files which name is registered where, and imports a
+file when one of its names is used, so that a command loads what it uses. Other packages add names by entry points, and
+are imported when such a name is used.
 """
 
 import difflib
 import importlib
 import logging
 import pkgutil
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from repsim_cli.base.errors import BadInput
@@ -45,7 +48,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class Registry:
     """Names, each with a function and, for measures, a card, from the files of the package that match the patterns.
 
-    entries: the group of entry points by which other packages add names, as `repsim.measures`; empty where they cannot.
+    entries: the group of entry points by which other packages add names, as `repsim.measures`, where the package's own
+    files say `@measures.register("NAME"`; empty where they do neither.
     """
 
     def __init__(self, noun: str, *patterns: str, entries: str = ""):
@@ -53,43 +57,48 @@ class Registry:
         self.patterns = patterns
         self._group = entries
         self._entries: dict[str, Entry] = {}
-        self._loaded, self._own = False, frozenset[str]()
         self._broken: dict[str, str] = {}  # plug-ins, by name, and why
 
     def register(self, name: str, card: Any = None) -> Callable[[Registered], Registered]:
         def decorate(function: Registered) -> Registered:
-            if name in self._entries:
+            own = vars(self).get("_own", {}).get(name)  # it may be imported later
+            if name in self._entries or own not in (None, "", function.__module__):
                 raise ValueError(f"{self.noun} '{name}' is registered twice")
             self._entries[name] = Entry(name, function, card)
             return function
 
         return decorate
 
-    def _load(self) -> dict[str, Entry]:
-        if not self._loaded:
-            for module in [module for pattern in self.patterns for module in matching(pattern)]:
+    @cached_property
+    def _own(self) -> Mapping[str, str]:
+        """The package's own names, each with the module that registers it. A module that does not say its names in so
+        many words is imported for them ("")."""
+        found: dict[str, str] = {}
+        word = self._group.rpartition(".")[2]
+        said = re.compile(rf'^ *@(?:\w+\.)?{word}\.register\(\s*(?:"([^"]+)")?', re.MULTILINE)
+        for module, file in [each for pattern in self.patterns for each in matching(pattern)]:
+            names = said.findall(file.read_text("utf-8")) if word else [""]
+            if not all(names):
                 importlib.import_module(module)
-            self._loaded, self._own = True, frozenset(self._entries)
-            for name in sorted(self._own & self.plugins.keys()):
-                log.warning(
-                    "%s: its %s '%s' is left out, repsim has one", package_of(self.plugins[name]), self.noun, name
-                )
-        return self._entries
+            found |= dict.fromkeys(filter(None, names), module)
+        own = dict.fromkeys(self._entries, "") | found
+        for name in sorted(own.keys() & self.plugins.keys()):
+            log.warning("%s: its %s '%s' is left out, repsim has one", package_of(self.plugins[name]), self.noun, name)
+        return own
 
     def add(self, name: str, function: Callable[..., Any], card: Any = None) -> None:
         """Adds a name from outside, or replaces one. Raises BadInput for one of the package's own."""
-        self._load()
         if name in self._own:
             raise BadInput(f"{self.noun}: a name of repsim's own, got '{name}'; give another")
         self._entries[name] = Entry(name, function, card)
 
     def added(self) -> list[str]:
         """Lists the names from outside that this program has used or made so far."""
-        return sorted(self._load().keys() - self._own)
+        return sorted(self._entries.keys() - self._own.keys())
 
     def forget(self) -> None:
         """Drops the names from outside."""
-        if self._loaded:
+        if "_own" in vars(self):
             self._entries = {name: entry for name, entry in self._entries.items() if name in self._own}
 
     @cached_property
@@ -99,7 +108,7 @@ class Registry:
         return {point.name: point for point in points}
 
     def names(self) -> list[str]:
-        return sorted({*self._load(), *self.plugins})
+        return sorted({*self._own, *self._entries, *self.plugins})
 
     def usable(self) -> list[str]:
         """Lists the names without those of plug-ins that cannot be loaded, and warns of each of these once."""
@@ -110,26 +119,29 @@ class Registry:
         return names
 
     def get(self, name: str) -> Entry:
-        """Raises BadInput with the near misses for an unknown name, or where a plug-in cannot be loaded."""
-        if name not in self._load() and name not in self.plugins:
+        """Imports what registers the name. Raises BadInput with the near misses for an unknown one, or where a plug-in
+        cannot be loaded."""
+        if name not in self.names():
             raise BadInput(f"unknown {self.noun}, got '{name}'; {did_you_mean(name, self.names())}")
+        if name not in self._entries and name in self._own:
+            importlib.import_module(self._own[name])
         if why := self._why_broken(name):
             raise BadInput(f"{why}; mend or uninstall it")
         return self._entries[name]
 
     def _why_broken(self, name: str) -> str | None:
         """Imports what a plug-in's name stands for, once; says why this cannot be done."""
-        if name in self._load() or name in self._broken:
+        if name in self._own or name in self._entries or name in self._broken:
             return self._broken.get(name)
         before = {*self._entries}
         point = self.plugins[name]
         try:
             point.load()
-            strange = self._entries.keys() - before - self.plugins.keys()
+            strange = self._entries.keys() - before - self.plugins.keys() - self._own.keys()
             if name not in self._entries or strange:
                 raise LookupError(f"it registers {', '.join(sorted(strange)) or 'nothing of this name'}")
         except Exception as error:  # whatever the code of others may raise
-            for added in self._entries.keys() - before:
+            for added in self._entries.keys() - before - self._own.keys():
                 del self._entries[added]
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             self._broken[name] = f"{package_of(point)}: its {self.noun} '{name}' cannot be loaded, got {reason}"
@@ -141,15 +153,14 @@ def package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
-def matching(pattern: str, package: str = HERE) -> Iterator[str]:
-    """The modules whose files below a package match, such as `models/*.py`."""
+def matching(pattern: str, package: str = HERE) -> Iterator[tuple[str, Path]]:
+    """The modules whose files below a package match, such as `models/*.py`, with these files."""
     first, _, rest = pattern.partition("/")
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
-        name = f"{package}.{module.name}"
-        if rest and module.ispkg and fnmatch(module.name, first):
-            yield from matching(rest, name)
-        elif not (rest or module.ispkg) and fnmatch(f"{module.name}.py", first):
-            yield name
+    for finder, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if rest and is_package and fnmatch(name, first):
+            yield from matching(rest, f"{package}.{name}")
+        elif not (rest or is_package) and fnmatch(f"{name}.py", first):
+            yield f"{package}.{name}", Path(getattr(finder, "path", "")) / f"{name}.py"
 
 
 data = Registry("data kind", "data/*.py", entries="repsim.data")

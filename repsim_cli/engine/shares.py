@@ -35,7 +35,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
-import scipy.stats
+import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor

@@ -171,6 +171,8 @@ def claim(
 
 def known(names: Sequence[str]) -> list[Claim]:
     """The claims of these names. Raises BadConfig with all that do not exist."""
+    if not names:
+        return []
     claims: Mapping[str, Claim] = {name: registry.claims.get(name).card for name in registry.claims.names()}
     if unknown := [name for name in names if name not in claims]:
         raise BadConfig([f"claims: unknown claim, got '{name}'; {did_you_mean(name, claims)}" for name in unknown])

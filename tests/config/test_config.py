@@ -482,7 +482,7 @@ def toy(monkeypatch):
         def __init__(self, *, outer: Outer, other: Inner | None = None):
             self.outer, self.other = outer, other
 
-    monkeypatch.setitem(registry.studies._load(), "toy", registry.Entry("toy", Toy, None))
+    monkeypatch.setitem(registry.studies._entries, "toy", registry.Entry("toy", Toy, None))
 
     def bound(*options):
         return validate(composed("study=toy", *(f"+options.{option}" for option in options))).study

@@ -417,7 +417,7 @@ def rows(*, shift: float = 0.0):
 
 def test_a_measure_that_names_another_follows_its_code(edited, monkeypatch, tmp_path):
     """In its settings, at any depth, or in its code."""
-    monkeypatch.setattr(registry.measures, "_entries", {**registry.measures._load()})
+    monkeypatch.setattr(registry.measures, "_entries", {**registry.measures._entries})
     (tmp_path / "composed.py").write_text(COMPOSED)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("composed")

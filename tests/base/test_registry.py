@@ -1,0 +1,55 @@
+"""Names are found in files without importing these, and what a run does not use is not loaded."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+from repsim_cli.base import registry
+
+BY_WORD = [part for part in vars(registry).values() if isinstance(part, registry.Registry) and part._group]
+# what a comparison of CKA loads of the measures
+MEASURES = [
+    "base",
+    "cards",
+    "centring",
+    "distance_ranks",
+    "documents",
+    "hsic",
+    "inner",
+    "moments",
+    "nearest",
+    "platonic",
+    "rank",
+    "rdm",
+    "room",
+]
+
+
+@pytest.mark.parametrize("known", BY_WORD, ids=lambda known: known.noun)
+def test_files_say_the_names_that_they_register(known):
+    for pattern in known.patterns:
+        for module, _ in registry.matching(pattern):
+            importlib.import_module(module)
+    registered = {name: entry.function.__module__ for name, entry in known._entries.items()}
+    assert {(name, module) for name, module in known._own.items() if module} <= registered.items()
+    assert {name for name, module in registered.items() if module.startswith("repsim_cli.")} <= known._own.keys()
+
+
+def test_a_run_loads_what_it_uses():
+    script = (
+        "import json, sys\nfrom repsim_cli.cli import main\n"
+        "try: main(['run', 'experiment=tiny/pythia_cka', 'dry_run=true'])\nexcept SystemExit as end: assert not end.code\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    loaded = json.loads(ended.stdout.splitlines()[-1])
+    assert not {"scipy.stats", "sklearn", "matplotlib", "transformers.trainer"} & {*loaded}
+    own = [name.removeprefix("repsim_cli.") for name in loaded if name.startswith("repsim_cli.")]
+    assert {name for name in own if name.startswith("measures.")} <= {f"measures.{name}" for name in MEASURES}
+    parts = [name for name in own if name.startswith("studies.") and name.endswith((".study", ".train", ".model"))]
+    assert parts == ["studies.similarity.study"]
+    assert not [name for name in own if name.startswith("training.")]
