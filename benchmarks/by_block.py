@@ -1,7 +1,7 @@
 """A language model of 7B parameters on a machine with 6 GB: repsim's pass by block, and accelerate's offload to disk.
 
 Command: python benchmarks/by_block.py FOLDER [BATCHES]     (root; FOLDER gets 13.5 GB of weights, deleted at the end)
-         python benchmarks/by_block.py FOLDER verify [BLOCKS]    (root; FOLDER gets 27 GB)
+         python benchmarks/by_block.py FOLDER verify [BLOCKS] [WORD ...]    (root; FOLDER gets 14.5 GB)
 
 Writes a Llama of the 7B shape in bfloat16 and measures what no run can avoid: the arithmetic of its blocks with weights
 in memory, and one sequential read of the files. Then it runs, each in a cgroup (v1) of 6 GB that holds its page cache
@@ -11,7 +11,8 @@ too, and each with none of the weights in the page cache:
   the same from a folder of plain files, whose hash is not known;
   the same tokens through the model whose weights accelerate leaves on the disk (device_map "disk").
 With `verify`: `repsim verify` of such a model of 32 blocks (or BLOCKS) with a head and of its copy, in which one weight
-of the block in the middle is another.
+of the block in the middle is another; shards that are the same are one file on the disk. WORD: more of the command, as
+--quick.
 Prints per process: bytes read from the disk, in multiples of the weights; the most anonymous memory; CPU and wall time;
 and the stages of a run that take more than a second.
 """
@@ -211,22 +212,23 @@ def measure(name: str, command: list[str], weights: Path, scratch: Path, *more: 
     )
 
 
-def verified(folder: Path, blocks: int) -> None:
-    """A model and its copy with another weight, by `repsim verify`."""
+def verified(folder: Path, blocks: int = 32, *words: str) -> None:
+    """A model and its copy with another weight, by `repsim verify` with these words."""
     from safetensors.torch import load_file, save_file
 
     weights, other, scratch = folder / "llama-7b", folder / "llama-7b-copy", folder / "scratch"
     try:
         print(f"weights: {write(weights, blocks, head=True) / 1e9:.2f} GB; load before: {os.getloadavg()[0]:.1f}")
-        shutil.copytree(weights, other)
+        shutil.copytree(weights, other, copy_function=os.link)
         name = f"model.layers.{blocks // 2}.mlp.down_proj.weight"
         file = other / json.loads((other / "model.safetensors.index.json").read_text())["weight_map"][name]
         tensors = load_file(file)
         tensors[name][5, 7] += 1
+        file.unlink()
         save_file(tensors, file, metadata={"format": "pt"})
         del tensors
         command = [sys.executable, "-m", "repsim_cli", "verify", str(weights), str(other)]
-        command += ["--memory-gb", str(LIMIT / 1e9)]
+        command += ["--memory-gb", str(LIMIT / 1e9), *words]
         measure("repsim verify, by block", command, weights, scratch, other, ends=1)
     finally:
         for made in (weights, other, scratch):
@@ -252,6 +254,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "--offloaded":
         offloaded(*sys.argv[2:])
     elif sys.argv[2:3] == ["verify"]:
-        verified(Path(sys.argv[1]), int((*sys.argv[3:], "32")[0]))
+        verified(Path(sys.argv[1]), *map(int, sys.argv[3:4]), *sys.argv[4:])
     else:
         main(Path(sys.argv[1]), int((*sys.argv[2:], "8")[0]))

@@ -23,7 +23,7 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
-from repsim_cli.studies.verify.answer import DIFFERENT, Answer
+from repsim_cli.studies.verify.answer import DIFFERENT, Answer, ranges
 from repsim_cli.studies.verify.beside import beside, different_ids, of_ids
 from repsim_cli.studies.verify.dump import Dump, dump_files, read_dump
 from repsim_cli.studies.verify.inputs import PROBES, Batch
@@ -111,13 +111,15 @@ def _check(first: Any, second: Any, texts: Texts, quick: bool, layer_ids: Sequen
 
 
 def as_results(answer: Answer) -> Results:
-    """Writes the answer as the results of a run: a table of places, and all of it under `about`."""
+    """Writes the answer as the results of a run: tables of places and of inputs, and all of it under `about`."""
     columns = ["unit", "place", "kind", "relative error", "times its rounding", "inputs"]
     rows: list[list[Any]] = [
         [each.unit, each.here, each.kind, each.relative, each.times, ", ".join(each.inputs)]
         for each in answer.differences
     ]
     tables = {"differences": Table(columns=columns, rows=rows)} if rows else {}
+    tried = [[name, sum(name in each.inputs for each in answer.differences)] for name in answer.inputs]
+    tables["inputs tried"] = Table(columns=["input", "differences that it shows"], rows=tried)
     return Results(study="verify", tables=tables, about={"verify": {**answer.record(), "lines": answer.lines()}})
 
 
@@ -248,6 +250,9 @@ def _from_file(first: Saved, second: Opened, progress: Progress) -> Answer:
     notes = [
         "from a file: what is inside a part is compared on the first input alone, and no vocabulary beyond the inputs"
     ]
+    if first.sketched:
+        about = "of what is wrong inside one of them the first place is found, and hardly a kind"
+        notes.append(f"of {ranges(first.sketched)} the file holds sketches of what is inside; {about}")
     return replace(verified(first, second.side, first.batches, (first.label, second.label), progress), notes=notes)
 
 

@@ -98,7 +98,7 @@ class Answer:
             return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._also()]
         first = self.differences[0]
         said = {
-            "kind": first.about,
+            "kind": f"{first.about}{self._rotation(first)}",
             "weights": self._weights(),
             "from": _from(first),
             "effect": self._effect(),
@@ -110,6 +110,13 @@ class Answer:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def _rotation(self, first: Difference) -> str:
+        """Says what is right where queries or keys are turned to another direction."""
+        angles = next((key for key in self.right if "rotary" in key), None)
+        if angles is None or first.kind != "rotary" or not first.place.endswith((":q", ":k")):
+            return ""
+        return f"; what is rotated and its angles ({angles}) are right, so look at what rotates"
 
     def _others(self) -> str:
         return self.quantised if self.differences else ""
@@ -167,11 +174,13 @@ class Answer:
         places: dict[str, list[str]] = {}
         for each in self.differences:
             places.setdefault(each.unit, []).append(each.here or "it")
-        shown = [f"{unit}: {', '.join(dict.fromkeys(inside))}" for unit, inside in list(places.items())[:SHOWN]]
-        if len(places) > SHOWN:
-            rest = len(places) - SHOWN
-            shown.append(f"{rest} more part{'s' * (rest > 1)} ({_ranges(list(places)[SHOWN:])})")
-        right = f"; {_ranges(self.right)} are right when given right inputs" if self.right else ""
+        groups = [
+            (list(units), inside) for inside, units in groupby(places, lambda unit: [*dict.fromkeys(places[unit])])
+        ]
+        shown = [f"{ranges(units)}: {', '.join(inside)}" for units, inside in groups[:SHOWN]]
+        if rest := [unit for units, _ in groups[SHOWN:] for unit in units]:
+            shown.append(f"{len(rest)} more part{'s' * (len(rest) > 1)} ({ranges(rest)})")
+        right = f"; {ranges(self.right)} are right when given right inputs" if self.right else ""
         return f"on {self.given} {'; '.join(shown)}{right}"
 
     def _inputs(self, first: Difference) -> str:
@@ -201,10 +210,10 @@ def _from(first: Difference) -> str:
     return f"{start}; {first.agree:,} of {first.tokens:,} positions agree"
 
 
-def _ranges(keys: Sequence[str]) -> str:
+def ranges(keys: Sequence[str]) -> str:
     """Parts by name, blocks that follow each other as a range.
 
-    >>> _ranges(["embed", "block 0", "block 1", "block 2", "block 4", "head"])
+    >>> ranges(["embed", "block 0", "block 1", "block 2", "block 4", "head"])
     'embed, blocks 0 to 2, block 4, head'
     """
     made: list[str] = []

@@ -18,6 +18,8 @@ INSIDE = ("q", "k", "v", "z", "qk", "scores", "pattern")
 
 def role_of(finding: Finding) -> str:
     """What works at the place: a part of attention, the class of the module, or the sums between modules."""
+    if finding.sketched:
+        return "sketch"
     module, _, what = finding.place.rpartition(":")
     what = what.partition("#")[0]
     if finding.key == OUT:

@@ -17,7 +17,8 @@ class Finding:
     """A place where the candidate differs from the reference on the reference's own inputs.
 
     place: in its unit; empty: the unit as a whole, given that everything inside is right. The
-    tensors are those of the candidate and of the reference there; entered: what enters the module.
+    tensors are those of the candidate and of the reference there, or, of a place that is sketched, some projections of
+    each row; entered: what enters the module.
     """
 
     key: str
@@ -28,6 +29,7 @@ class Finding:
     candidate: Tensor | None = None
     reference: Tensor | None = None
     entered: Tensor | None = None
+    sketched: bool = False
     about: "Description | None" = None
 
 

@@ -258,7 +258,34 @@ def _of_rotated(e: Error) -> Iterator[Named]:
     longer = (c.norm(dim=-1) - r.norm(dim=-1)).square().sum()
     # of an error in any direction it is one in as many as there are
     if longer < min(max(1e-8, e.rounding), 0.1 / c.shape[-1]) * e.e.square().sum():
-        yield "rotary", "the same length in other directions: rotated by other angles, or in another layout"
+        yield "rotary", _turned(e)
+
+
+OPPOSITE = "rotated by the opposite angles: the sign of the rotation is another"
+TURNS = {-2: OPPOSITE, -1: "not rotated", 1: "rotated by twice the angles"}
+"""By the angle of the fastest pair, which turns by 1 for each place."""
+
+
+def _turned(e: Error) -> str:
+    """Says by which angles pairs of features, of both halves of a head or neighbours, are turned."""
+    c, r, of_tokens = e.parts
+    at = e.finding.batch.mask.nonzero()[:, 1]
+    half = c.shape[-1] // 2
+    for pairs in ((slice(half), slice(half, 2 * half)), (slice(0, 2 * half, 2), slice(1, 2 * half, 2))):
+        if not of_tokens or len(at) != len(c) or at.max() < 4:
+            break
+        x, y = (torch.complex(each[..., pairs[0]], each[..., pairs[1]]) for each in (c, r))
+        angles = torch.stack([(x * y.conj())[at == place].sum((0, 1)) for place in range(int(at.max()) + 1)]).angle()
+        if (torch.polar(y.abs(), y.angle() + angles[at][:, None]) - x).norm() > 1e-3 * e.e.norm():
+            continue
+        rate = (angles[1] - angles[0])[0]
+        steady = torch.arange(len(angles)) * rate + angles[0, 0]
+        if (torch.polar(torch.ones_like(steady), steady - angles[:, 0]) - 1).abs().max() < 1e-2:
+            off = {abs(math.remainder(float(rate) - turn, math.tau)): what for turn, what in TURNS.items()}
+            if min(off) < 1e-2:
+                return off[min(off)]
+        return "rotated by other angles"
+    return "the same length in other directions: rotated by other angles, or in another layout"
 
 
 def _of_rotary(e: Error) -> Iterator[Named]:
@@ -267,6 +294,8 @@ def _of_rotary(e: Error) -> Iterator[Named]:
         if len(a) > 4 and (a - b).norm() < 1e-4 * b.norm():
             yield "rotary", f"rotary positions are shifted by {shift}"
             return
+    if e.is_(-2 * e.r):
+        yield "rotary", OPPOSITE
     first = e.e[0].norm() < 1e-6 * e.e.norm()
     yield "rotary", f"rotary angles are others{', more so at later positions: base or scaling' if first else ''}"
 
@@ -316,6 +345,12 @@ def _of_logits(e: Error) -> Iterator[Named]:
     yield from _common(e)
 
 
+def _of_sketch(e: Error) -> Iterator[Named]:
+    """What holds of the rows holds of their projections."""
+    yield from _common(e)
+    yield UNNAMED, "no offset and no factor; of this part a sketch alone is kept, which tells no other kind"
+
+
 RULES: dict[str, Callable[[Error], Iterator[Named]]] = {
     "norm": _of_norm,
     "activation": _of_activation,
@@ -333,4 +368,5 @@ RULES: dict[str, Callable[[Error], Iterator[Named]]] = {
     "router": lambda _: iter([("router", "the scores of the router are others")]),
     "experts": lambda _: iter([("experts", "the experts give other values on the same choice")]),
     "sum": _common,
+    "sketch": _of_sketch,
 }

@@ -16,6 +16,8 @@ from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import described
 from repsim_cli.studies.verify.rounding import Judged, Places
+from repsim_cli.studies.verify.sketches import checksum, sketch
+from repsim_cli.studies.verify.sketches import judged as judged_by_sketch
 from repsim_cli.studies.verify.trace import IN, mapped, observed
 from repsim_cli.studies.verify.units import Unit, around
 
@@ -53,11 +55,13 @@ class Call:
 @dataclass
 class Points:
     """What the reference computes inside a unit, by place, with its rounding by row. again: of places that a tensor
-    reaches a second time, the first."""
+    reaches a second time, the first. checksums: `refs` are sketches of tensors that have these; None: they are the
+    tensors."""
 
     refs: dict[str, Tensor]
     floors: dict[str, Tensor]
     again: dict[str, str]
+    checksums: dict[str, str] | None = None
 
 
 @dataclass
@@ -118,8 +122,9 @@ def recorded(
     return calls
 
 
-def points_of(call: Call, places: Places, precisions: Precisions) -> Points:
-    """Runs the unit of the reference again, and keeps what each module inside takes and gives."""
+def points_of(call: Call, places: Places, precisions: Precisions, *, free: bool = False) -> Points:
+    """Runs the unit of the reference again, and keeps what each module inside takes and gives. free: the rounding of a
+    place is that of all that leads to it in the unit, not of its own step."""
     refs: dict[str, Tensor] = {}
 
     def keep(name: str, x: Tensor) -> Tensor:
@@ -137,8 +142,15 @@ def points_of(call: Call, places: Places, precisions: Precisions) -> Points:
         out = call.unit.module(*args, **kwargs)
     mapped(_copied(out), "", keep)
     coarse, twin = precisions
-    floors = rough(refs, places, coarse) if twin is None else _norms(repeated(call, twin, refs), refs, places)
-    return Points(refs, floors, again)
+    if twin is None:
+        return Points(refs, rough(refs, places, coarse), again)
+    return Points(refs, _norms(repeated(call, twin, {} if free else refs), refs, places), again)
+
+
+def sketched(points: Points, places: Places) -> Points:
+    """What is left of them in a file where they do not fit."""
+    refs = {name: sketch(x, places) for name, x in points.refs.items() if x.is_floating_point()}
+    return replace(points, refs=refs, checksums={name: checksum(x) for name, x in points.refs.items()})
 
 
 def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
@@ -208,6 +220,14 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
     places = Places(batch.mask)
     at: dict[str, tuple[tuple, dict]] = {}
 
+    def off(place: str, found: Judged) -> bool:
+        made.equal &= found.equal
+        if not found.faulty:
+            made.worst = max(made.worst[0], found.whole), max(made.worst[1], found.row)
+        # what a module gives beside its output, as the choice of experts, may change in single rows
+        few = "[" in place and found.wrong.numel() and found.wrong.double().mean() < FEW
+        return found.faulty and not few
+
     def judge(
         key: str, unit: Unit, place: str, x: Tensor, r: Tensor, f: Tensor | None, entered: Tensor | None = None
     ) -> Finding | None:
@@ -222,13 +242,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         if f is not None and len(r) == 1 < len(x) and x.shape[:2] == batch.mask.shape:  # the same for all rows
             f = f.expand(len(x), *f.shape)[batch.mask.to(f.device)]
         found = rounding.judged(x, fitting, f, dtype, places)
-        made.equal &= found.equal
-        # what a module gives beside its output, as the choice of experts, may change in single rows
-        few = "[" in place and found.wrong.numel() and found.wrong.double().mean() < FEW
-        if found.faulty and few:
-            return None
-        if not found.faulty:
-            made.worst = max(made.worst[0], found.whole), max(made.worst[1], found.row)
+        if not off(place, found):
             return None
         return Finding(key, unit, place, found, batch, x.detach().clone(), fitting, entered)
 
@@ -270,7 +284,8 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
                 looked = _inside(call, key, unit, given)
             finally:
                 busy = False
-            if wrong and not looked and not any(_beyond(found.judged, dtype) for found in wrong):
+            forced = call.points is None or call.points.checksums is None
+            if wrong and not looked and forced and not any(_beyond(found.judged, dtype) for found in wrong):
                 # each step is right: a rounding that grew, as where it changes a choice of experts
                 made.faulty.remove(key)
                 made.right.append(key)
@@ -285,6 +300,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
     def _inside(call: Call, key: str, unit: Unit, given: tuple[tuple, dict]) -> list[Finding]:
         points = call.points or points_of(call, places, precisions)
         wrong: list[Finding] = []
+        sums = points.checksums
 
         def entering_of(place: str) -> Tensor | None:
             """What enters the reference's module at a place."""
@@ -301,10 +317,24 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
                 wrong.append(found)
             return _given(r, x)
 
+        def compare(name: str, x: Tensor) -> Tensor:
+            """By sketches: nothing can be put in the place of x, so that all that follows a wrong one is wrong."""
+            at = points.again.get(name, name)
+            if wrong or sums is None or at not in sums or checksum(x) == sums[at]:
+                return x
+            made.equal = False
+            if x.is_floating_point() and at in points.refs:
+                c = sketch(x, places)
+                r = rounding.of_heads(points.refs[at], c.shape[1])
+                if off(name, found := judged_by_sketch(c, r, points.floors.get(at), dtype)):
+                    c, r = (each[..., :-1].flatten(1) for each in (c, r))
+                    wrong.append(Finding(key, unit, name, found, batch, c, r, sketched=True))
+            return x
+
         found = entering(*given)
-        with observed(unit.module, look, None if found is None else found[1]):
+        with observed(unit.module, look if sums is None else compare, None if found is None else found[1]):
             out = unit.module(*given[0], **given[1])
-        if not wrong:
+        if not wrong and sums is None:
             mapped(_copied(out), "", look)
         return wrong
 

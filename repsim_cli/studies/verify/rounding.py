@@ -104,11 +104,22 @@ def judged(
     """floor: the reference's rounding; None: as much as each row's own. dtype: the coarser of both."""
     if candidate.dtype == reference.dtype and torch.equal(candidate, reference):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
-    unit, limits = UNIT[dtype], limits_of(dtype)
     (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)
     c, r = (finite(raised(x)) for x in (c, r))
-    off, size = (c - r).norm(dim=-1), r.norm(dim=-1)
-    rounding = unit * size if floor is None else _of_heads(floor, size.shape[1]).to(size.dtype)
+    return beyond((c - r).norm(dim=-1), r.norm(dim=-1), floor, dtype, of_tokens=of_tokens)
+
+
+def beyond(
+    off: Float[Tensor, "n parts"],
+    size: Float[Tensor, "n parts"],
+    floor: Float[Tensor, "n parts"] | None,
+    dtype: torch.dtype,
+    *,
+    of_tokens: bool,
+) -> Judged:
+    """Judges rows by the norms of their errors and their own."""
+    unit, limits = UNIT[dtype], limits_of(dtype)
+    rounding = unit * size if floor is None else of_heads(floor, size.shape[1]).to(size.dtype)
     ok = torch.isfinite(size) & torch.isfinite(off)
     whole_floor = max(_norm(rounding[ok]), unit / 2 * _norm(size[ok]), 1e-30)
     rms = rounding[ok].square().mean().sqrt() if ok.any() else rounding.new_zeros(())
@@ -133,12 +144,13 @@ def lost() -> Judged:
     return Judged(LOST, LOST, 1.0, True, torch.zeros(0, dtype=torch.bool), False)
 
 
-def _of_heads(floor: Tensor, heads: int) -> Tensor:
-    """Gives a floor for as many heads as the candidate has, which may be those of keys or repeated."""
-    have = floor.shape[1]
+def of_heads(x: Tensor, heads: int) -> Tensor:
+    """Gives what is of heads, (n, heads, ...), for as many as the candidate has, which may be those of keys or
+    repeated."""
+    have = x.shape[1]
     if have == heads:
-        return floor
-    return floor[:, :: have // heads] if have > heads else floor.repeat_interleave(heads // have, 1)
+        return x
+    return x[:, :: have // heads] if have > heads else x.repeat_interleave(heads // have, 1)
 
 
 def _norm(x: Tensor) -> float:

@@ -20,19 +20,19 @@ from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
-from repsim_cli.studies.verify.replay import Call, Points, Precisions, points_of, recorded
+from repsim_cli.studies.verify.replay import Call, Points, Precisions, points_of, recorded, sketched
 from repsim_cli.studies.verify.rounding import Places
 from repsim_cli.studies.verify.units import Unit, units_of
 
-KEY, SCHEMA = "repsim_verify", 2
-INSIDE = 2**30  # bytes of what is kept of the points inside parts
+KEY, SCHEMA = "repsim_verify", 3
+INSIDE = 2**30  # bytes of the points inside parts, from which on sketches of them are kept
 SAME = 1e-6  # of a sketch
 FACTS = {  # what the file says of itself
     "schema": int,
     "label": str,
     "dtype": str,
     "blocks": int,
-    "batches": [{"name": str, "order": [str], "again": {str: {str: str}}}],
+    "batches": [{"name": str, "order": [str], "again": {str: {str: str}}, "checksums": {str: {str: str}}}],
     "weights": {str: [float]},
     "ids": {str: [int]},
 }
@@ -48,7 +48,7 @@ def sketch(x: Tensor) -> list[float]:
 
 def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None) -> None:
     """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
-    module inside does, part by part until that would be more than a gigabyte."""
+    module inside does; part by part, until that is more than a gigabyte, and from there on sketches of it."""
     units, dtype = units_of(model), precision.dtype_of(model)
     precisions, room = Precisions(dtype, precision.twin_dtype(dtype, dtype)), INSIDE
     tensors: dict[str, Tensor] = {}
@@ -56,15 +56,18 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
     for number, batch in enumerate(batches):
         calls = recorded(model, units, batch, precisions)
         again: dict[str, dict[str, str]] = {}
+        checksums: dict[str, dict[str, str]] = {}
         for key, call in calls.items() if number == 0 else ():
             if key == OUT or next(call.unit.module.children(), None) is None:
                 continue
+            places, fits = Places(batch.mask), room > 0
             with torch.no_grad():
-                points = points_of(call, Places(batch.mask), precisions)
+                points = points_of(call, places, precisions, free=not fits)
+            points = points if fits else sketched(points, places)
             room -= sum(x.nbytes for x in points.refs.values())
-            if room < 0:
-                break
             again[key] = points.again
+            if points.checksums is not None:
+                checksums[key] = points.checksums
             for kind, several in (("inside", points.refs), ("inside_rounding", points.floors)):
                 tensors |= {f"{number}/{key}/{kind}/{name}": x for name, x in several.items()}
         for name, x in {**batch.given, "": batch.mask}.items():
@@ -74,7 +77,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
             for kind, several in parts.items():
                 for name, x in several.items():
                     tensors[f"{number}/{key}/{kind}/{name}"] = x
-        about.append({"name": batch.name, "order": list(calls), "again": again})
+        about.append({"name": batch.name, "order": list(calls), "again": again, "checksums": checksums})
     facts = {
         "schema": SCHEMA,
         "label": label,
@@ -101,6 +104,11 @@ class Saved:
     calls: list[dict[str, Call]]
     sketches: dict[str, list[float]]
     ids: dict[str, list[int]]
+
+    @property
+    def sketched(self) -> list[str]:
+        """The parts of whose inside sketches are kept."""
+        return [key for key, call in self.calls[0].items() if call.points and call.points.checksums is not None]
 
     def of(self, units: Sequence[Unit]) -> list[dict[str, Call]]:
         """The calls with the candidate's units in place of the reference's, which are not there."""
@@ -167,7 +175,8 @@ def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
                 for kind in ("in", "out", "rounding", "inside", "inside_rounding")
             }
             again = about["again"].get(key, {})
-            points = Points(by_kind["inside"], by_kind["inside_rounding"], again) if by_kind["inside"] else None
+            inside = by_kind["inside"], by_kind["inside_rounding"], again, about["checksums"].get(key)
+            points = Points(*inside) if by_kind["inside"] else None
             unit, entry = Unit(key, "", nn.Identity()), by_kind["in"].get("")
             of_batch[key] = Call(unit, (), {}, entry, by_kind["out"], by_kind["rounding"], kept=True, points=points)
         if OUT not in of_batch or "" not in of_batch[OUT].out:

@@ -66,6 +66,50 @@ def test_a_small_error_of_queries_is_no_rotation_and_one_of_an_activation_no_oth
     ]
 
 
+def of_neighbours(_):
+    def rotated(q, k, cos, sin):
+        cos, sin = (x[:, None, :, : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
+        return tuple(x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin for x in (q, k))
+
+    return rotated
+
+
+ROTATIONS = {
+    "rotated by the opposite angles: the sign of the rotation is another": (
+        "rotate_half",
+        lambda half: lambda x: -half(x),
+    ),
+    "not rotated": ("apply_rotary_pos_emb", lambda _: lambda q, k, *__: (q, k)),
+    "the same length in other directions: rotated by other angles, or in another layout": (
+        "apply_rotary_pos_emb",
+        of_neighbours,
+    ),
+}
+
+
+@pytest.mark.parametrize("said", ROTATIONS)
+def test_what_is_said_of_a_wrong_rotation(models, said):
+    broken = copy.deepcopy(models["llama"])
+    for block in broken.model.layers:
+        instead(block.self_attn, *ROTATIONS[said])
+    answer = verified(models["llama"], broken, batches()[:2])
+    first, last = answer.differences[0], len(broken.model.layers) - 1
+    assert (first.unit, first.place, first.kind) == ("block 0", "self_attn:q", "rotary")
+    assert first.about.startswith(said)
+    lines = answer.lines()
+    assert lines[1].endswith("; what is rotated and its angles (rotary_emb) are right, so look at what rotates")
+    assert f"on the reference's own inputs blocks 0 to {last}: q (self_attn), k (self_attn); embed, " in lines[-1]
+
+
+def test_angles_of_the_other_sign(models):
+    broken = copy.deepcopy(models["llama"])
+    kept = broken.model.rotary_emb.forward
+    broken.model.rotary_emb.forward = lambda *args, **kw: (kept(*args, **kw)[0], -kept(*args, **kw)[1])
+    (first,) = verified(models["llama"], broken, batches()[:2]).differences
+    assert (first.unit, first.kind) == ("rotary_emb", "rotary")
+    assert first.about.startswith("rotated by the opposite angles")
+
+
 def test_a_fault_of_scores_in_float16_is_not_hidden_by_the_mask(models):
     """What is masked there is no smaller than -65504, and was taken for scores, whose rounding was without bounds."""
     broken = copy.deepcopy(models["llama"]).half()
