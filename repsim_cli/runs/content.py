@@ -27,13 +27,17 @@ OF_BLOCKS_COLUMNS = ["model", "block", OWN, CARRIED, "weights", "rounding", "abo
 WHERE, SAME = "where it changed", "the same layer of two models"
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
-ANSWERS = (WHERE, SAME, MADE_OF)
+FOUND = "where pairs find each other"
+ANSWERS = (WHERE, SAME, MADE_OF, FOUND)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")
 P_BEYOND = "p beyond the token"
 OF_LAYERS = ["model a", "model b", "layer a", "layer b"]
 BUDGET_COLUMNS = [*OF_LAYERS, *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS), P_BEYOND]
+# the table of rows that find their pair in another column of text, by layer
+RETRIEVAL, BY_TOKENS, P_AT_MOST = "retrieval", "shared tokens alone", "p, at most"
+RETRIEVAL_COLUMNS = ["model", "other model", "from", "to", "layer", RETRIEVAL, "rows", CHANCE, BY_TOKENS, P_AT_MOST]
 BY_TOKEN_COLUMNS = ["measure", *OF_LAYERS, "value", CHANCE, "same token", "other tokens"]
 
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own

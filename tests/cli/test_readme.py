@@ -101,6 +101,9 @@ def place(tmp_path, tiny_folder, monkeypatch):
         save_file({"layer": torch.tensor(x)}, f"{name}.safetensors")
     np.save("X.npy", x)
     np.save("Y.npy", x @ rng.normal(size=(4, 4)))
+    Path("pairs.csv").write_text("\n".join(["en,de", *(f"text {i},Text {i}" for i in range(40))]))
+    for language in ("en", "de"):
+        Path(f"corpus.{language}").write_text("".join(f"text {i} of {language}\n" for i in range(40)))
     keys = [f"t{i}" for i in range(60)]
     pq.write_table(pa.table({"ids": keys, "layer": list(x)}), "embeddings.parquet")
     Path("texts.csv").write_text("\n".join(["key,text", *(f"{key},some words of text {key}" for key in keys)]))

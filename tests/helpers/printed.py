@@ -29,6 +29,8 @@ def places(tmp_path, shared):
         (tmp_path / "run" / name).symlink_to(shipped / f"tiny_a_{name}")
     (tmp_path / "text.txt").write_text("Any text will do here.\n\n" * 2000)
     (tmp_path / "pairs.tsv").write_text("gold_label\tsentence1\tsentence2\n" + "neutral\tIt is.\tIt was.\n" * 99)
+    rows = "".join(f"{'a b ' * number}c,{'d ' * number}e\n" for number in range(40))
+    (tmp_path / "parallel.csv").write_text("en,de\n" + rows)
     np.savez(tmp_path / "stored.npz", layer_0=np.eye(40), layer_1=np.eye(40)[::-1])
     with h5py.File(tmp_path / "words.hdf5", "w") as archive:
         archive["0"] = np.ones((3, 2, 5), dtype=np.float32)
@@ -40,6 +42,7 @@ def places(tmp_path, shared):
         "{kind: mnli, path: FILE}": f"{{kind: mnli, path: {tmp_path / 'pairs.tsv'}}}",
         "{kind: precomputed, path: FILE}": f"{{kind: precomputed, path: {tmp_path / 'stored.npz'}}}",
         "data=mnli data.path=FILE": f"data=mnli data.path={tmp_path / 'pairs.tsv'}",
+        "data.path=FILE data.first=en": f"data.path={tmp_path / 'parallel.csv'} data.first=en",
         "data.path=FILE": f"data.path={tmp_path / 'text.txt'}",
         "path: DIR": f"path: {shipped / 'tiny_a'}",
     }
@@ -63,6 +66,7 @@ SHORTER = {  # what makes the command of a study short, None: nothing does
     "grounding": None,
     "modular_training": None,
     "outputs": FEW,
+    "parallel": ("extract.sequences=24",),
     "pretrain": ("options.recipe.steps=2",),
     "probes": ("extract.sequences=64", "extract.layers=[0]", "hardware.processes=1"),
     "similarity": FEW,

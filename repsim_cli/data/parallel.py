@@ -1,0 +1,125 @@
+"""Two texts per row: languages, paraphrases, prompts; from a table, from two files line by line, or from pairs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import data
+from repsim_cli.base.settings import Extract
+from repsim_cli.data.base import Data, Sequences
+from repsim_cli.data.files import existing, lines_of
+from repsim_cli.data.labelled import Example, Examples
+from repsim_cli.data.table import Column, table
+
+EMPTY = "an empty text"
+NEEDED = "examples of two texts are needed"
+ADVICE = "give a table (data.path), two files (data.path and data.other) or pairs (data.pairs)"
+
+
+@dataclass(frozen=True)
+class Parallel(Data):
+    """Pairs of texts, of which each column is read by itself. names: of the two columns."""
+
+    pairs: Examples
+    names: tuple[str, str]
+    chat: bool = False
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return self.pairs.source
+
+    @property
+    def public(self) -> bool:  # type: ignore[override]
+        return self.pairs.public
+
+    def columns(self) -> dict[str, Examples]:
+        """The texts of each column as examples of one text, by its name; the same examples in the same order."""
+
+        def column(place: int) -> Examples:
+            def read() -> Iterator[Example | str]:
+                for each in self.pairs.read():
+                    if isinstance(each, Example) and len(each.texts) != 2:
+                        raise BadInput(f"pairs: {NEEDED}, got single texts of {self.source}; {ADVICE}")
+                    yield each if isinstance(each, str) else replace(each, texts=(each.texts[place],))
+
+            source = f"{self.source}, {self.names[place]}"
+            return replace(self.pairs, read=read, source=source, chat=self.chat)
+
+        return {name: column(place) for place, name in enumerate(self.names)}
+
+    def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
+        raise BadInput(
+            f"data: two columns of text are read one by one by study=parallel, got {self.source}; use that study "
+            "(experiment=parallel), or data=table with data.second, where a pair is one sequence"
+        )
+
+
+@data.register("parallel")
+def parallel(
+    *,
+    path: str | None = None,
+    first: Column = "first",
+    second: Column = "second",
+    other: str | None = None,
+    group: Column | None = None,
+    pairs: Data | None = None,
+) -> Parallel:
+    """Two texts per row, such as a sentence in two languages, a paraphrase, or one prompt written in two ways.
+
+    Rows of which a text is empty are left out of both columns and counted.
+
+    path: a table with a column for each text (.csv, .tsv, .txt, .jsonl, .jsonl.zst, .parquet, a folder of `datasets` or
+        an id of the hub); with `other` a file with a text per line.
+    first: the column of the first text, by name or by number from 0; with `other` or `pairs` what it is called.
+    second: the same of the second text.
+    other: a file with the second text of each line of `path`; null: both are columns of one table.
+    group: a column of a table by which rows depend on each other, such as a topic or a document, for
+        significance.clusters=group; null: none.
+    pairs: examples of two texts, such as {kind: mnli}, read where no path is given; null: none.
+    Example: repsim run experiment=parallel data.path=FILE data.first=en data.second=de
+    """
+    if path is None and pairs is None:
+        raise BadInput(f"path: no pairs of texts, got none; {ADVICE}")
+    if path is None and other is not None:
+        raise BadInput(f"other: it is the second file beside data.path, got {other} alone; {ADVICE}")
+    if group is not None and (other is not None or path is None):
+        raise BadInput(f"group: only a table has columns, got '{group}'; drop it")
+    one, two = (name if isinstance(name, str) else f"column {name}" for name in (first, second))
+    names = one, two
+    if names[0] == names[1]:
+        raise BadInput(f"second: two columns are compared, got '{second}' twice; name another one")
+    if path is None:
+        if not isinstance(pairs, Examples):
+            raise BadInput(f"pairs: {NEEDED}, got {pairs.source if pairs else 'none'}; e.g. {{kind: mnli}}")
+        return Parallel(pairs, names)
+    if other is not None:
+        return Parallel(_of_lines(path, other), names)
+    return Parallel(table(path=path, text=first, second=second, group=group), names)
+
+
+def _of_lines(first: str, second: str) -> Examples:
+    files = [_text_file(name) for name in (first, second)]
+
+    def read() -> Iterator[Example | str]:
+        with lines_of(files[0]) as left, lines_of(files[1]) as right:
+            for number, both in enumerate(zip_longest(left, right), 1):
+                if None in both:
+                    short = files[0 if both[0] is None else 1]
+                    raise BadInput(f"{short}: fewer lines than the other file, got {number - 1}; a line is a pair")
+                texts = tuple(line.rstrip("\r\n") for line in both)
+                yield Example(texts, None) if all(text.strip() for text in texts) else EMPTY
+
+    examples = Examples(read, (), f"{first} and {second}").kept()
+    examples.examples()  # refuses files that do not fit each other, before any weight loads
+    return examples
+
+
+def _text_file(name: str) -> Path:
+    """A file of lines. Raises BadInput for a table: its lines are no texts."""
+    file = existing(name, (Path(name).suffix,))
+    if file.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
+        raise BadInput(f"{file}: two files have a text per line, got a table; give both columns of one table")
+    return file

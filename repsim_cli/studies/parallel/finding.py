@@ -1,0 +1,144 @@
+"""In which layer the two texts of a pair find each other, beside what chance and shared tokens give."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.plain import free
+from repsim_cli.figures.lines import quantities
+from repsim_cli.figures.panels import headline, listed
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.answering import layer_words
+from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.layers import in_order
+from repsim_cli.runs.content import BY_TOKENS, CHANCE, FOUND, RETRIEVAL, Axis, Curve, Measured, Table
+
+Way = tuple[str, str]  # from a column to a column
+Ways = Mapping[Way, Mapping[str, Sequence[Mapping[str, Any]]]]
+ACROSS = "the same layer across columns"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """The layer in which pairs find each other best, and similarity across columns by layer. There are no settings."""
+
+
+def by_layer(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
+    """By way between the columns and by model the rows of its layers, in their order, of models with themselves."""
+    ways: dict[Way, dict[str, list[dict[str, Any]]]] = {}
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        if row["model"] == row["other model"]:
+            ways.setdefault((row["from"], row["to"]), {}).setdefault(row["model"], []).append(row)
+    return {
+        way: {model: [rows[i] for i in in_order([row["layer"] for row in rows])] for model, rows in models.items()}
+        for way, models in ways.items()
+    }
+
+
+def sentences(ways: Ways) -> Iterator[list[str]]:
+    """Says of each model in which layer pairs find each other best, over both ways."""
+    there, back = ways.values()
+    (first, second), *_ = ways
+    for model, rows in there.items():
+        word, _ = layer_words([row["layer"] for row in rows])
+        best = best_layer(rows, back[model])
+        row, other, last = rows[best], back[model][best], rows[-1]
+        end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
+        yield [
+            model,
+            f"{row[RETRIEVAL]:.2f} of {row['rows']:,} texts find their pair at {word(row['layer'])} ({first} to "
+            f"{second}; back {other[RETRIEVAL]:.2f}), where chance gives {row[CHANCE]:.2g} and {BY_TOKENS} "
+            f"{row[BY_TOKENS]:.2f}{end}",
+        ]
+
+
+def best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[str, Any]]) -> int:
+    """Finds the layer of most pairs, both ways together, the first of equal ones."""
+    return int(np.argmax([a[RETRIEVAL] + b[RETRIEVAL] for a, b in zip(there, back, strict=True)]))
+
+
+def retrieval_curves(ways: Ways) -> Iterator[Curve]:
+    for (first, second), models in ways.items():
+        tokens = sorted(row[BY_TOKENS] for row, *_ in models.values())
+        chance = next(iter(models.values()))[0][CHANCE]
+        levels = {CHANCE: chance, BY_TOKENS: [tokens[0], float(np.median(tokens)), tokens[-1]]}
+        for model, rows in models.items():
+            yield Curve(
+                x=Axis(name="layer"),
+                y=Axis(name=f"pairs found, {first} to {second}"),
+                at=[row["layer"] for row in rows],
+                lines={RETRIEVAL: [row[RETRIEVAL] for row in rows]},
+                bounds=[0.0, 1.0],
+                about={"quantity": f"{RETRIEVAL} {first} to {second}", "model": model, "levels": levels},
+            )
+
+
+def across(run: Finished, measured: Measured, columns: Way) -> Iterator[Curve]:
+    """The value of every layer of a model on one column with the same layer on the other."""
+    names = {f"{model} on {column}": (model, column) for model in _models(run) for column in columns}
+    made: dict[str, tuple[list[str], np.ndarray, np.ndarray | None]] = {}
+    for matrix in measured.matrices:
+        (one, left), (other, right) = names[matrix.rows.model], names[matrix.columns.model]
+        if one == other and left != right and one not in made:
+            order = in_order(matrix.rows.layers)
+            chance = run.array(matrix.details[CHANCE]).diagonal() if CHANCE in matrix.details else None
+            made[one] = [matrix.rows.layers[i] for i in order], run.array(matrix.values).diagonal()[order], chance
+    drawn = [chance for *_, chance in made.values() if chance is not None]
+    levels = {CHANCE: [float(end(np.concatenate(drawn))) for end in (np.min, np.median, np.max)]} if drawn else {}
+    for model, (layers, values, _) in made.items():
+        yield Curve(
+            x=Axis(name="layer"),
+            y=Axis(name=f"{measured.card['label']}, {ACROSS}"),
+            at=layers,
+            lines={ACROSS: [None if np.isnan(value) else float(value) for value in values]},
+            about={"quantity": f"{measured.label} {ACROSS}", "model": model, "levels": levels},
+        )
+
+
+def _models(run: Finished) -> list[str]:
+    return list(dict.fromkeys(run.results.tables[RETRIEVAL].column("model")))
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """parallel: pairs found by layer, both ways, and similarity across columns"""
+    groups: dict[str, list[Curve]] = {}
+    for curve in run.results.curves.values():
+        if curve.analysis == "parallel":
+            groups.setdefault(curve.about["quantity"], []).append(curve)
+    yield "parallel", partial(_drawn, list(groups.values()), run)
+
+
+def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
+    figure = quantities(groups, ())
+    ways = by_layer(run.results.tables[RETRIEVAL])
+    there, back = ways.values()
+    best = {model: rows[best_layer(rows, back[model])] for model, rows in there.items()}
+    model = max(best, key=lambda label: best[label][RETRIEVAL])
+    word, _ = layer_words([row["layer"] for row in there[model]])
+    row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
+    headline(
+        figure,
+        f"{listed(list(there))}: at most {row[RETRIEVAL]:.2f} of the texts find their pair ({model}, "
+        f"{word(row['layer'])})",
+        f"nearest by cosine of {row['rows']:,} texts in the other column{means}; chance {row[CHANCE]:.2g}, {BY_TOKENS} "
+        f"{row[BY_TOKENS]:.2f}",
+    )
+    return figure
+
+
+@analysis(studies=("parallel",), unasked=lambda planned: True, figures=figures)
+def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -> Part:
+    """Where pairs find each other, and how alike layers are across columns."""
+    ways = by_layer(run.results.tables[RETRIEVAL])
+    curves: dict[str, Curve] = {}
+    columns = next(iter(ways))
+    for curve in [
+        *retrieval_curves(ways),
+        *(each for measured in run.results.measures for each in across(run, measured, columns)),
+    ]:
+        curves[free(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
+    return Part(tables={FOUND: Table(columns=["model", "what"], rows=list(sentences(ways)))}, curves=curves)

@@ -1,0 +1,160 @@
+"""Every model on both texts of each pair: do pairs find each other, and how alike are all layers across columns?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import product
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+from jaxtyping import Float
+from torch import Tensor
+
+from repsim_cli.activations.places import row_places, same_rows
+from repsim_cli.activations.remedies import skipping
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.registry import studies
+from repsim_cli.base.settings import ALL_REMEDIES, Significance
+from repsim_cli.data.base import Sequences
+from repsim_cli.data.parallel import Parallel
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import shown
+from repsim_cli.engine.comparison import Comparison, comparison_of
+from repsim_cli.engine.cost import needs
+from repsim_cli.engine.extraction import inputs
+from repsim_cli.engine.matrices import matrices_of, records
+from repsim_cli.engine.rows import identified, prepare, sample
+from repsim_cli.engine.study import OfMeasures, Study
+from repsim_cli.models.source import Source, facts
+from repsim_cli.runs.content import RETRIEVAL, RETRIEVAL_COLUMNS, Results, Table
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, directions, retrieved
+
+INDEPENDENT = ("row", "document")  # clusters under which each pair of texts is drawn by itself
+UNITS = ("mean", "first", "last")
+
+
+class Reader(NamedTuple):
+    """A model on a column of texts."""
+
+    model: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.column}"
+
+
+@studies.register("parallel")
+class ParallelText(Study):
+    """Reads every model on both texts of each pair, compares all layers of all models on all columns, and retrieves.
+
+    Retrieval is the share of rows whose nearest row in the other column, by cosine at the same layer, is their pair:
+    from the first column to the second, and back. A model is compared with itself, and with models of the same layers
+    and widths. Beside it stand chance, 1/n, what shared tokens alone give, and a bound of p under random pairings.
+
+    centred: take each column's mean from its rows before cosines: a language or a style moves all rows alike.
+    Example: repsim run study=parallel model=[tiny_a] extract=pooled data=parallel data.path=FILE data.first=en
+        data.second=de
+    """
+
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_block: ClassVar[bool] = True
+
+    def __init__(self, *, significance: Significance, centred: bool = True, **given: Unpack[OfMeasures]):
+        data, extract = given["data"], given["extract"]
+        if not isinstance(data, Parallel):
+            raise BadInput(f"data: two columns of text are needed, got {data.source}; use data=parallel")
+        if extract.unit not in UNITS:
+            raise BadInput(
+                f"extract.unit: texts are paired, not their tokens, got {extract.unit}; use {', '.join(UNITS)} "
+                "(extract=pooled)"
+            )
+        if extract.estimate != "full":
+            raise BadInput(f"extract.estimate: pairs are found in one sample, got {extract.estimate}; use full")
+        for label, source in given["model"].items():
+            if not isinstance(source, Source):
+                raise BadInput(
+                    f"model.{label}: stored rows are of one text, got no model; give the rows of each column as a "
+                    "model of its own to study=similarity"
+                )
+        self.columns, self.centred = data.columns(), centred
+        self.labels = {str(each): each for each in map(Reader._make, product(given["model"], self.columns))}
+        read = {label: given["model"][each.model] for label, each in self.labels.items()}
+        first = next(iter(self.columns.values()))
+        self.comparison = comparison_of({**given, "model": read, "data": first}, significance)
+        self.measures, self.skipped = self.comparison.measures, self.comparison.skipped
+        self.readings = self.comparison.readings
+        footprint.check_fits(self.comparison)
+
+    def plan(self) -> dict[str, Any]:
+        compared = self.comparison
+        return {
+            "models": shown(compared.models, compared.hardware, compared.devices),
+            "columns": list(self.columns),
+            "layers": len(compared.layers),
+            "pairs of layers": compared.pairs,
+            "measures": list(compared.measures),
+            "chance": footprint.chance_planned(compared),
+            **footprint.rows_and_passes(compared),
+            **needs(
+                footprint.costs(compared, compared.pairs),
+                compared.hardware,
+                memory=footprint.memory_of(compared, footprint.rows_at_once(compared)),
+                disk=footprint.disk(compared),
+                activations=footprint.stored(compared),
+                figures=len(compared.measures) + 1,
+            ),
+        }
+
+    def run(self, run: Run) -> Results:
+        comparison = self.comparison
+        prepare(run, comparison.hardware)
+        with run.stage("data"):
+            sequences = self._sequences(run)
+            comparison = comparison.counted(run, sequences).clustered(run, sequences)
+        comparison = footprint.in_memory(comparison)
+        run.manifest["facts"] = {
+            reading.label: asdict(facts(reading.label, reading.source, reading.layers)) for reading in self.readings
+        }
+        identities = identified(run, comparison)
+        matrices, of_layers = matrices_of(run, comparison, sequences, identities=identities)
+        taken, _ = sample(run, comparison, sequences)
+        with run.stage("retrieval"):
+            rows = list(self._retrieval(comparison, sequences, taken))
+        with run.stage("results"):
+            measures, tables = records(run, comparison, matrices)
+        retrieval = {RETRIEVAL: Table(columns=RETRIEVAL_COLUMNS, rows=rows)}
+        return Results(study="parallel", measures=measures, tables=retrieval | tables | of_layers)
+
+    def _sequences(self, run: Run) -> dict[str, Sequences]:
+        """The inputs of every model on every column: the same pairs in the same order."""
+        compared, made = self.comparison, dict[str, Sequences]()
+        for column, data in self.columns.items():
+            labels = [label for label, each in self.labels.items() if each.column == column]
+            live, tokenizers = ({label: of[label] for label in labels} for of in (compared.live, compared.tokenizers))
+            made |= inputs(run, live, tokenizers, data, compared.extract, compared.seed, of=column)
+        sequences = skipping({label: made[label] for label in self.labels}, compared.tokenizers, compared.extract)
+        first, *others = sequences.values()
+        assert all(same_rows(first, other, compared.extract) for other in others)
+        return sequences
+
+    def _retrieval(
+        self, comparison: Comparison, sequences: Mapping[str, Sequences], taken: Sequence[Float[Tensor, "n d"]]
+    ) -> Iterator[list[Any]]:
+        """Rows of RETRIEVAL_COLUMNS, of each pair of models and each way between the columns, by layer."""
+        places = dict(zip(self.labels, comparison.places, strict=True))
+        layers = {label: comparison.layers[place] for label, place in places.items()}
+        units = [directions(x, self.centred) for x in taken]
+        extract, rows = comparison.extract, comparison.numbers(0)
+        read = {label: row_places(each, extract)[rows, 0] for label, each in sequences.items()}
+        known = comparison.significance.clusters in INDEPENDENT
+        for a, b in product(self.labels, repeat=2):
+            one, other = self.labels[a], self.labels[b]
+            alike = [(x.name, x.width) for x in layers[a]] == [(x.name, x.width) for x in layers[b]]
+            if one.column == other.column or not alike:
+                continue
+            tokens = None
+            if one.model == other.model:
+                tokens = by_tokens(sequences[a], sequences[b], comparison.live[a].vocabulary, read[a])
+            for layer, x, y in zip(layers[a], units[places[a]], units[places[b]], strict=True):
+                found, n = retrieved(x, y), len(x)
+                p = at_most(found.unique) if known else None
+                yield [one.model, other.model, one.column, other.column, layer.name, found.share, n, 1 / n, tokens, p]
