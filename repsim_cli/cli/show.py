@@ -13,6 +13,7 @@ from repsim_cli.cli.follow import follow
 from repsim_cli.cli.machine import of_run, say_json
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
+from repsim_cli.report.studies import leads
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
@@ -39,6 +40,7 @@ def summary(folder: Path) -> list[str]:
     whole = reader.read_results(folder) if manifest["status"] == "complete" or reader.has_results(manifest) else None
     if whole is not None:
         lines += [f"  {who}: {what}" for who, what in whole.answers]
+        lines += [f"  {lead}" for lead in leads(whole)]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest.get("remedies"):
@@ -98,7 +100,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
-SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 24  # the most that are printed in full
+SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 12  # the most that are printed in full
 AUDIT = "audit of pairs by another solver"
 # tables that sentences or other tables summarise
 UNPRINTED = (AUDIT, BUDGET, BY_TOKEN, CAPPED, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)

@@ -110,21 +110,25 @@ def pairs_cost(
 ) -> Cost:
     """So many pairs of layers of these widths, on so many rows in each of the batches.
 
-    Inner products cost a Gram matrix per layer and a sum over cells per pair; slow measures as many products of square
-    matrices as they declare; all others a product and a decomposition per pair.
+    Inner products cost a Gram matrix per layer and a sum over cells per pair; lists of rows a table per layer and a
+    count per pair; slow measures as many products of square matrices as they declare; all others a product and a
+    decomposition per pair.
     """
     n, d, whole = float(rows), sum(widths) / len(widths), Cost()
     count = batches * pairs * (1 + permutations)
     for measure in measures:
-        inner = isinstance(measure, InnerProduct)
-        prepared = len(widths) * (2 * n**2 * d + 400 * n**2 + (0 if inner else 20 * n * d**2))
+        cubes = measure.cubes if isinstance(measure, Pairwise) else None
+        lists = isinstance(measure, Pairwise) and cubes is None
+        decomposed = 0 if lists or isinstance(measure, InnerProduct) else 20 * n * d**2
+        prepared = len(widths) * (2 * n**2 * d + (1500 if lists else 400) * n**2 + decomposed)
         whole += batches * products(prepared, hardware)
         if measure.slow:
             workers = min(hardware.workers, max(pairs, 1)) * speed_of("cpu", threads=1)[0]
             operations = count * 2 * n**3 * measure.slow.products
             whole += Cost(operations, operations / workers)
         else:
-            each = 4 * n * d**2 + measure.cubes * d**3 + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2
+            features = 0 if cubes is None else 4 * n * d**2 + cubes * d**3
+            each = features + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2
             whole += products(count * each, hardware)
     return whole
 

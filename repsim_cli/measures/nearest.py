@@ -321,6 +321,7 @@ def measure(
         permute=permuted,
         minimum_rows=max(least, fewest_rows(k)),
         overlap=overlap,
+        cubes=None,
         sees=SEEN[rows],
     )
 

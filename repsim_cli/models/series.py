@@ -40,7 +40,7 @@ def series(
     pattern: the name of a checkpoint folder or revision, with {step} where the number stands.
     steps: the steps to read; null: all in the folder. A hub id needs them.
     drop_downloads: remove each revision from the hub's cache after use, so that at most three are kept at a time.
-    Example: repsim run study=convergence model=[] '+model.mine={kind: series, folder: DIR}' measure=[cka]
+    Example: repsim run study=convergence model=[] '+model.mine={kind: series, folder: DIR}' measure=[cka_unbiased]
     """
     given = {name: value for name, value in (("folder", folder), ("hub", hub), ("shipped", shipped)) if value}
     if len(given) != 1:

@@ -105,7 +105,7 @@ ONE_OF_EACH = {
     "mutual_knn": ("measure mutual_knn", "a whole number from 1, or a number above 0 below 1; default 10", "larger is closer; from 0 to 1; symmetric"),
     "transformers": ("model kind transformers", "settings (model.mine.KEY=VALUE):", "hub: the id of a model on the"),
     "attention_js": ("measure attention_js", "repsim run study=attention data=embedded_sentences"),
-    "pythia_160m_series": ("model pythia_160m_series", "run study=convergence model=[pythia_160m_series] measure=[cka]"),
+    "pythia_160m_series": ("model pythia_160m_series", "run study=convergence model=[pythia_160m_series] measure=[cka_unbiased]"),
     "mean_cca": ("measure mean_cca", "needs: 3 rows, more rows than features"),
     "rtd": ("measure rtd", "smaller is closer; from 0; symmetric", "the package ripser", "estimates; significance: full, per_batch; permutation"),
     "random_tiny": ("model random_tiny", "kind: random", "text, or null; default null; here tiny_a"),

@@ -1,6 +1,6 @@
 """How layers converge during training: every checkpoint against the last of its run, layer by layer."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
+from repsim_cli.base.settings import ALL_REMEDIES
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import suitable
 from repsim_cli.engine.cost import Cost
@@ -47,10 +48,11 @@ class Convergence(Study):
     previous: compare every checkpoint with the one before it too.
     pairs: compare all checkpoints with all, which gives a matrix per layer.
     missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
-    Example: repsim run study=convergence model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
+    Example: repsim run study=convergence model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka_unbiased]
     """
 
     takes_series: ClassVar[bool] = True
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
 
     def __init__(
         self,

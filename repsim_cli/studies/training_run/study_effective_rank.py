@@ -49,7 +49,7 @@ class EffectiveRank(Study):
     normaliser: what ranks are divided by: the largest possible rank (`min`) or the number of inner features (`H`).
     gradients: compute the ranks of gradients too.
     missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
-    Example: repsim run study=effective_rank model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
+    Example: repsim run study=effective_rank model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka_unbiased]
         extract=writers extract.length=auto
     """
 

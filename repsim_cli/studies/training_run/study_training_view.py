@@ -1,12 +1,13 @@
 """Distances between the layers of each checkpoint of a training run, and their mean beside what the run is good at."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
+from repsim_cli.base.settings import ALL_REMEDIES
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.curves import curve, known, named
 from repsim_cli.engine.estimates import estimate_all_pairs
@@ -44,10 +45,11 @@ class TrainingView(Study):
     The metrics (loss, accuracy, ...) are those of the metrics.json that a checkpoint was saved with.
 
     missing: a checkpoint that is missing or broken stops the run (`stop`), or is left out and shown as a gap (`skip`).
-    Example: repsim run study=training_view model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka]
+    Example: repsim run study=training_view model=[] +model.mine='{kind: series, folder: DIR}' measure=[cka_unbiased]
     """
 
     takes_series: ClassVar[bool] = True
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
 
     def __init__(
         self,

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Reading, loading
-from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.activations.remedies import Remedies
+from repsim_cli.activations.rows import Block, batches, blocks
 from repsim_cli.activations.stored import Recorder, Running, activations_key
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Hardware
@@ -153,7 +155,7 @@ class Training:
         """As of the similarity study; and the rows of the compared checkpoints, and the weights of the next."""
         compared = self.compared
         features = sum(layer.width for layer in compared.layers)
-        if compared.extract.estimate == "full":
+        if compared.extract.estimate == "full" and not compared.extract.features_changed:
             kept = 4.0 * 2 * rows * features
         else:
             kept = 0.0 if compared.cache else 4.0 * 3 * most_rows(compared.models, compared.extract) * features
@@ -279,39 +281,49 @@ class Training:
         entries = cached(live, sequences, {label: identity}, extract, hardware.dtype, run.warn)
         entry: Entry | None = held.enter_context(entries).get(label)
         count = tally(run, {label: opened.source})
+        remedies = Remedies(extract, rows_left(sequences[label], extract))
 
-        def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
+        def given(reading: Reading, module: nn.Module | None = None) -> Iterator[Block]:
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
-            rows = blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
+            return blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
+
+        def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
+            rows = remedies.apply(given(reading, module), reading.layers)
             rows = self.diagnosis.watched(rows, reading.layers)  # of the checkpoint that is read first, the last one
             return batches(rows, extract, compared.total, compared.seed)
 
-        def stored() -> Iterator[list[Tensor]]:
-            assert entry is not None
-            return stream(from_cache(of_checkpoint, {label: entry}, {label: identity}))
+        def recorded() -> Reading | None:
+            known = entry is not None and entry.complete
+            return from_cache(of_checkpoint, {label: entry}, {label: identity}) if entry is not None and known else None
 
-        if extract.estimate == "full":
+        again = recorded()
+        if again is None and extract.estimate == "full" and not extract.features_changed:  # rows pass once
+            sample = list(stream(of_checkpoint, self._module(opened)))
+            again = recorded()
+        else:
+            again = again or self._recorded(opened, of_checkpoint, Running({}, sequences, {}, count), entry)
+            if extract.features_changed:
+                remedies.measure(remedies.rows(given(again)), again.layers)
+            sample = list(stream(again)) if extract.estimate == "full" else None
+
+        def anew() -> Iterator[list[Tensor]]:
+            return stream(again) if again is not None else iter(sample or ())
+
+        return Step(opened.checkpoint, anew if sample is None else lambda: iter(sample), anew)
+
+    def _recorded(self, opened: Opened, reading: Reading, running: Running, entry: Entry | None) -> Reading:
+        """Runs the model once; its rows are read from the cache then, or from memory where it cannot be written."""
+        module, compared = self._module(opened), self.compared
+        attempts = [{self.label: Recorder(entry)}, {}] if entry is not None else [{}]
+        kept: list[list[Tensor]] = []
+        for recorders in attempts:
+            now = replace(running, modules={self.label: module}, recorders=recorders)
+            rows = blocks([reading], now, compared.extract, compared.hardware, quiet)
+            kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
             if entry is not None and entry.complete:
-                sample = list(stored())
-            else:
-                sample = list(stream(of_checkpoint, self._module(opened)))
-            complete = entry is not None and entry.complete
-            return Step(opened.checkpoint, lambda: iter(sample), stored if complete else lambda: iter(sample))
-        if entry is None or not entry.complete:
-            module = self._module(opened)
-            attempts = [{label: Recorder(entry)}, {}] if entry is not None else [{}]
-            kept: list[list[Tensor]] = []
-            for recorders in attempts:  # a second time where the cache could not be written
-                running = Running({label: module}, sequences, recorders, count)
-                rows = blocks([of_checkpoint], running, extract, hardware, quiet)
-                kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
-                if entry is not None and entry.complete:
-                    break
-        if entry is None or not entry.complete:
-            memory = replace(of_checkpoint, source=self._in_memory(kept, identity), points=[])
-            return Step(opened.checkpoint, lambda: stream(memory), lambda: stream(memory))
-        return Step(opened.checkpoint, stored, stored)
+                return from_cache(reading, {self.label: entry}, {self.label: opened.identity})
+        return replace(reading, source=self._in_memory(kept, opened.identity), points=[])
 
     def _module(self, opened: Opened) -> nn.Module:
         """The model on its device; only the caller holds a reference."""

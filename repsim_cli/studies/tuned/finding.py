@@ -196,14 +196,27 @@ def _first(tokens: str) -> list[str]:
     return re.findall(r"'.*?'(?= '|$)", tokens)[:NAMED]
 
 
-def answers(run: Finished, of_blocks: Mapping[str, Blocks]) -> list[list[str]]:
-    """Who and what, in sentences."""
+def predicted(row: Sequence[Any]) -> str:
+    """How far the predictions are from the base's, from a row of OUTPUTS.
+
+    >>> predicted(["tuned", 7936, 0.0799, 0.05, 0.17, 0.52, 2.1, 0.1774])
+    'next token: KL 0.08 nats on the mean, another choice for 17.7 % of 7,936 tokens'
+    """
+    said = dict(zip(OUTPUTS, row, strict=True))
+    return (
+        f"next token: KL {said['mean KL, nats']:.2g} nats on the mean, another choice for "
+        f"{100 * said['other next token']:.3g} % of {said['tokens']:,} tokens"
+    )
+
+
+def answers(run: Finished, of_blocks: Mapping[str, Blocks], outputs: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Who and what, in sentences. outputs: rows of OUTPUTS."""
     empty = Table(columns=["model", "tensor", "block", "relative change"], rows=[])
     weights, directions = (run.results.tables.get(name, empty) for name in (OF_WEIGHTS, DIRECTIONS))
-    made = []
+    made, next_tokens = [], {row[0]: predicted(row) for row in outputs}
     for model, blocks in of_blocks.items():
         outside = [(name, size) for of, name, block, size in weights.rows if of == model and block is None]
-        said = (where(blocks, outside), effect(blocks), direction(directions, model))
+        said = (where(blocks, outside), effect(blocks), next_tokens.get(model), direction(directions, model))
         made += [[model, sentence] for sentence in said if sentence]
     return made
 
@@ -321,6 +334,6 @@ def tuned(run: Finished, options: Tuned, claims: Sequence[Claim]) -> Part:
     rows = [outputs_row(run, matrix, following[matrix.rows.model]) for matrix in run.measured(KL)]
     tables = {"changes of the outputs": Table(columns=OUTPUTS, rows=rows)} if rows else {}
     if of_blocks := blocks_of(run):
-        tables[WHERE] = Table(columns=["model", "where"], rows=answers(run, of_blocks))
+        tables[WHERE] = Table(columns=["model", "where"], rows=answers(run, of_blocks, rows))
         curves += [by_block_curve(model, blocks) for model, blocks in of_blocks.items()]
     return Part(tables=tables, curves={f"{x.about['quantity']}, {x.about['model']}": x for x in curves})

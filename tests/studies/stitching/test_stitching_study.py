@@ -231,8 +231,8 @@ def test_a_training_that_diverged_has_no_numbers(tmp_path, monkeypatch):
 
 def test_a_long_table_is_printed_in_part():
     lines = list(_table_lines("stitching", Table(columns=["head", "loss"], rows=[["a", float(i)] for i in range(30)])))
-    assert len(lines) == 1 + 1 + 24 + 1
-    assert lines[-1] == "    and 6 more rows: see results.json"
+    assert len(lines) == 1 + 1 + 12 + 1
+    assert lines[-1] == "    and 18 more rows: see results.json"
 
 
 def cell(head, tail, penalty, layer="resid_post@0"):

@@ -108,6 +108,27 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, folder):
     assert "claim larger_models_converge_earlier (cka): not testable here" in out
 
 
+@pytest.mark.parametrize("estimate", ["full", "per_batch"])
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_remedies_are_those_of_a_comparison(repsim, newest, folder, estimate, cache):
+    """Of the layers of a checkpoint and the last, compared as two models."""
+    words = ("-q", "measure=[cka_unbiased]", "extract.length=32", "extract.sequences=6", "extract.rows=100", f"cache={cache}",
+             "extract.batch_rows=64", f"extract.estimate={estimate}", "extract.pairs=all", "data=embedded", "model=[]")  # fmt: skip
+    assert repsim("run", *words, "study=convergence", entry(folder))[0] == 0
+    trained, remedies = curves(newest()), json.loads((newest() / "manifest.json").read_text())["remedies"]
+    assert (remedies["skip"], remedies["normalise"]) == (4, "directions")
+    two = [
+        f"+model.{name}={{kind: transformers, path: {folder / step}}}"
+        for name, step in (("a", "step5"), ("b", "step20"))
+    ]
+    assert repsim("run", *words, *two)[0] == 0
+    (measured,) = reader.read_results(newest()).measures
+    (pair,) = [x for x in measured.matrices if (x.rows.model, x.columns.model) == ("a", "b")]
+    wanted = np.diag(reader.read_array(newest(), pair.values))
+    (line,) = trained.values()
+    np.testing.assert_allclose([row[1] for row in values(line)], wanted, atol=1e-6)
+
+
 @pytest.mark.drawn
 def test_all_checkpoints_with_all(repsim, newest, folder):
     words = (*SMALL, entry(folder), "options.pairs=true", "options.previous=true", "extract.padding=keep")

@@ -154,13 +154,18 @@ def test_a_model_does_not_differ_from_itself(repsim, newest):
     assert list(found["matrices"]) == [f"{kind}, same" for kind in (RELATIVE, COSINE, KL, NEXT, OWN, CARRIED)]
     assert not matrix(newest(), OWN, "same").any()
     assert not matrix(newest(), CARRIED, "same").any()
-    assert found["tables"][WHERE]["rows"] == [["same", "no block changes anything above rounding"]]
+    tokens = found["matrices"][f"{KL}, same"]["n"]
+    assert found["tables"][WHERE]["rows"] == [
+        ["same", "no block changes anything above rounding"],
+        ["same", f"next token: KL 0 nats on the mean, another choice for 0 % of {tokens:,} tokens"],
+    ]
     assert repsim("show", newest())[1].splitlines()[1] == "  same: no block changes anything above rounding"
     for measure in ("cka", "mutual_knn"):
         curve = found["curves"][f"{measure} with tiny_a, same"]
         assert curve["lines"]["same layer"] == pytest.approx([1.0] * 6, abs=1e-6)
-    ((model, tokens, *numbers),) = found["tables"]["changes of the outputs"]["rows"]
-    assert (model, tokens, numbers) == ("same", found["matrices"][f"{KL}, same"]["n"], [0.0] * 6)
+    ((model, of_tokens, *numbers),) = found["tables"]["changes of the outputs"]["rows"]
+    assert of_tokens == tokens
+    assert (model, numbers) == ("same", [0.0] * 6)
 
 
 def altered(folder, part, change) -> Path:
