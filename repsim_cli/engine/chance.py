@@ -16,9 +16,10 @@ from torch import Tensor
 
 from repsim_cli.activations.exchange import Exchange, away
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.expected import mean_overlap, places_of
+from repsim_cli.engine.expected import places_of
+from repsim_cli.engine.overlaps import mean_overlap, overlaps
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
-from repsim_cli.engine.permuted import permuted
+from repsim_cli.engine.permuted import of_sampled, permuted
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, own_rows, within
 from repsim_cli.measures.documents import alike
@@ -48,21 +49,32 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
         if not known:
             return found
         found |= {} if exact is None else {EXACT: exact.masked_fill(lacking, math.nan)}
-        count, some = _sampled(prepared, batches)
+        count, some = _sampled(prepared, batches, lacking)
         if batch >= ORDERS or not count:
             return found
         orders = torch.from_numpy(np.stack([away(here, [seed, batch, k]) for k in range(count)]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
-            drawn = permuted(_only(prepared, some), orders)
+            drawn = _drawn(prepared, some, orders, known_mean=exact is not None)
         cells = torch.tensor(some)[:, None], torch.tensor(some)
         found[PAIRINGS] = torch.tensor(float(count))
         parts = {DRAWN: drawn.mean(0), SQUARE: drawn.square().mean(0)}
         if exact is not None:
-            parts = {APART: (drawn - exact[cells]).square().mean(0)}
+            parts = {APART: (drawn - exact[cells]).square().nanmean(0)}
         return found | {key: _spread(values, cells, part) for key, part in parts.items()}
 
     return observe
+
+
+def _drawn(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool) -> Tensor:
+    """Computes the values of these layers under each order. Beside an exact mean, as that is of: lists of neighbours
+    are kept, and each order moves one layer."""
+    if known_mean and isinstance(prepared, PreparedProducts):
+        return of_sampled(prepared, some, orders)
+    if known_mean and isinstance(prepared, PreparedStates) and prepared.measure.overlap is not None:
+        lists = [prepared.measure.overlap(prepared.states[a]) for a in some]
+        return overlaps(lists, orders) / lists[0].numel()
+    return permuted(_only(prepared, some), orders)
 
 
 def _movable(prepared: Prepared) -> bool:
@@ -99,24 +111,26 @@ def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
         return None
     lists = [prepared.measure.overlap(state) for state in prepared.states]
     places = places_of(here, len(lists), lists[0].device)
-    return None if places is None else mean_overlap(lists, places, prepared.tile) / lists[0].numel()
+    return None if places is None else mean_overlap(lists, places) / lists[0].numel()
 
 
-def _sampled(prepared: Prepared, batches: int) -> tuple[int, list[int]]:
+def _sampled(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[int, list[int]]:
     """Chooses how many pairings of a batch are drawn, and of which layers: at most half of the pairs are solved again,
-    or the two of two layers."""
-    layers = len(prepared.names)
+    or the two of two layers. lacking: cells without a value."""
+    layers = (~lacking).any(1).nonzero()[:, 0].tolist()
+    if not layers:
+        return 0, []
     wanted = prepared.left if isinstance(prepared, PreparedStates) else None
-    pairs = layers * (layers + 1) // 2 if wanted is None else int(wanted.sum() + layers) // 2
+    pairs = len(layers) * (len(layers) + 1) // 2 if wanted is None else int(wanted.sum() + len(layers)) // 2
     if isinstance(prepared, PreparedProducts):
-        side = min(SAMPLED, max(2, layers // 12))
+        side = min(SAMPLED, max(2, len(layers) // 12))
     else:
         side = min(SAMPLED, max(2, math.isqrt(pairs // 4)))
-    some = np.linspace(0, layers - 1, min(side, layers)).round().astype(int).tolist()
+    places = np.linspace(0, len(layers) - 1, min(side, len(layers))).round().astype(int)
     orders = -(-ORDERS // batches)
     if isinstance(prepared, PreparedStates):
-        orders = min(orders, max(1, pairs // (2 * len(some) ** 2)))
-    return orders, some
+        orders = min(orders, max(1, pairs // (2 * len(places) ** 2)))
+    return orders, [layers[place] for place in places]
 
 
 def _only(prepared: Prepared, some: list[int]) -> Prepared:

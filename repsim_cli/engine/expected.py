@@ -19,7 +19,6 @@ from repsim_cli.activations.exchange import Exchange
 from repsim_cli.measures.inner import AnyKernel, Matrix
 
 ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
-CELLS = 1 << 23  # of neighbours that are held at a time
 LEAST = 0.2  # share of the squares of a matrix that must be known
 
 
@@ -67,14 +66,12 @@ def places_of(units: Exchange, representations: int, device: torch.device | str 
 
 
 class Sums(NamedTuple):
-    """Sums of the cells of all representations: by a row and the place of the other one, the same of columns, and by
-    two places of one unit; the squares of all cells, and of those that have others to meet."""
+    """Sums of the cells of all representations: by the place of a row and the other row, and by two places of one unit;
+    the squares of all cells, and of those that have others to meet."""
 
-    rows: Float[Tensor, "r n p"]
-    columns: Float[Tensor, "r n p"]
+    rows: Float[Tensor, "r p n"]
     within: Float[Tensor, "r pp"]
-    squares: Float[Tensor, " r"]
-    known: Float[Tensor, " r"]
+    squares: Float[Tensor, "r 2"]
 
 
 class Tile(NamedTuple):
@@ -95,11 +92,11 @@ def tile_at(places: Places, rows: slice, columns: slice, times: int = 1) -> Tile
     return Tile(rows, columns, times, same, torch.where(same, -places.together[at], places.across[at]))
 
 
-def empty(representations: int, places: Places, device: torch.device, symmetric: bool = True) -> Sums:
-    """Makes sums of no cells yet. symmetric: of matrices whose columns are their rows."""
-    rows = torch.zeros(representations, len(places.unit), places.count, device=device)
+def empty(representations: int, places: Places, device: torch.device) -> Sums:
+    """Makes sums of no cells yet."""
+    rows = torch.zeros(representations, places.count, len(places.unit), device=device)
     within = torch.zeros(representations, places.count**2, dtype=torch.float64, device=device)
-    return Sums(rows, rows if symmetric else torch.zeros_like(rows), within, *within.new_zeros(2, representations))
+    return Sums(rows, within, within.new_zeros(representations, 2))
 
 
 def add(sums: Sums, block: Float[Tensor, "r a b"], tile: Tile, places: Places) -> None:
@@ -107,17 +104,13 @@ def add(sums: Sums, block: Float[Tensor, "r a b"], tile: Tile, places: Places) -
     at_rows, at_columns = places.place[tile.rows], places.place[tile.columns]
     i, j = tile.same.nonzero().T
     own = block[:, i, j]
-    sides = [(tile.rows, i, at_rows, j, at_columns, block), (tile.columns, j, at_columns, i, at_rows, block.mT)]
-    for into, first, at_first, second, at_second, cells in sides[: tile.times]:
-        sums.rows[:, into].index_add_(2, at_second, cells.float())
-        of_unit = (into.start + first) * places.count + at_second[second]
+    sides = [(tile.columns, j, at_columns, i, at_rows, block), (tile.rows, i, at_rows, j, at_columns, block.mT)]
+    for into, first, at_first, second, at_second, cells in sides[-tile.times :]:
+        # whole rows are added, which are next to each other
+        sums.rows[:, :, into].index_add_(1, at_second, cells.float().contiguous())
+        of_unit = at_second[second] * len(places.unit) + into.start + first
         sums.rows.flatten(1).index_add_(1, of_unit, own.float(), alpha=-1)
         sums.within.index_add_(1, at_first[first] * places.count + at_second[second], own.double())
-    if not places.whole:
-        squares = torch.stack([each.square().sum(dtype=torch.float64) for each in block])
-        known = torch.stack([each[tile.weight != 0].square().sum(dtype=torch.float64) for each in block])
-        sums.squares.add_(squares, alpha=tile.times)
-        sums.known.add_(known, alpha=tile.times)
 
 
 def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places: Places) -> None:
@@ -125,9 +118,13 @@ def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places
     at = places.place[rows]
     sums.within.index_add_(1, at * places.count + at, diagonal.double())
     if not places.whole:
-        squares = diagonal.double().square()
-        sums.squares.add_(squares.sum(1))
-        sums.known.add_(squares[:, places.together[at, at] > 0].sum(1))
+        sums.squares.add_(squares_of(diagonal, (places.together[at, at] == 0).nonzero()[:, 0]))
+
+
+def squares_of(cells: Float[Tensor, "r cells"], alone: Int[Tensor, " some"]) -> Float[Tensor, "r 2"]:
+    """Sums the squares of all cells, and of those but these, which have no others to meet."""
+    every = torch.linalg.vector_norm(cells, dim=1).double().square()
+    return torch.stack([every, every - torch.linalg.vector_norm(cells[:, alone], dim=1).double().square()], 1)
 
 
 def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
@@ -138,27 +135,26 @@ def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
 
     def by_place(sums: Sums) -> Tensor:
         empty_sum = sums.within.new_zeros(places.count, places.count)
-        of_each = [empty_sum.index_add(0, places.place, each.double()) for each in sums.rows]
+        of_each = [empty_sum.index_add(1, places.place, each.double()) for each in sums.rows]
         return torch.stack(of_each).flatten(1)
 
     first = by_place(a)
     second = first if b is a else by_place(b)
-    cross = direct + (first * places.across.flatten()) @ second.T
+    root = places.across[:, places.place].sqrt().to(a.rows)
+    left = (a.rows * root).flatten(1)
+    of_rows = (left @ (left if b is a else (b.rows * root).flatten(1)).T).double()
+    cross = direct - 2 * of_rows + (first * places.across.flatten()) @ second.T
     cross += (a.within * places.together.flatten()) @ b.within.T
-    of_rows = _weighted(a.rows, b.rows, places.across[places.place])
-    symmetric = a.columns is a.rows and b.columns is b.rows
-    cross -= of_rows + (of_rows if symmetric else _weighted(a.columns, b.columns, places.across.T[places.place]))
+    return scaled(cross, a.squares, b.squares, places).cpu()
+
+
+def scaled(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], places: Places) -> Matrix:
+    """Scales means to all cells, from the squares of all cells and of those that meet others."""
     if places.whole:
-        return cross.cpu()
-    shares = [(sums.known / sums.squares.clamp_min(1e-300)).sqrt() for sums in (a, b)]
+        return cross
+    shares = [(squares[:, 1] / squares[:, 0].clamp_min(1e-300)).sqrt() for squares in (a, b)]
     scale = shares[0][:, None] * shares[1]
-    return torch.where(scale >= LEAST, cross / scale, math.nan).cpu()
-
-
-def _weighted(a: Float[Tensor, "r n p"], b: Float[Tensor, "c n p"], weight: Float[Tensor, "n p"]) -> Matrix:
-    root = weight.sqrt().to(a)
-    left = (a * root).flatten(1)
-    return (left @ (left if b is a else (b * root).flatten(1)).T).double()
+    return torch.where(scale >= LEAST, cross / scale, math.nan)
 
 
 class Collector:
@@ -186,8 +182,11 @@ class Collector:
         else:
             tile = tile_at(places, rows, columns, times)
             weight = tile.weight.flatten()
+            alone = (weight == 0).nonzero()[:, 0]
             for kernel, block in blocks.items():
                 add(self.sums[kernel], block.unflatten(1, tile.same.shape), tile, places)
+                if not places.whole:
+                    self.sums[kernel].squares.add_(squares_of(block, alone), alpha=times)
         for row, column in self.wanted:
             if row in blocks:
                 part = times * (self._times(blocks[row], weight) @ blocks[column].T).double()
@@ -205,35 +204,3 @@ class Collector:
             (row, column): mean_products(self.sums[row], self.sums[column], direct, self.places)
             for (row, column), direct in self.direct.items()
         }
-
-
-def mean_overlap(lists: Sequence[Int[Tensor, "k n"]], places: Places, side: int) -> Matrix:
-    """Computes the mean number of rows that the lists of two representations have in common."""
-    n, k = lists[0].shape[1], lists[0].shape[0]
-    device = lists[0].device
-    sums = empty(len(lists), places, device, symmetric=False)
-    i = torch.arange(n, device=device).repeat(k)
-    for a, each in enumerate(lists):
-        j = each.flatten().long()
-        same, at = places.unit[i] == places.unit[j], (places.place[i], places.place[j])
-        one = torch.ones(len(i), device=device)
-        met = torch.where(same, places.together[at], places.across[at]) > 0
-        across, own = ~same & met, same & met
-        sums.rows[a].flatten().index_add_(0, (i * places.count + at[1])[across], one[across])
-        sums.columns[a].flatten().index_add_(0, (j * places.count + at[0])[across], one[across])
-        sums.within[a].index_add_(0, (at[0] * places.count + at[1])[own], one[own].double())
-        sums.squares[a], sums.known[a] = len(i), met.sum()
-    direct = torch.zeros(len(lists), len(lists), dtype=torch.float64, device=device)
-    side = max(1, min(side, CELLS // (n * len(lists))))
-    members, weighted = torch.zeros(2, len(lists), side, n, device=device)
-    for start in range(0, n, side):
-        rows = slice(start, min(start + side, n))
-        some = torch.stack([each[:, rows].T for each in lists]).long()
-        here = slice(0, some.shape[1])
-        weight = tile_at(places, rows, slice(0, n)).weight.to(members).expand(len(lists), -1, -1).gather(2, some)
-        weighted[:, here].scatter_(2, some, weight)
-        members[:, here].scatter_(2, some, 1.0)
-        direct += (weighted[:, here].flatten(1) @ members[:, here].flatten(1).T).double()
-        for each in (members, weighted):  # the other cells are 0
-            each[:, here].scatter_(2, some, 0.0)
-    return mean_products(sums, sums, direct, places)

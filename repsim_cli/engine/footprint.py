@@ -22,13 +22,13 @@ from repsim_cli.engine.bounds import (
 from repsim_cli.engine.checks import tells_documents
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost
-from repsim_cli.engine.expected import CELLS, ROOM
+from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import Shape, in_groups, kernels_of
 from repsim_cli.engine.moments import BYTES, passes_of
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.measures.nearest import BLOCK
+from repsim_cli.measures.nearest import BLOCK, places_of
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
 
@@ -153,15 +153,19 @@ def _of_pairs(comparison: Comparison, rows: int) -> float:
     return ranked * 6.0 * rows**2 + near * float(min(BLOCK, rows) * rows)
 
 
+LISTED = 120.0  # bytes of a neighbour while those of all layers are compared
+
+
 def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:
-    """Bytes of the sums by place, and of the neighbours that are held at a time; layers in groups have none."""
+    """Bytes of the sums by place, and of the lists of neighbours; layers in groups have none."""
     if not comparison.significance.chance or comparison.extract.estimate not in ("full", "per_batch"):
         return 0.0
-    layers, tile = len(comparison.layers), min(comparison.hardware.tile, rows)
+    layers = len(comparison.layers)
     places = min(rows / 2, comparison.extract.length if comparison.live else rows)  # of two documents, usually
     sums = min(ROOM, 4.0 * layers * rows * places)
-    shared = any(isinstance(m, Pairwise) and m.overlap for m in comparison.measures.values())
-    return sums * (kernels + 3 * shared + 1) + 8.0 * shared * min(CELLS, layers * tile * rows)
+    shared = [m.settings["k"] for m in comparison.measures.values() if isinstance(m, Pairwise) and m.overlap]
+    listed = max((places_of(k, rows) for k in shared), default=0) * layers * rows
+    return max(sums * (kernels + 1), LISTED * listed)
 
 
 def _apart(comparison: Comparison) -> dict[str, Measure]:

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.engine.one_by_one import pairs
-from repsim_cli.engine.pairs import Prepared, PreparedStates
+from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
 from repsim_cli.engine.undefined import value_of
-from repsim_cli.measures.inner import AnyKernel, Features, Packed, State, packed, products, unpacked
+from repsim_cli.measures.inner import AnyKernel, Features, Packed, Products, State, packed, products, unpacked
 
 TOGETHER = 8  # orders in a tiled pass
 
@@ -57,6 +57,25 @@ def permuted(
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
             values[k] = in_notes(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
     return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
+
+
+def of_sampled(prepared: PreparedProducts, some: Sequence[int], orders: Int[Tensor, "k n"]) -> Float[Tensor, "k s s"]:
+    """The same for these representations, of which each order moves one, in turn from the last: its column; the others
+    are NaN. What all sides take is computed once."""
+    measure, n = prepared.measure, prepared.rows
+    turns = [len(some) - 1 - k % len(some) for k in range(len(orders))]
+    rows, moved = [prepared.states[measure.row][a] for a in some], []
+    for turn, order in zip(turns, orders, strict=True):
+        state = prepared.states[measure.column][some[turn]]
+        moved.append(_moved(measure.column, state, order, n, _whole(measure.column, order, n)))
+    alias = _alias(measure.column)
+    (cross,) = products([(measure.row, alias)], {measure.row: rows, alias: moved}, n, prepared.tile)
+    norms = prepared.norms[list(some)] if len(prepared.norms) else prepared.norms
+    columns = norms[turns] if len(norms) else norms
+    values = torch.full((len(orders), len(some), len(some)), torch.nan, dtype=torch.float64)
+    each = torch.arange(len(orders))
+    values[each, :, turns] = measure.value(Products(cross, norms, columns, rows, moved)).T.cpu()
+    return values
 
 
 def in_notes(values: Tensor) -> np.ndarray:

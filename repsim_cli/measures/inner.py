@@ -189,10 +189,9 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     by_features: dict[Any, list[Kernel]] = {}
     for kernel in states:
         by_features.setdefault(kernel.features, []).append(kernel)
-    some = next(iter(states.values()))
-    like = some[0].features.block(slice(1))
+    like = next(iter(states.values()))[0].features.block(slice(1))
     side = min(tile, n)
-    buffers = {kernel: _buffer(len(some), side, like) for kernel in states}
+    buffers = {kernel: _buffer(len(of), side, like) for kernel, of in states.items()}
     for start in range(0, n, side):
         band = slice(start, min(start + side, n))
         # computed once for all tiles of these rows

@@ -11,8 +11,10 @@ from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, away, exchange
 from repsim_cli.activations.segments import BOTH, SEQUENCE
 from repsim_cli.engine import chance
-from repsim_cli.engine.expected import mean_overlap, places_of
+from repsim_cli.engine.expected import places_of
+from repsim_cli.engine.overlaps import mean_overlap, overlaps
 from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.permuted import of_sampled, permuted
 from repsim_cli.measures.inner import block_of
 from repsim_cli.runs import reader
 
@@ -50,7 +52,7 @@ def mean_of_pairings(a, b, given):
 def prepared(names, sides, given, tile=4, **settings):
     seen = {}
     all_pairs(
-        {name: measures.get(name, **settings) for name in names},
+        {name: measures.get(name, **(settings if "knn" in name else {})) for name in names},
         sides,
         tile=tile,
         places=places_of(given, len(sides)),
@@ -78,12 +80,27 @@ def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
 def test_means_of_shared_neighbours_are_those_of_all_pairings():
     given, sides = units([3] * 5), drawn([3] * 5, 1)
     states = [measures.get("mutual_knn", k=2).prepare(x) for x in sides]
-    found = mean_overlap([state.lists for state in states], places_of(given, 3), 4)
+    found = mean_overlap([state.lists for state in states], places_of(given, 3))
     members = np.zeros((3, 15, 15))
     for a, state in enumerate(states):
         members[a, np.arange(15), state.lists.numpy()] = 1
     for a, b in itertools.product(range(3), repeat=2):
         assert float(found[a, b]) == pytest.approx(mean_of_pairings(members[a], members[b], given), rel=1e-5)
+
+
+def test_values_under_an_order_without_computing_all_of_them():
+    """Beside the exact mean: each order moves one of the sampled layers, and lists of neighbours are kept."""
+    given, sides, some = units([3] * 5), drawn([3] * 5, 2), [0, 2]
+    orders = torch.from_numpy(np.stack([away(given, [k]) for k in range(3)]))
+    found = prepared(("cka_unbiased", "rsa", "linear_regression", "mutual_knn"), sides, given, k=2)
+    neighbours = found.pop("mutual_knn")[1]
+    for name, (_, states, _) in found.items():
+        expected, sampled = permuted(states, orders)[:, some][:, :, some], of_sampled(states, some, orders)
+        known = sampled.isfinite()
+        assert known.any(1).sum(1).tolist() == [1, 1, 1]
+        torch.testing.assert_close(sampled[known], expected[known], msg=name)
+    shared = overlaps([state.lists for state in neighbours.states], orders) / (15 * 2)
+    torch.testing.assert_close(shared, permuted(neighbours, orders))
 
 
 @pytest.mark.parametrize("name", ["cka_unbiased", "cka", "mutual_knn", "rsa", "procrustes", "svcca"])

@@ -1,0 +1,70 @@
+"""How many neighbours two representations share under random pairings of their rows, from the lists alone.
+
+Lists are matrices of zeros and ones with few ones, so that what `expected.py` sums over all cells is summed over these:
+for all pairs at once, a product of sparse matrices whose columns are what entries must share to be counted together.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.sparse
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from repsim_cli.engine.expected import Places, scaled
+from repsim_cli.measures.inner import Matrix
+
+Lists = Sequence[Int[Tensor, "k n"]]
+
+
+def mean_overlap(lists: Lists, places: Places) -> Matrix:
+    """Computes the mean number of rows that the lists of two representations have in common, over random pairings of
+    these places."""
+    unit, place, across, together = (
+        part.cpu().numpy() for part in (places.unit, places.place, places.across, places.together)
+    )
+    (i, j), n = _entries(lists), len(unit)
+    same, p, q = unit[i] == unit[j], place[i], place[j]
+    weight = np.where(same, together[p, q], across[p, q])
+    met = weight > 0
+    of_units, of_others = met & same, met & ~same
+    cross = _shared(i * n + j, np.where(same, -weight, weight), met)
+    cross -= _shared(i * places.count + q, weight, of_others) + _shared(j * places.count + p, weight, of_others)
+    cross += sum(_shared(p * places.count + q, weight, some) for some in (of_units, of_others))
+    squares = torch.from_numpy(np.stack([np.full(len(j), j.shape[1]), met.sum(1)], 1)).double()
+    return scaled(torch.from_numpy(cross), squares, squares, places)
+
+
+def overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o r r"]:
+    """Counts the rows that the lists of two representations have in common, with the rows of the column's in each of
+    these orders. Its lists are kept, as in `mean_overlap`: rows are not looked for anew."""
+    moved = [order.argsort()[each[:, order].long().cpu()] for order in orders for each in lists]
+    i, j = _entries([*lists, *moved])
+    every = np.ones(j.shape, bool)
+    cross = _shared(i * len(orders[0]) + j, every.astype(float), every, len(lists))
+    return torch.from_numpy(cross).unflatten(1, (len(orders), len(lists))).transpose(0, 1)
+
+
+def _entries(lists: Lists) -> tuple[Int[np.ndarray, "r e"], Int[np.ndarray, "r e"]]:
+    """Makes the row and the column of every entry of the lists."""
+    k, n = lists[0].shape
+    j = np.stack([each.flatten().cpu().numpy() for each in lists]).astype(np.int64)
+    return np.broadcast_to(np.tile(np.arange(n), k), j.shape), j
+
+
+def _shared(
+    keys: Int[np.ndarray, "r e"], weight: Float[np.ndarray, "r e"], counted: Bool[np.ndarray, "r e"], rows: int = 0
+) -> Float[np.ndarray, "a b"]:
+    """Sums the weights of all pairs of entries of two representations that have a key in common, which has one weight.
+
+    counted: which entries count. rows: how many of the representations are rows, and the others columns; 0: all are
+    both.
+    """
+    of, _ = counted.nonzero()
+    order = np.argsort(keys[counted], kind="stable")
+    of, sorted_keys = of[order], keys[counted][order]
+    new = np.flatnonzero(np.r_[True, np.diff(sorted_keys) != 0, True][: len(order) + 1])
+    by_key = scipy.sparse.csr_array((np.ones(len(of)), of, new), (len(new) - 1, len(keys)))
+    weighted = scipy.sparse.csr_array((weight[counted][order], of, new), by_key.shape)
+    return ((weighted[:, :rows].T @ by_key[:, rows:]) if rows else (weighted.T @ by_key)).toarray()
