@@ -3,12 +3,14 @@
 Quantized weights are dequantized to float32. Config and tokenizer come from the file too.
 """
 
+import copy
 import functools
 import importlib.util
 import logging
+import math
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from repsim_cli.base.files import readable, refusing
 SUFFIX = ".gguf"
 # of a vocabulary, what transformers reads by itself and not with this reader
 UNREAD = ("tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.merges")
+ROWS = 128  # of a quantized tensor that are dequantized at a time
 Content = TypeVar("Content")
 log = logging.getLogger("repsim")
 
@@ -42,6 +45,36 @@ def once(read: Callable[[str], Content], where: str) -> Content:
     return _known[key][1]
 
 
+def forget(read: Callable[[str], Any], where: str) -> None:
+    """Lets go of what `once` keeps of a file."""
+    _known.pop((read, str(Path(where).resolve())), None)
+
+
+def merges(
+    vocab: Mapping[str, int],
+    vocab_scores: Mapping[str, float] | None = None,
+    skip_tokens: Iterable[str] | None = None,
+) -> list[tuple[str, str]]:
+    """Derives the merges of a vocabulary as transformers does (`generate_merges`): all ways to put a token together
+    from two, the best score first, else the first token; then by the lengths of both.
+
+    >>> merges({"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}, {"ab": -1.0, "aba": -2.0})
+    [('a', 'b'), ('ab', 'a'), ('a', 'ba')]
+    """
+    skipped = set(skip_tokens or ())
+    known = {token for token in vocab if token not in skipped}
+    found, lengths, scores = list[tuple[str, str]](), list[int](), list[float]()
+    for token, score in (vocab if vocab_scores is None else vocab_scores).items():
+        for cut in range(1, len(token)) if token not in skipped else ():
+            if (left := token[:cut]) in known and (right := token[cut:]) in known:
+                found.append((left, right))
+                lengths.append(cut)
+                scores.append(score)
+    rests = [len(right) for _, right in found]
+    sign = 1 if vocab_scores is None else -1
+    return [found[place] for place in np.lexsort([sign * np.array(key) for key in (rests, lengths, scores)])]
+
+
 def checked(file: Path) -> Path:
     """The file. Raises BadInput where it is incomplete or one of several parts."""
     if importlib.util.find_spec("gguf") is None:
@@ -53,7 +86,7 @@ def checked(file: Path) -> Path:
 def _check(file: str) -> None:
     reader = _reader()
     with refusing("path: not a complete .gguf file", file, "copy it again"):
-        read = reader(file)
+        read = once(reader, file)
     parts = read.fields.get("split.count")
     count = 1 if parts is None else parts.contents()
     if not isinstance(count, int) or not 0 <= count <= 1:
@@ -81,15 +114,16 @@ def by_itself(file: str | Path) -> Iterator[dict[str, Any]]:
 
 @functools.cache
 def _reader() -> Any:
-    """The reader of the package gguf, replaced by one that gives the same several times faster.
+    """The reader of the package gguf, replaced by one that gives the same several times faster, as are other parts of
+    it and of transformers.
 
-    The package walks through the tokens of a vocabulary as slices of a memory map, transformers reads all fields for a
-    config and again for weights, byte by byte, and asks for the names of all tensors once per module.
+    The package walks through the tokens of a vocabulary as slices of a memory map, and dequantizes 16 rows at a time;
+    transformers reads all fields for a config, for a tokenizer and again for weights, byte by byte, asks for the names
+    of all tensors once per module, and derives merges from a vocabulary in seconds.
     """
     import gguf
-    from transformers import modeling_gguf_pytorch_utils
-
-    kinds: Any = gguf.GGUFValueType
+    from transformers import modeling_gguf_pytorch_utils as checkpoints
+    from transformers.integrations.gguf import gguf_tokenizer_mapping, reader
 
     class Reader(gguf.GGUFReader):
         def __init__(self, *args: Any, **settings: Any):
@@ -98,38 +132,73 @@ def _reader() -> Any:
                 self.fields.pop(name, None)
 
         def _get_field_parts(self, orig_offs: int, raw_type: Any) -> tuple[int, list[Any], list[int], list[Any]]:
-            if raw_type != kinds.ARRAY or self.byte_order == "S":
+            if raw_type != gguf.GGUFValueType.ARRAY or self.byte_order == "S":
                 return super()._get_field_parts(orig_offs, raw_type)
-            content: Any = self.data.view(np.ndarray)
-            scalars: Any = self.gguf_scalar_to_np
-            kind, length = struct.unpack_from("=IQ", content, orig_offs)
-            head = [self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)]
-            offset = orig_offs + 12
-            if kind in scalars:
-                size = np.dtype(scalars[kind]).itemsize * length
-                values = content[offset : offset + size].view(scalars[kind])
-                if len(values) < length:
-                    raise ValueError("it ends within an array")
-                items, offset = list(values[:, None]), offset + size
-            elif kind == kinds.STRING:
-                items = []
-                for _ in range(length):
-                    (size,) = struct.unpack_from("=Q", content, offset)
-                    items.append(content[offset + 8 : offset + 8 + size])
-                    offset += 8 + size
-            else:
-                return super()._get_field_parts(orig_offs, raw_type)
-            return offset - orig_offs, [*head, *items], list(range(2, 2 + length)), [kinds.ARRAY, kinds(kind)]
+            found = _array_parts(self, orig_offs)
+            return super()._get_field_parts(orig_offs, raw_type) if found is None else found
 
-    value_of = modeling_gguf_pytorch_utils._gguf_parse_value  # pyright: ignore[reportPrivateImportUsage]
+    given: Any = checkpoints
+    load, value_of = given.load_gguf_checkpoint, given._gguf_parse_value
+
+    def without_tensors(file: str) -> dict[str, Any]:
+        return {"config": load(file)["config"]}  # all that is asked for
+
+    def loaded(gguf_checkpoint_path: str, return_tensors: bool = False, **settings: Any) -> dict[str, Any]:
+        if not return_tensors:
+            return copy.deepcopy(once(without_tensors, gguf_checkpoint_path))
+        try:
+            return load(gguf_checkpoint_path, return_tensors=True, **settings)
+        finally:
+            forget(Reader, gguf_checkpoint_path)  # it holds the weights as they are mapped into memory
 
     def value(content: Any, types: Any) -> Any:
-        is_text = isinstance(types, list) and types[-1] == kinds.STRING
+        is_text = isinstance(types, list) and types[-1] == gguf.GGUFValueType.STRING
         return bytes(content).decode() if is_text else value_of(content, types)
 
-    modeling_gguf_pytorch_utils._gguf_parse_value = value  # pyright: ignore[reportPrivateImportUsage]
-    gguf.GGUFReader = Reader
-    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
-    # its progress bar cannot be silenced otherwise
-    modeling_gguf_pytorch_utils.tqdm = lambda items, **settings: items  # pyright: ignore[reportPrivateImportUsage]
+    given.load_gguf_checkpoint, given._gguf_parse_value = loaded, value
+    given.tqdm = lambda items, **settings: items  # its progress bar cannot be silenced otherwise
+    files: Any = reader
+    files._mapped = lambda file: np.memmap(file, mode="r", dtype=np.uint8).view(np.ndarray)
+    vocabularies: Any = gguf_tokenizer_mapping
+    vocabularies.generate_merges = merges
+    package: Any = gguf
+    package.GGUFReader = lambda file: once(Reader, str(file))
+    package.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+    package.quants._apply_over_grouped_rows = _by_rows
     return Reader
+
+
+def _array_parts(reader: Any, start: int) -> tuple[int, list[Any], list[int], list[Any]] | None:
+    """Reads an array of numbers or texts, as `_get_field_parts` of the package gives it; None for others."""
+    from gguf import GGUFValueType as Kind
+
+    content: Any = reader.data.view(np.ndarray)
+    kind, length = struct.unpack_from("=IQ", content, start)
+    head, offset = [reader._get(start, np.uint32), reader._get(start + 4, np.uint64)], start + 12
+    if kind in reader.gguf_scalar_to_np:
+        scalar = np.dtype(reader.gguf_scalar_to_np[kind])
+        values = content[offset : offset + scalar.itemsize * length].view(scalar)
+        if len(values) < length:
+            raise ValueError("it ends within an array")
+        items, offset = list(values[:, None]), offset + scalar.itemsize * length
+    elif kind == Kind.STRING:
+        items = []
+        for _ in range(length):
+            (size,) = struct.unpack_from("=Q", content, offset)
+            items.append(content[offset + 8 : offset + 8 + size])
+            offset += 8 + size
+    else:
+        return None
+    return offset - start, [*head, *items], list(range(2, 2 + length)), [Kind.ARRAY, Kind(kind)]
+
+
+def _by_rows(
+    func: Callable[[np.ndarray], np.ndarray], arr: np.ndarray, otype: Any, oshape: Sequence[int]
+) -> np.ndarray:
+    """Applies what works row by row to some rows at a time. Parameters are named as in the package."""
+    rows = arr.reshape(-1, arr.shape[-1]).view(np.ndarray)
+    made = np.empty((len(rows), math.prod(oshape) // max(len(rows), 1)), otype)
+    for start in range(0, len(rows), ROWS):
+        part = made[start : start + ROWS]
+        part[:] = func(rows[start : start + ROWS]).reshape(part.shape)
+    return made.reshape(oshape)

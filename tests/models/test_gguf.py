@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY, perturb
+from transformers import tokenization_utils_base
 
 import repsim_cli
 from repsim_cli.activations.capture import capture
@@ -29,6 +30,9 @@ def tiny():
     model = library().AutoModelForCausalLM.from_config(inline_config({**TINY["llama"], "vocab_size": 400})).eval()
     perturb(model)
     return model
+
+
+in_package = gguf.quants._apply_over_grouped_rows  # before it is replaced
 
 
 def written(model, tokenizer, file, kind=gguf.GGMLQuantizationType.F32, architecture="llama", more=()):
@@ -186,6 +190,28 @@ def test_the_reader_gives_what_the_package_gives(file):
     assert [(t.name, t.n_bytes, t.data_offset) for t in ours.tensors] == [
         (t.name, t.n_bytes, t.data_offset) for t in theirs.tensors
     ]
+
+
+def test_rows_are_dequantized_as_the_package_does(monkeypatch):
+    files._reader()
+    rng = np.random.default_rng(0)
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1):
+        coded = gguf.quants.quantize(rng.normal(size=(2, 75, 64)).astype(np.float32), kind)
+        ours = gguf.quants.dequantize(coded, kind)
+        with monkeypatch.context() as with_theirs:
+            with_theirs.setattr(gguf.quants, "_apply_over_grouped_rows", in_package)
+            np.testing.assert_array_equal(ours, gguf.quants.dequantize(coded, kind))
+
+
+def test_merges_are_those_that_transformers_derives():
+    rng = np.random.default_rng(0)
+    tokens = list(dict.fromkeys("".join(rng.choice(list("abc"), rng.integers(1, 6))) for _ in range(400)))
+    vocab = {token: place for place, token in enumerate(tokens)}
+    scores = {token: float(score) for token, score in zip(tokens, rng.integers(-9, 0, len(tokens)), strict=True)}
+    for given in ({}, {"vocab_scores": scores}, {"vocab_scores": scores, "skip_tokens": tokens[:9]}):
+        derived = tokenization_utils_base.generate_merges(vocab, **given)
+        assert len(derived) > 50
+        assert files.merges(vocab, **given) == derived
 
 
 def test_a_file_is_read_once_until_it_changes(file, monkeypatch):
