@@ -52,6 +52,18 @@ def test_what_reads_a_run_folder_starts_without_torch():
     assert ended.returncode == 0, ended.stderr
 
 
+def test_misspelt_words_are_answered_without_torch():
+    """Which takes seconds to start."""
+    lines = [["compare", "tiny_c", "tiny_b"], ["run", "experiment=tinyy/x"], ["run", "mesure=cka"], ["list", "modl"]]
+    script = (
+        f"import sys\nfrom repsim_cli.cli import main\nfor words in {lines!r}:\n"
+        "    try:\n        main(words)\n    except SystemExit as ended:\n        assert ended.code == 2, words\n"
+        "    assert not {'torch', 'transformers'} & {*sys.modules}, words\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.parametrize("room", HARD)
 def test_a_hard_room_says_what_enters_and_leaves_and_what_to_read_first(room):
     """In about 30 lines; the files and functions that it names are there."""

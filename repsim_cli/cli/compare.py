@@ -94,6 +94,9 @@ def _check_models(*names: str) -> None:
             f"compare: neither a run nor a model, got '{names[0]}'; {did_you_mean(names[0], entries('model'))} "
             "See repsim list run and repsim list model"
         )
+    for name in names:
+        if name not in models:
+            entry_of(name)  # which says what is near
 
 
 def _exists(find: Callable[[str], Any], name: str) -> bool:

@@ -33,10 +33,8 @@ def run(words: list[str]) -> int:
     rest = [part for word in with_models(rest) for part in as_hydra_takes(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
-    check_torch()
     from repsim_cli.config.compose import compose, print_as_hydra, repeated, task
     from repsim_cli.config.guard import close_environment
-    from repsim_cli.config.run import validate
 
     close_environment()
     rest, primary = repeated(rest)
@@ -46,6 +44,9 @@ def run(words: list[str]) -> int:
     configs = [] if "--shell-completion" in flags else compose(*asked)
     if flags.keys() & PRINTING:
         return print_as_hydra(rest, primary)
+    check_torch()  # not before: misspelt words need none of what follows
+    from repsim_cli.config.run import validate
+
     jobs = [(config, validate(task(config))) for config in configs]
     plans = [
         plan_lines(checked.keys.name, checked.plan(), checked.misfits) for _, checked in jobs if checked.keys.dry_run

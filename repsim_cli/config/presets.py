@@ -60,7 +60,6 @@ def entry_of(name: str) -> dict[str, Any]:
     """
     from repsim_cli.base.files import local
     from repsim_cli.data.network import is_legacy
-    from repsim_cli.models.series import is_native
 
     known = entries("model")
     if name in known:
@@ -69,6 +68,8 @@ def entry_of(name: str) -> dict[str, Any]:
         place = local(name)
         if place.is_file() and not name.endswith(FILES):
             raise BadInput(f"MODEL: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
+        from repsim_cli.models.series import is_native  # starts torch
+
         stored = "precomputed" if place.suffix in STORED or (place / "dataset_info.json").is_file() else None
         return {"kind": stored or ("transformer_lens" if is_native(place) else "transformers"), "path": str(place)}
     if name.count("/") == 1 or is_legacy(name):

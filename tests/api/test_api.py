@@ -77,7 +77,7 @@ def test_a_comparison_ends_with_its_page(repsim, newest):
     [
         (
             ["tiny_a", "tiny_c"],
-            "models.tiny_c: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
+            "error: MODEL: neither a model nor a folder, got 'tiny_c'; did you mean 'tiny_b'",
         ),
         (["tiny_a", "TABLE"], "models.a_csv: MODEL: unknown kind of file, got '.*a.csv'; use a folder, or .gguf, .npy"),
         (["tiny_a", "tiny_b", "--data", "nowhere.txt"], "data: neither a file nor a data set, got 'nowhere.txt'"),
