@@ -271,7 +271,7 @@ def repsim(monkeypatch, tmp_path, capsys, request):
         given, drawn = [str(word) for word in words], request.node.get_closest_marker("drawn")
         if drawn and given[0] == "run" and not any(word.startswith("figures") for word in given):
             given.append("figures.format=[png]")
-        drawing = nullcontext() if drawn or given[0] not in ("run", "compare", "analyse") else undrawn()
+        drawing = nullcontext() if drawn or given[0] not in ("run", "compare", "analyse", "map") else undrawn()
         with drawing, pytest.raises(SystemExit) as stopped:
             cli.main(given)
         out, err = capsys.readouterr()

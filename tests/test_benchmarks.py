@@ -12,6 +12,7 @@ import few_rows
 import levels
 import numpy as np
 import pytest
+import vector_maps
 
 from repsim_cli import measures
 
@@ -42,6 +43,16 @@ def test_a_sample_of_the_table_of_few_rows_holds():
     for name, correlation in (("procrustes", 0.0), ("ridge", 0.9)):
         printed = at_4[f" `{name}` ", f" {correlation:g} "]
         assert few_rows.mean(name, 256, correlation, draws=1) == pytest.approx(printed, abs=0.03)
+
+
+def test_a_row_of_the_table_of_planted_rotations_holds():
+    page = (ROOT / "experiments" / "vector_map.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| 0.3 |"))
+    printed = [float(cell) for cell in row.strip("| ").split("|")[1:]]
+    found = vector_maps.drawn(0.3, 0)
+    forms = [vector_maps.expected(kind, 0.3) for kind in ("rotation", "affine")]
+    of = [found["rotation"][0], forms[0], found["affine"][0], forms[1]]
+    assert [*of, found["rotation"][1], found["affine"][1], found["true"][1]] == pytest.approx(printed, abs=0.01)
 
 
 def accuracy_page():

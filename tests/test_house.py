@@ -28,10 +28,11 @@ def test_the_core_is_small():
 
 
 def test_no_question_imports_another_and_only_commands_name_one():
-    """Studies and findings are found by their files; `cli/` draws the heads of a study of attention, `api/` verifies."""
+    """Studies and findings are found by their files; `cli/` draws the heads of a study of attention, `api/` verifies and maps."""
     arrows = {(a, b) for a, b in house.arrows(PACKAGE) if "/" in b}
     assert not [(a, b) for a, b in arrows if "/" in a]
-    assert arrows <= {("cli", "studies/attention"), ("api", "studies/verify"), ("cli", "studies/verify")}
+    named = [(room, f"studies/{question}") for room in ("api", "cli") for question in ("vectors", "verify")]
+    assert arrows <= {("cli", "studies/attention"), *named}
 
 
 def test_the_root_holds_three_files():

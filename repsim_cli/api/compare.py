@@ -84,7 +84,7 @@ def compare(  # noqa: PLR0913 - the public interface
     finite; what a module raises on a batch passes through, with a note.
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
-    with _held():
+    with held():
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else labelled(models)
@@ -160,7 +160,7 @@ def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: b
 
 
 @contextmanager
-def _held() -> Any:
+def held() -> Any:
     """What is held in memory inside is let go at the end."""
     before = [dict(room.HELD) for room in (models_in_memory, texts_in_memory)]
     try:

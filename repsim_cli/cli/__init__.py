@@ -15,7 +15,7 @@ from repsim_cli.base.documents import unwritable
 from repsim_cli.base.environment import COMMAND
 from repsim_cli.base.errors import BadInput, RepsimError, panic
 from repsim_cli.base.files import explained
-from repsim_cli.cli.parser import Parser
+from repsim_cli.cli.parser import Parser, add_map
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.config.presets import GROUPS, UNSELECTED
 
@@ -103,6 +103,7 @@ def parser() -> Parser:
         return sub
 
     add_first(add)
+    add_map(add, _command)
     add_of_finished(add)
     for name in AS_JSON:
         commands.choices[name].add_argument("--json", action="store_true", help="print the answer as JSON")

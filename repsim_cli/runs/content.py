@@ -27,8 +27,8 @@ OF_BLOCKS_COLUMNS = ["model", "block", OWN, CARRIED, "weights", "rounding", "abo
 WHERE, SAME = "where it changed", "the same layer of two models"
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
-FOUND = "where pairs find each other"
-ANSWERS = (WHERE, SAME, MADE_OF, FOUND)
+FOUND, KEPT = "where pairs find each other", "what maps keep"
+ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import repsim_cli
 from repsim_cli.cli import parser
 from repsim_cli.config.run import RunKeys
+from repsim_cli.studies.vectors.stored import VectorMap
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -101,6 +102,11 @@ def place(tmp_path, tiny_folder, monkeypatch):
         save_file({"layer": torch.tensor(x)}, f"{name}.safetensors")
     np.save("X.npy", x)
     np.save("Y.npy", x @ rng.normal(size=(4, 4)))
+    np.save("old.npy", x)
+    np.save("new.npy", x[:, ::-1] + 1)
+    pq.write_table(pa.table({"vector": list(x)}), "store.parquet")
+    sides = {side: {"model": "m", "layer": "rows"} for side in ("from", "to")}
+    VectorMap(np.eye(4), np.zeros(4), sides).save("map.safetensors")
     Path("pairs.csv").write_text("\n".join(["en,de", *(f"text {i},Text {i}" for i in range(40))]))
     for language in ("en", "de"):
         Path(f"corpus.{language}").write_text("".join(f"text {i} of {language}\n" for i in range(40)))
@@ -176,6 +182,8 @@ def test_python(place, block):
         "models": {"mine": "DIR", "other": "OTHER"},
         "x": x,
         "y": x + 1,
+        "old": x,
+        "new": x + 1,
         "model": AutoModel.from_pretrained("OTHER"),
         "texts": Path("corpus.txt").read_text().split("\n\n"),
         "net": net,

@@ -78,5 +78,6 @@ SHORTER = {  # what makes the command of a study short, None: nothing does
     "tuned": FEW,
     "universal_neurons": FEW,
     "universality": None,
+    "vector_map": ("extract.sequences=60",),
     "views": ("extract.layers=[0,1]", "extract.rows=64", "options.batch=8"),
 }  # fmt: skip

@@ -1,0 +1,67 @@
+"""`repsim map fit` and `repsim map apply`: vectors of one model in the space of another."""
+
+import argparse
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from repsim_cli.base import signals
+from repsim_cli.base.errors import BadInput
+from repsim_cli.cli.terminal import Bar, check_torch, say
+from repsim_cli.runs import reader, results
+from repsim_cli.studies.vectors.stored import best_of, check_target, load_map, map_file
+
+
+def fit_command(parsed: argparse.Namespace) -> int:
+    if parsed.column and not parsed.data:
+        raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
+    if parsed.out:
+        check_target(parsed.out)
+    check_torch()
+    from repsim_cli.api.vector_maps import fit_map
+
+    now = datetime.now()
+    place = results.unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-vector_map")
+    data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
+    try:
+        with signals.interruptible():
+            maps = fit_map(
+                parsed.old,
+                parsed.new,
+                data,
+                kinds=parsed.kind.split(",") if parsed.kind else (),
+                layers=[pair.split(",") for pair in parsed.layers],
+                names=parsed.names.split(",") if parsed.names else None,
+                settings=parsed.set,
+                folder=place,
+                progress=Bar(),
+            )
+    finally:
+        results.drop_empty(place)
+    say(*_fitted(place))
+    if parsed.out:
+        say(f"  written: {best_of(maps).save(parsed.out)}")
+    return 0
+
+
+def _fitted(place: Path) -> Iterator[str]:
+    """What the maps of a run keep, the run's warnings, and where all of it is."""
+    found = reader.read_results(place)
+    yield from (f"{who}: {what}" for who, what in found.answers)
+    for file in sorted((place / "maps").iterdir()):
+        yield f"  {file}"
+        scores = load_map(file).record["held out"].items()
+        yield from (f"    {name:28} {x['value']:.3f}  [{x['low']:.3f}, {x['high']:.3f}]" for name, x in scores)
+    yield from (f"  warning: {text}" for text in found.warnings)
+    yield f"  run: {place}"
+
+
+def apply_command(parsed: argparse.Namespace) -> int:
+    given = load_map(parsed.map)
+    name, rows = map_file(given, parsed.rows, parsed.out, parsed.array)
+    old, new = given.record["from"], given.record["to"]
+    say(
+        f"{Path(parsed.out)}: {rows:,} rows of '{name}', from {old['layer']} of {old['model']} to {new['layer']} of "
+        f"{new['model']} ({len(given.weight)} to {len(given.bias)} numbers)"
+    )
+    return 0

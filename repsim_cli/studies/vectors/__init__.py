@@ -1,0 +1,1 @@
+"""Can stored vectors be kept when the model changes?"""

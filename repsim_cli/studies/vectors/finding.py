@@ -1,0 +1,135 @@
+"""What maps between vectors of two models keep, and how many rows they need for it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from repsim_cli.base.plain import free, slug
+from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.layout import SHADED
+from repsim_cli.figures.lines import draw_levels, gaps, name_bands
+from repsim_cli.figures.panels import headline, panels
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import KEPT, Axis, Band, Curve, Table
+from repsim_cli.studies.vectors.scores import AS_THEY_ARE, AT, BY_CHANCE, MAIN, RENEWED, VECTOR_MAPS
+
+Row = Mapping[str, Any]
+BESIDE = (BY_CHANCE, AS_THEY_ARE, RENEWED)  # what is no map
+OF = "95 % over held-out documents"
+PANEL, GAPS = (2.9, 1.9), (0.6, 0.75)  # inches
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorMapOptions:
+    """What each map keeps, and the scores against the number of fitted rows. There are no settings."""
+
+
+def by_pair(table: Table) -> dict[str, list[Row]]:
+    """The rows of each pair of layers, by its name."""
+    pairs: dict[str, list[Row]] = {}
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        name = f"{row['from']} {row['from layer']} to {row['to']} {row['to layer']}"
+        pairs.setdefault(name, []).append(row)
+    return pairs
+
+
+def whole(rows: Sequence[Row], score: str) -> dict[str, Row]:
+    """By kind of map its row of this score, of the map that all rows were fitted for."""
+    return {row["map"]: row for row in rows if row["score"] == score}  # sizes ascend
+
+
+def best(rows: Sequence[Row]) -> str:
+    """The kind of map that keeps most of the new neighbours."""
+    maps = {kind: row["value"] for kind, row in whole(rows, MAIN).items() if kind not in BESIDE}
+    return max(maps, key=lambda kind: maps[kind])
+
+
+def sentence(rows: Sequence[Row]) -> str:
+    kind = best(rows)
+    by_score = {row["score"]: row for row in rows if row["map"] == kind}
+    new, fit = by_score[MAIN], by_score["R^2"]
+    left = whole(rows, MAIN).get(AS_THEY_ARE)
+    old = by_score[MAIN.replace("new", "old")]
+    again = whole(rows, MAIN.replace("new", "old"))[RENEWED]
+    return (
+        f"mapped by {kind} they find {new['value']:.2f} [{new['low']:.2f}, {new['high']:.2f}] of the {max(AT)} nearest "
+        f"that new vectors would, and {old['value']:.2f} of the old ones (new vectors: {again['value']:.2f}); R^2 "
+        f"{fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from {new['rows']:,} rows"
+        + ("" if left is None else f"; without a map {left['value']:.2f}")
+    )
+
+
+def curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
+    """A curve per score: a line per kind of map over the number of fitted rows."""
+    for score in dict.fromkeys(row["score"] for row in rows):
+        of = [row for row in rows if row["score"] == score]
+        levels = {row["map"]: row["value"] for row in of if row["map"] in BESIDE}
+        lines: dict[str, list[Row]] = {}
+        for row in of:
+            if row["map"] not in levels:
+                lines.setdefault(row["map"], []).append(row)
+        yield Curve(
+            x=Axis(name="rows that the map is fitted on"),
+            y=Axis(name=score),
+            at=[row["rows"] for row in next(iter(lines.values()))],
+            lines={kind: [row["value"] for row in each] for kind, each in lines.items()},
+            bands={
+                kind: Band(low=[row["low"] for row in each], high=[row["high"] for row in each], of=OF)
+                for kind, each in lines.items()
+            },
+            bounds=[None, 1.0],
+            about={"quantity": score, "pair": name, "levels": levels},
+        )
+
+
+def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
+    """maps-PAIR: every score against the number of rows that the maps were fitted on"""
+    for name, rows in by_pair(run.results.tables[VECTOR_MAPS]).items():
+        drawn = [curve for curve in run.results.curves.values() if curve.about.get("pair") == name]
+        yield slug("maps", name), partial(_drawn, name, drawn, rows)
+
+
+def _drawn(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
+    figure, axes = panels(len(drawn), 3, *PANEL, gaps=GAPS)
+    for panel, curve in zip(axes, drawn, strict=True):
+        for (kind, values), style in zip(curve.lines.items(), line_styles(len(curve.lines)), strict=True):
+            band = curve.bands[kind]
+            panel.fill_between(curve.at, gaps(band.low), gaps(band.high), color=style["color"], alpha=0.15, linewidth=0)
+            panel.plot(curve.at, gaps(values), **style, markersize=3.5, linewidth=1.3, label=kind)
+        draw_levels(panel, curve.about["levels"])
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(curve.at, [f"{at:,}" for at in curve.at], fontsize=7)
+        panel.set_xticks([], minor=True)
+        low = min(0.0, *(min(values) for values in curve.lines.values()))  # type: ignore[type-var]
+        panel.set_ylim(max(low, -1.0), 1.02)
+        panel.set_title(str(curve.y), loc="left", fontsize=9)
+        panel.tick_params(axis="y", labelsize=7)
+        panel.grid(alpha=0.25, linewidth=0.5)
+        if panel in axes[-3:]:
+            panel.set_xlabel(str(curve.x), fontsize=8)
+    last = axes[min(2, len(axes) - 1)]
+    name_bands(last, [OF])
+    legend_beside(last)
+    kind = best(rows)
+    row = whole(rows, MAIN)[kind]
+    headline(
+        figure,
+        f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors",
+        f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {SHADED}{OF}",
+    )
+    return figure
+
+
+@analysis(studies=("vector_map",), unasked=lambda planned: True, figures=figures)
+def vector_map(run: Finished, options: VectorMapOptions, claims: Sequence[Claim]) -> Part:
+    """What maps keep of the neighbours, and against how many rows."""
+    pairs = by_pair(run.results.tables[VECTOR_MAPS])
+    made: dict[str, Curve] = {}
+    for name, rows in pairs.items():
+        for curve in curves(name, rows):
+            made[free(f"{curve.about['quantity']}, {name}", made)] = curve
+    said = [[name, sentence(rows)] for name, rows in pairs.items()]
+    return Part(tables={KEPT: Table(columns=["vectors", "what"], rows=said)}, curves=made)

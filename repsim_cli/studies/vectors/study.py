@@ -1,0 +1,254 @@
+"""Maps from the rows of one model to those of another, fitted on some documents and scored on others."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Unpack
+
+import numpy as np
+from jaxtyping import Int
+
+import repsim_cli
+from repsim_cli.activations.inputs import documents_of
+from repsim_cli.activations.places import row_documents
+from repsim_cli.activations.readings import Layer
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.base.registry import did_you_mean, studies
+from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Positive
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import check_rows_fit, most_rows, shown
+from repsim_cli.engine.cost import Cost, needs
+from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.recording import StudyOfRows
+from repsim_cli.engine.rows import prepare, sample
+from repsim_cli.engine.study import OfRows
+from repsim_cli.runs.content import Results, Table
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.vectors.fits import KINDS, Fit, Rows, centred
+from repsim_cli.studies.vectors.scores import (
+    AS_THEY_ARE,
+    AT,
+    BY_CHANCE,
+    MAPS_COLUMNS,
+    RENEWED,
+    VECTOR_MAPS,
+    Score,
+    by_chance,
+    held_out,
+    neighbours_kept,
+    scores,
+)
+from repsim_cli.studies.vectors.stored import VectorMap
+
+FEWEST = 8  # documents on either side, for an interval and a fit
+LEAST = max(AT) + 2  # rows that are held out
+HALVINGS = 5  # sizes of the curve: all fitted documents, half of them, ...
+
+
+class Pair(NamedTuple):
+    """Layers of the two models, by their numbers among all."""
+
+    old: int
+    new: int
+
+
+class Half(NamedTuple):
+    """Numbers of rows: those that may be fitted, a document after the other in the order in which they are taken, and
+    those that are held out."""
+
+    fitted: list[Int[np.ndarray, " m"]]
+    held_out: Int[np.ndarray, " k"]
+
+
+@studies.register("vector_map")
+class VectorMaps(StudyOfRows):
+    """Fits maps from the rows of the first model to those of the second, and scores them on held-out documents.
+
+    A map is a matrix and an offset: rotation (orthogonal Procrustes with one scale), affine (least squares with
+    intercept), ridge (the same with a penalty chosen by leaving fitted rows out), low_rank (ridge of a lower rank).
+    Queries are rows of the second model, the store is the mapped rows of the first: recall at 1 and 10 is the share of
+    neighbours that the old rows had among each other, or that new rows would have. Each score has a 95 % interval over
+    held-out documents, for all fitted documents, half of them, a quarter and so on. The maps are in the run folder.
+
+    layers: pairs of layers, [[LAYER, LAYER], ...]; null: those at the same place where both models have as many, else
+        the last of each.
+    kinds: which of rotation, affine, ridge and low_rank.
+    rank: of low_rank; null: a quarter of the narrower side.
+    train_share: the share of the documents that maps are fitted on, drawn under the run's seed.
+    Example: repsim run study=vector_map model=[tiny_a_step400,tiny_a] extract=pooled extract.layers=[-1]
+    """
+
+    takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
+    by_block: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        layers: list[list[str]] | None = None,
+        kinds: list[str] | None = None,
+        rank: Positive | None = None,
+        train_share: Fraction = 0.8,
+        **given: Unpack[OfRows],
+    ):
+        models, extract = given["model"], given["extract"]
+        if len(models) != 2:
+            raise BadInput(f"model: two are needed, the old one first, got {len(models)}; e.g. model=[OLD,NEW]")
+        for name in kinds or ():
+            if name not in KINDS:
+                raise BadInput(f"options.kinds: no such kind of map, got '{name}'; {did_you_mean(name, KINDS)}")
+        if extract.estimate != "full":
+            raise BadInput(f"extract.estimate: maps are fitted on one sample, got {extract.estimate}; use full")
+        self.extraction = extraction_of(given)
+        self.readings, self.hardware, self.seed = self.extraction.readings, given["hardware"], given["seed"]
+        self.kinds, self.rank, self.train_share = list(dict.fromkeys(kinds or KINDS)), rank, train_share
+        self.pairs = self._pairs(layers)
+        self.most = min(extract.rows, most_rows(models, extract))
+        check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
+
+    def _pairs(self, layers: list[list[str]] | None) -> list[Pair]:
+        old, new = self.extraction.places
+        names = [layer.name for layer in self.extraction.layers]
+        if layers is None:
+            if old.stop - old.start != new.stop - new.start:
+                return [Pair(old.stop - 1, new.stop - 1)]
+            return [Pair(*each) for each in zip(range(old.start, old.stop), range(new.start, new.stop), strict=True)]
+        pairs = []
+        for pair in layers:
+            if len(pair) != 2:
+                raise BadInput(f"options.layers: pairs of layers, got {pair}; e.g. [[resid_post@3,resid_post@3]]")
+            for name, place in zip(pair, (old, new), strict=True):
+                if name not in names[place]:
+                    raise BadInput(f"options.layers: not read, got '{name}'; {did_you_mean(name, names[place])}")
+            pairs.append(Pair(*(names.index(name, place.start) for name, place in zip(pair, (old, new), strict=True))))
+        return pairs
+
+    def memory(self, rows: int) -> dict[str, float]:
+        """Bytes, estimated: libraries, weights, the rows, and what one fit and its neighbours work on."""
+        widest = max(layer.width for layer in self.extraction.layers)
+        return {
+            "Python and its libraries": 0.5e9,
+            "weights": sum(4.0 * source.parameters for source in self.extraction.live.values()),
+            "rows": 4.0 * 3 * rows * sum(layer.width for layer in self.extraction.layers),
+            "fits": 8.0 * (8 * rows * widest + 4 * widest**2) + 8.0 * 4 * min(rows, 1024) * rows,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        return {
+            "models": shown(self.extraction.models, self.hardware),
+            "pairs of layers": [" to ".join(self.extraction.names[place] for place in pair) for pair in self.pairs],
+            "maps": self.kinds,
+            "rows, at most": self.most,
+            **needs(
+                self._costs(),
+                self.hardware,
+                memory=self.memory(self.most),
+                activations=footprint.stored(self.extraction),
+            ),
+        }
+
+    def _costs(self) -> dict[str, Cost]:
+        widths = [max(self.extraction.layers[place].width for place in pair) for pair in self.pairs]
+        fits = 2.0 * len(self.kinds) * sum(20.0 * self.most * width**2 + 4.0 * self.most**2 * width for width in widths)
+        return {"forward passes": footprint.cost_of_passes(self.extraction), "fits": Cost(fits, fits / 1e10)}
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.hardware)
+        with run.stage("data"):
+            sequences = self.extraction.sequences(run)
+            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            documents = documents_read(extraction, sequences)
+            half = halves(documents, self.train_share, self.seed)
+        taken, tables = sample(run, extraction, sequences)
+        rows: list[list[Any]] = []
+        with run.stage("maps"):
+            for pair in run.progress(self.pairs, label="maps", unit="pairs of layers"):
+                x, y = (taken[place].cpu().numpy().astype(np.float64) for place in pair)
+                rows += self._of_pair(run, [extraction.layers[place] for place in pair], x, y, documents, half)
+        maps = {VECTOR_MAPS: Table(columns=MAPS_COLUMNS, rows=rows)}
+        return Results(study="vector_map", tables=maps | tables)
+
+    def _of_pair(
+        self, run: Run, layers: Sequence[Layer], x: Rows, y: Rows, documents: Int[np.ndarray, " n"], half: Half
+    ) -> Iterator[list[Any]]:
+        """Rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
+        old, new = layers
+        out = held_out(x[half.held_out], y[half.held_out], documents[half.held_out])
+        counts = [len(half.held_out), len(np.unique(out.documents))]
+        mean = y[np.concatenate(half.fitted)].mean(0)
+
+        def listed(kind: str, fitted: Sequence[int], found: Mapping[str, Score]) -> Iterator[list[Any]]:
+            for name, score in found.items():
+                yield [old.model, old.name, new.model, new.name, kind, *fitted, *counts, name, *score]
+
+        for size in sizes(len(half.fitted)):
+            chosen = np.concatenate(half.fitted[-size:])
+            fitted, given = [len(chosen), size], centred(x[chosen], y[chosen])
+            for kind in self.kinds:
+                fit = KINDS[kind](given, self.rank or max(1, min(old.width, new.width) // 4))
+                found = scores(out, fit(out.x), mean)
+                yield from listed(kind, fitted, found)
+                if size == len(half.fitted):
+                    self._write(run, layers, kind, fit, fitted + counts, found)
+        yield from listed(BY_CHANCE, [0, 0], by_chance(out))
+        yield from listed(RENEWED, [0, 0], neighbours_kept(out, out.y))
+        if old.width == new.width:
+            yield from listed(AS_THEY_ARE, [0, 0], scores(out, out.x, mean))
+
+    def _write(
+        self, run: Run, layers: Sequence[Layer], kind: str, fit: Fit, counts: list[int], found: Mapping[str, Score]
+    ) -> None:
+        sides = [
+            {"model": layer.model, "layer": layer.name, "width": layer.width, **run.manifest["models"][layer.model]}
+            for layer in layers
+        ]
+        data = run.manifest.get("data", {})
+        record = {
+            "kind": kind,
+            "from": sides[0],
+            "to": sides[1],
+            "data": {key: data[key] for key in ("source", "hash") if key in data},
+            "unit": self.extraction.extract.unit if data else "stored rows",
+            "counts": dict(zip(("rows", "documents", "rows held out", "documents held out"), counts, strict=True)),
+            "held out": {name: score._asdict() for name, score in found.items()},
+            "chosen": fit.facts,
+            "seed": self.seed,
+            "repsim": repsim_cli.__version__,
+        }
+        (run.folder / "maps").mkdir(exist_ok=True)
+        VectorMap(fit.weight, fit.bias, record).save(run.folder / "maps" / f"{file_of(kind, *layers)}.safetensors")
+
+
+def file_of(kind: str, old: Layer, new: Layer) -> str:
+    return slug(kind, old.model, old.name, new.model, new.name)
+
+
+def documents_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"]:
+    """The document of every sampled row; a stored row that no document is known of is one by itself."""
+    numbers, given = extraction.numbers(0), next(iter(sequences.values()), None)
+    if given is not None:
+        return row_documents(given, extraction.extract)[numbers]
+    told = documents_of(extraction.readings)
+    return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
+
+
+def halves(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:
+    """Raises BadInput where documents or rows are too few on either side."""
+    names = np.random.default_rng(seed).permutation(np.unique(documents))
+    count = round(share * len(names))
+    rows = [np.flatnonzero(documents == name) for name in names[:count]]
+    left = np.flatnonzero(np.isin(documents, names[count:]))
+    if min(count, len(names) - count) < FEWEST or len(left) < LEAST:
+        raise BadInput(
+            f"data: too few documents, got {count} to fit on and {len(names) - count} of {len(left)} rows held out; "
+            f"give {FEWEST} for each and {LEAST} rows, or another options.train_share"
+        )
+    return Half(rows, left)
+
+
+def sizes(documents: int) -> list[int]:
+    """How many documents are fitted: all, half of them, and so on, ascending.
+
+    >>> sizes(100), sizes(9)
+    ([12, 25, 50, 100], [9])
+    """
+    return [documents >> step for step in reversed(range(HALVINGS)) if documents >> step >= FEWEST]

@@ -1,0 +1,245 @@
+"""Maps between vectors: planted rotations with noise against closed forms; intervals; files; what users do and get wrong."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors
+import safetensors.numpy
+from helpers.recorded import recorded
+
+import repsim_cli
+from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centred
+from repsim_cli.studies.vectors.scores import MAIN, VECTOR_MAPS, held_out, nearest, over_documents, scores
+from repsim_cli.studies.vectors.stored import load_map
+
+PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "keep_vectors.md"
+NOISE = (0.0, 0.1, 0.3, 0.6, 1.0)
+D, FITTED, HELD = 16, 200, 400
+
+
+def planted(noise, seed, n=FITTED + HELD):
+    """Rows, the same rows rotated, moved and with noise in every number, and the rotated rows without noise."""
+    rng = np.random.default_rng(seed)
+    x, turn = rng.normal(size=(n, D)), np.linalg.qr(rng.normal(size=(D, D)))[0]
+    clean = x @ turn + 2
+    return x, clean + noise * rng.normal(size=(n, D)), clean
+
+
+def expected(kind, noise):
+    """R^2 of new rows: 1 - (noise and the errors of the fit, per number) / (variance of the rows, mean of the fit)."""
+    n, s = FITTED, noise**2
+    error = {
+        "affine": s * (n + 1) * (n - 2) / (n * (n - D - 2)),  # least squares on Gaussian rows, exact
+        "rotation": s * (1 + (D - 1) / (2 * n) + 1 / n),  # of its generators, to the first order, and the mean
+    }[kind]
+    return 1 - error / ((1 + s) * (1 + 1 / n))
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_planted_rotations_are_recovered_as_well_as_theory_says(noise):
+    """R^2 against its closed form, and the neighbours against those that the true rotation finds."""
+    found = {kind: [] for kind in ("affine", "rotation")}
+    for seed in range(4):
+        x, y, clean = planted(noise, seed)
+        half = slice(FITTED), slice(FITTED, None)
+        out = held_out(x[half[1]], y[half[1]], np.arange(HELD))
+        oracle = scores(out, clean[half[1]], y[half[0]].mean(0))[MAIN].value
+        for kind, values in found.items():
+            fit = KINDS[kind](centred(x[half[0]], y[half[0]]), D)
+            of = scores(out, fit(out.x), y[half[0]].mean(0))
+            values.append([of["R^2"].value, of[MAIN].value, oracle])
+    for kind, values in found.items():
+        r2, recall, oracle = np.mean(values, 0)
+        assert r2 == pytest.approx(expected(kind, noise), abs=0.012), kind
+        assert oracle - 0.05 <= recall <= oracle + 0.02, kind
+        if noise == 0:
+            assert (r2, recall) == (pytest.approx(1), 1), kind
+
+
+def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses():
+    x, y, _ = planted(2.0, 0, n=40)
+    total = np.square(x - x.mean(0)).sum()
+
+    def left_out(penalty):
+        errors = []
+        for row in range(len(x)):
+            kept = np.arange(len(x)) != row
+            a, b = x[kept] - x[kept].mean(0), y[kept] - y[kept].mean(0)
+            weight = np.linalg.solve(a.T @ a + penalty * total * np.eye(D), a.T @ b)
+            errors.append(y[row] - y[kept].mean(0) - (x[row] - x[kept].mean(0)) @ weight)
+        return np.square(errors).sum()
+
+    fit = KINDS["ridge"](centred(x, y), D)
+    errors = [left_out(penalty) for penalty in PENALTIES]
+    assert fit.facts["penalty"] == PENALTIES[int(np.argmin(errors))]
+    assert 0 < np.argmin(errors) < len(errors) - 1
+
+
+def test_a_map_of_low_rank_is_as_good_as_what_is_planted():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, D))
+    y = x @ rng.normal(size=(D, 3)) @ rng.normal(size=(3, 24)) + 0.1 * rng.normal(size=(500, 24))
+    given, r2 = centred(x[:300], y[:300]), {}
+    for rank in (2, 3):
+        fit = KINDS["low_rank"](given, rank)
+        assert np.linalg.matrix_rank(fit.weight) == rank == fit.facts["rank"]
+        r2[rank] = 1 - np.square(y[300:] - fit(x[300:])).sum() / np.square(y[300:] - y[:300].mean(0)).sum()
+    assert r2[3] > 0.99 > 0.95 > r2[2]
+
+
+def test_widths_may_differ():
+    """A rotation lays the narrower side into the wider one, and back."""
+    x, _, clean = planted(0.0, 1)
+    wide = np.hstack([clean, np.zeros((len(clean), 5))])
+    there, back = KINDS["rotation"](centred(x, wide), D), KINDS["rotation"](centred(wide, x), D)
+    assert there(x) == pytest.approx(wide, abs=1e-9)
+    assert back(wide) == pytest.approx(x, abs=1e-9)
+
+
+def test_neighbours_are_rows_of_other_documents():
+    x = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    assert nearest(x, x, np.arange(4))[:, 0].tolist() == [1, 0, 3, 2]
+    assert nearest(x, x, np.array([0, 0, 1, 1]))[:, 0].tolist() == [3, 3, 1, 1]
+
+
+def test_intervals_cover():
+    """Of R^2 of one map over draws of documents of 3 rows each that share most of their error."""
+    rng, inside = np.random.default_rng(0), []
+    for _ in range(400):
+        documents = np.repeat(np.arange(40), 3)
+        error = np.square(0.3 * rng.normal(size=120) + rng.normal(size=40)[documents])
+        total = error + rng.normal(size=40)[documents] ** 2 * 3
+        found = over_documents(error, total, documents, np.inf)
+        inside.append(found.low <= 1.09 / 4.09 <= found.high)
+    assert 0.91 <= np.mean(inside) <= 0.98
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """What the page begins with: rows of the same texts by an old and a new model, and a store of old rows."""
+    monkeypatch.chdir(tmp_path)
+    x, y, _ = planted(0.3, 0, n=120)
+    np.save("old.npy", x.astype(np.float32))
+    np.save("new.npy", y.astype(np.float32))
+    keys = [f"t{i}" for i in range(50)]
+    pq.write_table(pa.table({"id": keys, "vector": list(x[:50].astype(np.float32))}), "store.parquet")
+    Path("texts.csv").write_text("\n".join(["text", *(f"some words of text {i} and {i * i}" for i in range(120))]))
+    return tmp_path
+
+
+def test_the_page_can_be_followed(repsim, place):
+    """Each command that it prints, one after the other."""
+    page = PAGE.read_text()
+    commands = [
+        shlex.split(line.removeprefix("$ repsim "))
+        for block in re.findall(r"```console\n(.*?)```", page, re.S)
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    assert [command[:2] for command in commands[:2]] == [["map", "fit"], ["map", "apply"]]
+    for command in commands:
+        code, out, err = repsim(*command)
+        assert code == 0, err
+        assert out
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    given = {"old": np.load("old.npy"), "new": np.load("new.npy")}
+    exec(block, given)
+    mapped = pq.read_table("mapped.parquet")
+    assert mapped["id"].to_pylist() == [f"t{i}" for i in range(50)]
+    fitted = load_map("map.safetensors")
+    rows = np.array(mapped["vector"].to_pylist())
+    assert rows == pytest.approx(fitted(given["old"][:50]), abs=1e-5)
+    assert np.square(rows - given["new"][:50]).mean() < 0.2
+
+
+def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
+    code, out, err = repsim("map", "fit", "old.npy", "new.npy", "--kind", "ridge,rotation", "--out", "map.safetensors")
+    assert code == 0, err
+    fitted = load_map("map.safetensors")
+    assert {"kind", "from", "to", "counts", "held out", "seed", "sha256", "repsim"} <= {*fitted.record}
+    assert (fitted.record["from"]["model"], fitted.record["to"]["model"]) == ("old", "new")
+    assert fitted.record["counts"] == {"rows": 96, "documents": 96, "rows held out": 24, "documents held out": 24}
+    assert f"recall@10 of new neighbours  {fitted.record['held out'][MAIN]['value']:.3f}" in out
+    table = recorded(newest())["tables"][VECTOR_MAPS]
+    assert {row[4] for row in table["rows"]} == {"ridge", "rotation", "chance", "as they are", "all rows made anew"}
+    again = repsim_cli.fit_map("old.npy", "new.npy", kinds=["ridge"])[0]
+    (ridge,) = (load_map(file) for file in (newest() / "maps").glob("ridge*"))
+    assert again.record["held out"] == ridge.record["held out"]
+    assert np.array_equal(again.weight, ridge.weight)
+    with safetensors.safe_open("map.safetensors", framework="numpy") as archive:
+        about = archive.metadata()
+    safetensors.numpy.save_file({"weight": fitted.weight * 2, "bias": fitted.bias}, "changed.safetensors", about)
+    safetensors.numpy.save_file({"rows": np.load("old.npy"), "number": np.arange(3)}, "rows.safetensors")
+    np.save("wide.npy", np.ones((3, 5), np.float32))
+    np.save("nan.npy", np.full((3, D), np.nan, np.float32))
+    code, _, err = repsim("map", "apply", "map.safetensors", "rows.safetensors", "mapped.safetensors")
+    assert code == 0, err
+    mapped = safetensors.numpy.load_file("mapped.safetensors")
+    assert mapped["rows"] == pytest.approx(repsim_cli.apply_map("map.safetensors", np.load("old.npy")), abs=1e-6)
+    assert mapped["number"].tolist() == [0, 1, 2]
+    for words, problem in (
+        (("apply", "none.safetensors", "old.npy", "o.npy"), "map: no such file, got 'none.safetensors'"),
+        (
+            ("apply", "rows.safetensors", "old.npy", "o.npy"),
+            "rows.safetensors: not a map of repsim map fit, got number",
+        ),
+        (("apply", "old.npy", "old.npy", "o.npy"), "old.npy: not a map of repsim map fit"),
+        (("apply", "changed.safetensors", "old.npy", "o.npy"), "a map that was changed after it was written"),
+        (("apply", "map.safetensors", "wide.npy", "o.npy"), "rows: numbers (n, 16) are mapped, got float32 (3, 5)"),
+        (("apply", "map.safetensors", "nan.npy", "o.npy"), "rows: numbers must be finite, got others in row 0"),
+        (("apply", "map.safetensors", "old.npy", "o.parquet"), "out: a .npy file in a folder that exists is written"),
+        (("apply", "map.safetensors", "texts.csv", "o.csv"), "rows: unknown kind of file, got 'texts.csv'"),
+        (("apply", "map.safetensors", "gone.npy", "o.npy"), "rows: no such file, got 'gone.npy'"),
+        (("apply", "map.safetensors", "old.npy", "new.npy"), "out: the file exists, got 'new.npy'"),
+        (("apply", "map.safetensors", "store.parquet", "o.parquet", "--array", "id"), "no such array in"),
+        (
+            ("apply", "map.safetensors", "changed.safetensors", "o.safetensors", "--array", "bias"),
+            "rows: numbers (n, 16)",
+        ),
+        (("fit", "old.npy", "gone.npy"), "model.gone.path: no such file, got 'gone.npy'"),
+        (("fit", "old.npy", "wide.npy"), "rows must be paired"),
+        (("fit", "old.npy", "new.npy", "--kind", "rige"), "options.kinds: no such kind of map, got 'rige'"),
+        (("fit", "old.npy", "new.npy", "--layers", "rows"), "options.layers: pairs of layers, got ['rows']"),
+        (("fit", "old.npy", "new.npy", "--layers", "rows,row"), "options.layers: not read, got 'row'; did you mean"),
+        (("fit", "old.npy", "new.npy", "--set", "options.train_share=0.99"), "data: too few documents, got 119 to fit"),
+        (("fit", "old.npy", "new.npy", "--data", "texts.csv"), "data: of models that run, got 'texts.csv'"),
+        (("fit", "old.npy", "new.npy", "--column", "text"), "--column: of a table, got 'text' without one"),
+        (("fit", "old.npy", "new.npy", "--out", "map.bin"), "map: it is written as .safetensors"),
+        (("fit", "old.npy", "new.npy", "--set", "extract.estimate=per_batch"), "extract.estimate: maps are fitted on"),
+    ):
+        code, _, err = repsim("map", *words)
+        assert (code, err.count("\n"), "Traceback" in err) == (2, 1, False), (words, err)
+        assert problem in err, err
+    assert not list(place.glob(".*.partial"))
+    code, _, err = repsim("run", "study=vector_map", "model=[tiny_a]", "extract=pooled")
+    assert code == 2
+    assert "model: two are needed, the old one first, got 1" in err
+
+
+@pytest.mark.drawn
+def test_models_are_mapped_too(repsim, newest):
+    """Two steps of a training, at two layers: the map is better than vectors as they are, and the figure is drawn."""
+    small = ("extract.sequences=100", "extract.length=32", "extract.layers=[4,5]", "options.kinds=[ridge]")
+    code, out, err = repsim("run", "experiment=tiny/vector_map", *small, "hardware.threads=1")
+    assert code == 0, err
+    found = recorded(newest())
+    for layer in ("resid_post@4", "resid_post@5"):
+        name = f"tiny_a_step400 {layer} to tiny_a {layer}"
+        assert f"{name}: mapped by ridge they find 0." in out
+        rows = {
+            (row[4], row[5]): row[10]
+            for row in found["tables"][VECTOR_MAPS]["rows"]
+            if row[1] == layer and row[9] == MAIN
+        }
+        assert rows["all rows made anew", 0] == 1.0
+        assert rows["chance", 0] == pytest.approx(10 / 19)
+        assert rows["ridge", 80] > rows["as they are", 0]
+    record = json.loads(json.dumps(load_map(next((newest() / "maps").iterdir())).record))
+    assert record["from"]["weights_hash"]
+    assert record["data"]["hash"]
+    assert len(list((newest() / "figures").glob("maps-*.png"))) == 2
