@@ -18,10 +18,12 @@ from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
     BUDGET,
+    BY_SCALE,
     BY_TOKEN,
     CAPPED,
     DIAGNOSTICS,
     DIRECTIONS,
+    OF_LAYER_ERRORS,
     OF_WEIGHTS,
     WITHOUT_VALUE,
     Matrix,
@@ -103,7 +105,19 @@ def _cell(value: Any) -> str:
 SHOWN_MEASURES, SHOWN_PAIRS, SHOWN_ROWS = 6, 12, 12  # the most that are printed in full
 AUDIT = "audit of pairs by another solver"
 # tables that sentences or other tables summarise
-UNPRINTED = (AUDIT, BUDGET, BY_TOKEN, CAPPED, DIAGNOSTICS, WITHOUT_VALUE, DIRECTIONS, OF_WEIGHTS, *ANSWERS)
+UNPRINTED = (
+    AUDIT,
+    BUDGET,
+    BY_SCALE,
+    BY_TOKEN,
+    CAPPED,
+    DIAGNOSTICS,
+    WITHOUT_VALUE,
+    DIRECTIONS,
+    OF_LAYER_ERRORS,
+    OF_WEIGHTS,
+    *ANSWERS,
+)
 
 
 def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> Iterator[str]:

@@ -89,6 +89,12 @@ class Rows:
             rows = self.diagnosis.watched(rows, layers)
         return batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
+    def every(self, progress: Progress) -> Iterator[Block]:
+        """All rows of all layers as they are compared, in order; a block has whole sequences."""
+        readings = self.current()
+        rows = self.remedies.apply(self._given(readings, progress), layers_of(readings))
+        return rows if self.diagnosis is None else self.diagnosis.watched(rows, layers_of(readings))
+
     def _given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[Block]:
         """The rows that models give, from this row of the run on."""
         return blocks(

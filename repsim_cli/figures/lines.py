@@ -81,7 +81,7 @@ def by_layer(curves: Sequence[Curve]) -> Any:
     axes = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
     drawn: list[Any] = []
     for panel, way in zip(axes, ways, strict=True):
-        drawn = _draw_models(panel, curves, way)
+        drawn = _draw_models(panel, curves, way, line_styles(len(curves)))
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
     from_zero(axes)
@@ -103,8 +103,10 @@ def _seen(curves: Sequence[Curve]) -> str:
 def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
     """A panel per quantity; in each, a line per model over its layers. logarithmic: the quantities on such an axis."""
     figure, axes = panels(len(groups), min(2, len(groups)), 3.1, 2.1, gaps=(0.6, 0.9))
+    models = list(dict.fromkeys(curve.about["model"] for curves in groups for curve in curves))
+    style_of = dict(zip(models, line_styles(len(models)), strict=True))
     for panel, curves in zip(axes, groups, strict=True):
-        _draw_models(panel, curves, next(iter(curves[0].lines)))
+        _draw_models(panel, curves, next(iter(curves[0].lines)), [style_of[curve.about["model"]] for curve in curves])
         panel.set_title(str(curves[0].y), loc="left", fontsize=9, parse_math=False)
         if curves[0].about["quantity"] in logarithmic:
             low, high = panel.dataLim.intervaly
@@ -115,16 +117,18 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
             panel.set_ylim(0, 1.02 * curves[0].bounds[1])
         else:
             from_zero([panel])
+    if any(curve.errors for curves in groups for curve in curves):
+        name_bands(axes[min(1, len(axes) - 1)], ["one standard error"])
     legend_beside(axes[min(1, len(axes) - 1)])
     return figure
 
 
-def _draw_models(panel: Any, curves: Sequence[Curve], line: str) -> list[Any]:
+def _draw_models(panel: Any, curves: Sequence[Curve], line: str, styles: Sequence[Mapping[str, Any]]) -> list[Any]:
     """A line of each curve over its layers, in the style of its model. Returns the lines."""
     drawn = []
     longest = max((curve.at for curve in curves), key=len)
     names, said = by_block(longest)
-    for curve, style in zip(curves, line_styles(len(curves)), strict=True):
+    for curve, style in zip(curves, styles, strict=True):
         for low, high in _bands(curve, line):
             panel.fill_between(range(len(curve.at)), low, high, color=style["color"], alpha=0.15, linewidth=0)
         values, name = gaps(curve.lines[line]), curve.about["model"]

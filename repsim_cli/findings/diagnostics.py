@@ -25,7 +25,7 @@ from repsim_cli.runs.content import (
     Table,
 )
 
-STUDIES = ("similarity", "views", "probes", "convergence", "effective_rank", "parallel")
+STUDIES = ("similarity", "views", "probes", "convergence", "effective_rank", "parallel", "layers")
 REMEDIES = {"skip": "4", "normalise": "directions", "drop_features": "0.05"}  # that a warning proposes
 RATIO = "norm at the first place over that elsewhere"
 BOUNDS = {FEATURE_SHARE: 1.0, ROWS_SHARE: 1.0}

@@ -27,8 +27,8 @@ OF_BLOCKS_COLUMNS = ["model", "block", OWN, CARRIED, "weights", "rounding", "abo
 WHERE, SAME = "where it changed", "the same layer of two models"
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
-FOUND, KEPT = "where pairs find each other", "what maps keep"
-ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT)
+FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
+ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")
@@ -40,6 +40,16 @@ RETRIEVAL, BY_TOKENS, P_AT_MOST = "retrieval", "shared tokens alone", "p, at mos
 RETRIEVAL_COLUMNS = ["model", "other model", "from", "to", "layer", RETRIEVAL, "rows", CHANCE, BY_TOKENS, P_AT_MOST]
 BY_TOKEN_COLUMNS = ["measure", *OF_LAYERS, "value", CHANCE, "same token", "other tokens"]
 
+# the tables of numbers of each layer, of their standard errors, and of the dimension by the neighbours that it is of
+OF_LAYER, OF_LAYER_ERRORS, BY_SCALE = "layers one by one", "errors of layers one by one", "intrinsic dimension by k"
+DIMENSION, RANK, ENTROPY, CURVATURE, COSINE = "dimension", "rank", "entropy", "curvature", "cosine"
+ALIKE, INFLUENCE, SAME_CLASS, BY_CHANCE = "CKA before", "influence", "same class", "class by chance"
+KL_WITHOUT, LOSS_WITHOUT = "KL without", "loss without"
+OF_LAYER_COLUMNS = [
+    "model", "layer", DIMENSION, RANK, ENTROPY, CURVATURE, COSINE, ALIKE, INFLUENCE, SAME_CLASS, BY_CHANCE, KL_WITHOUT,
+    LOSS_WITHOUT,
+]  # fmt: skip
+BY_SCALE_COLUMNS = ["model", "layer", "k", DIMENSION, f"± {DIMENSION}"]
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
 DIAGNOSTICS, PLACES = "diagnostics of layers", 8
 FEATURE, FEATURE_SHARE = "largest feature", "share of variance in the largest feature"

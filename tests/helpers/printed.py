@@ -64,6 +64,7 @@ SHORTER = {  # what makes the command of a study short, None: nothing does
     "features": (*FEW, "options.recipe.steps=2", "options.recipe.width=16", "options.pairings=9"),
     "finetune": None,
     "grounding": None,
+    "layers": ("extract.sequences=40", "options.without=2"),
     "modular_training": None,
     "outputs": FEW,
     "parallel": ("extract.sequences=24",),

@@ -1,0 +1,1 @@
+"""What is each layer like, and what does it do?"""

@@ -1,0 +1,167 @@
+"""Which layers stand out: where texts take most directions, where tokens move straightest, which block does least."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from repsim_cli.base.plain import blocks_named
+from repsim_cli.figures.lines import quantities
+from repsim_cli.figures.panels import headline, listed
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.answering import layer_words
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import (
+    ALIKE,
+    BY_CHANCE,
+    COSINE,
+    CURVATURE,
+    DIMENSION,
+    ENTROPY,
+    INFLUENCE,
+    KL_WITHOUT,
+    OF_LAYER,
+    OF_LAYER_ERRORS,
+    RANK,
+    SAME_CLASS,
+    STANDS_OUT,
+    Axis,
+    Curve,
+    Table,
+)
+
+MEANT = {
+    DIMENSION: "intrinsic dimension of texts",
+    RANK: "effective rank of texts",
+    ENTROPY: "entropy of a text's tokens, share of the most",
+    CURVATURE: "curvature of a text's path, degrees",
+    COSINE: "mean cosine of two texts",
+    ALIKE: "CKA with the layer before",
+    INFLUENCE: "influence of the block (1 - cosine)",
+    SAME_CLASS: "neighbours of the same class",
+    KL_WITHOUT: "KL without the block, nats",
+}
+FORMS = (
+    (DIMENSION, True, "texts take most directions at {where} (intrinsic dimension {span}{end})"),
+    (CURVATURE, False, "tokens move straightest at {where} ({span} degrees{end})"),
+    (SAME_CLASS, True, "most neighbours share a class at {where} ({span}{end})"),
+    (KL_WITHOUT, False, "the next token needs {where} least (KL {span} nats without one{end})"),
+    (INFLUENCE, False, "rows turn least at {where} (1 - cosine {span}{end})"),
+)
+BLOCK = "block "
+TOLD, SAID = 2, 2  # errors; models of which the title says where
+INDEPENDENT = 120.0  # degrees between steps from one random row to the next
+Layers = Sequence[Mapping[str, Any]]
+Rows = Mapping[str, Layers]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayersOptions:
+    """Every number of a layer over depth, and the layers that stand out. There are no settings."""
+
+
+def by_model(table: Table) -> Rows:
+    """The rows of each model, in the order of its layers."""
+    rows: dict[str, list[Mapping[str, Any]]] = {}
+    for values in table.rows:
+        row = dict(zip(table.columns, values, strict=True))
+        rows.setdefault(row["model"], []).append(row)
+    return rows
+
+
+def sentences(rows: Rows, errors: Rows) -> Iterator[list[str]]:
+    """Says of each model which layers stand out: those that cannot be told apart from the first of them."""
+    for model, layers in rows.items():
+        found = [
+            said(layers, errors[model], column, highest, form)
+            for column, highest, form in FORMS
+            if column != INFLUENCE or all(row[KL_WITHOUT] is None for row in layers)
+        ]
+        if any(found):
+            yield [model, "; ".join(filter(None, found))]
+
+
+def said(layers: Layers, errors: Layers, column: str, highest: bool, form: str) -> str:
+    """In words, where a number is highest or lowest; empty where no two layers have it."""
+    known = [i for i, row in enumerate(layers) if row[column] is not None]
+    if len(known) < 2:
+        return ""
+    best = (max if highest else min)(known, key=lambda i: layers[i][column])
+    alike = [i for i in known if not _apart(i, best, layers, errors, column)]
+    values, last = [layers[i][column] for i in alike], known[-1]
+    low, high = min(values), max(values)
+    span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
+    word, _ = layer_words([row["layer"] for row in layers])
+    if len(alike) == len(known):
+        return f"no layer stands out by {MEANT[column].partition(',')[0]} ({span})"
+    end = "" if last in alike else f"; {layers[last][column]:.3g} at {word(layers[last]['layer'])}"
+    where = [word(layers[i]["layer"]) for i in alike]
+    blocks = [int(name.removeprefix(BLOCK)) for name in where if name.startswith(BLOCK)]
+    others = [name for name in where if not name.startswith(BLOCK)]
+    named = ", ".join([*others, *([blocks_named(blocks)] if blocks else [])])
+    return form.format(where=named, span=span, end=end)
+
+
+def _apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bool:
+    """Whether two layers differ by more than `TOLD` errors of their difference, were they of different texts: of the
+    same texts they are told apart more easily."""
+    error = math.hypot(*(errors[a][column] or 0.0 for a in (i, best)))
+    return abs(layers[i][column] - layers[best][column]) > TOLD * error
+
+
+def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
+    for column, meant in MEANT.items():
+        for model, layers in rows.items():
+            values = [row[column] for row in layers]
+            if sum(value is not None for value in values) < 2:
+                continue
+            of = [row[column] for row in errors[model]]
+            yield Curve(
+                x=Axis(name="layer"),
+                y=Axis(name=meant),
+                at=[row["layer"] for row in layers],
+                lines={column: values},
+                errors={column: of} if any(error is not None for error in of) else {},
+                bounds=[0.0, None],
+                about={"quantity": column, "model": model, **_levels(column, layers)},
+            )
+
+
+def _levels(column: str, layers: Layers) -> dict[str, Any]:
+    levels = {SAME_CLASS: {"chance": layers[0][BY_CHANCE]}, CURVATURE: {"independent rows": INDEPENDENT}}
+    return {"levels": levels[column]} if column in levels else {}
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """layers: a panel per number, a line per model"""
+    groups: dict[str, list[Curve]] = {}
+    for curve in run.results.curves.values():
+        if curve.analysis == "layers":
+            groups.setdefault(curve.about["quantity"], []).append(curve)
+    if groups:
+        yield "layers", partial(_drawn, list(groups.values()), run)
+
+
+def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
+    figure = quantities(groups, (KL_WITHOUT,))
+    rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
+    column, highest, form = FORMS[0]
+    found = [(model, said(layers, errors[model], column, highest, form)) for model, layers in rows.items()]
+    k = run.results.about["k"]
+    headline(
+        figure,
+        *([f"{model}: {what}" for model, what in found] if len(found) <= SAID else [f"Layers of {listed(list(rows))}"]),
+        f"dimension (neighbours {k} and {2 * k}), rank, CKA: of the last tokens of texts; the others: of all tokens",
+    )
+    return figure
+
+
+@analysis(studies=("layers",), unasked=lambda planned: True, figures=figures)
+def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Part:
+    """Every number of a layer over depth, and which layers stand out."""
+    rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
+    return Part(
+        tables={STANDS_OUT: Table(columns=["model", "what"], rows=list(sentences(rows, errors)))},
+        curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows, errors)},
+    )

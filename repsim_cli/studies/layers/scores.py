@@ -1,0 +1,152 @@
+"""Numbers of one layer: of rows of different texts, and of the path that the tokens of a text take."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import root_scalar
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate
+
+GROUPS = 20  # of texts, left out one after the other
+BLOCK = 512  # rows whose distances to all others are held at a time
+DISTINCT = 0.9  # of the rows, which must have neighbours at a distance
+FLAT = 1e-12  # of the largest squared distance, below which two rows are equal
+
+
+class Estimate(NamedTuple):
+    """se: standard error; NaN where it is not known."""
+
+    value: float
+    se: float
+
+
+class Distances(NamedTuple):
+    """Of every row its nearest rows, nearest first."""
+
+    rows: Int[Tensor, "n m"]
+    values: Float[Tensor, "n m"]
+
+
+def nearest(x: Float[Tensor, "n d"], count: int) -> Distances:
+    """The nearest rows of every row, and how far they are, float64."""
+    x = x.double()
+    x = x - x.mean(0)
+    squares, rows, values = x.square().sum(1), [], []
+    for start in range(0, len(x), BLOCK):
+        some = slice(start, start + BLOCK)
+        apart = (squares[some, None] + squares - 2 * x[some] @ x.T).clamp_min(0)
+        apart[torch.arange(len(apart)), torch.arange(start, start + len(apart))] = torch.inf
+        found = apart.topk(count, dim=1, largest=False)
+        rows.append(found.indices)
+        values.append(found.values)
+    squared = torch.cat(values)
+    return Distances(torch.cat(rows), torch.where(squared > FLAT * 4 * squares.max(), squared, 0.0).sqrt())
+
+
+def dimension(near: Distances, k: int, texts: Int[np.ndarray, " n"]) -> Estimate:
+    """The intrinsic dimension at the scale of k neighbours: the most likely one by the ratios of the distances to
+    neighbour 2k and neighbour k (Gride, Denti et al. 2022); TwoNN (Facco et al. 2017) where k is 1.
+
+    near: more than 2k neighbours, some of which are of texts that are left out. texts: of every row, its text, by which
+    the jackknife leaves rows out, in `GROUPS` groups. Its square is above the variance on average (Efron and Stein
+    1981), so that the error is on the safe side.
+
+    Raises Degenerate where a tenth of the rows have k neighbours at no distance, as of repeated tokens in embeddings.
+    """
+    group = torch.from_numpy(np.unique(texts, return_inverse=True)[1] % GROUPS)
+    value = _dimension(near, k, torch.ones_like(group, dtype=torch.bool))
+    parts = [_dimension(near, k, group != left) for left in range(int(group.max()) + 1)]
+    spread = np.sqrt((len(parts) - 1) * np.var(parts)) if len(parts) > 1 else np.nan
+    return Estimate(value, float(spread))
+
+
+def _dimension(near: Distances, k: int, kept: Tensor) -> float:
+    """Of the rows that are kept, among themselves."""
+    here = kept[near.rows[kept]]
+    place = here.cumsum(1)
+    values = near.values[kept]
+    first, second = (torch.where(here & (place == count), values, 0.0).sum(1) for count in (k, 2 * k))
+    known = (first > 0) & (place[:, -1] >= 2 * k)
+    if int(known.sum()) < DISTINCT * len(known):
+        raise Degenerate(
+            f"no intrinsic dimension, got {int((~known).sum())} of {len(known)} rows that are equal to others"
+        )
+    logs = (second[known] / first[known]).log().numpy()
+    if not logs.sum() > 0:
+        raise Degenerate("no intrinsic dimension, got neighbours that are all equally far")
+    if k == 1:
+        return (len(logs) - 1) / float(logs.sum())
+
+    def slope(d: float) -> float:
+        return len(logs) / d + (k - 1) * float((logs / -np.expm1(-d * logs)).sum()) - (2 * k - 1) * float(logs.sum())
+
+    logs = logs[logs > 0]
+    high = 1.0
+    while slope(high) > 0:
+        high *= 2
+    return float(root_scalar(slope, bracket=(1e-6, high)).root)
+
+
+def effective_rank(x: Float[Tensor, "n d"]) -> float:
+    """exp of the entropy of the shares of variance along the principal directions (Roy and Vetterli 2007): from 1 to
+    min(n - 1, d). Raises Degenerate for equal rows."""
+    x = x.double()
+    x = x - x.mean(0)
+    variances = torch.linalg.svdvals(x).square()
+    if not variances.sum() > 0:
+        raise Degenerate("no effective rank, got equal rows")
+    return math.exp(float(torch.special.entr(variances / variances.sum()).sum()))
+
+
+def entropies(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
+    """Of each text, the entropy of the shares of its tokens' (t, t) products along their principal directions, over
+    log min(t, d), so that 1 says that all directions count alike (Skean et al. 2025, prompt entropy); NaN for zeros."""
+    rows = texts.double()
+    shares = torch.linalg.eigvalsh(rows @ rows.mT).clamp_min(0)
+    return torch.special.entr(shares / shares.sum(1, keepdim=True)).sum(1) / math.log(min(texts.shape[1:]))
+
+
+def curvatures(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
+    """Of each text, the mean angle in degrees between a step from token to token and the next step (Hosseini and
+    Fedorenko 2023): 0 for a straight line, 120 on average for independent rows; NaN where two tokens are equal."""
+    steps = texts.double().diff(dim=1)
+    steps = steps / steps.norm(dim=2, keepdim=True)
+    cosines = (steps[:, 1:] * steps[:, :-1]).sum(2).clamp(-1, 1)
+    return torch.rad2deg(cosines.arccos()).mean(1)
+
+
+def influences(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """1 - cosine of what enters a block and what leaves it (Men et al. 2024): 0 where no direction changes."""
+    return 1 - torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=1)
+
+
+def mean_cosine(sums: Float[Tensor, "s d"], counts: Float[Tensor, " s"]) -> float:
+    """The mean cosine of two rows of different texts (Ethayarajh 2019): 0 where rows point everywhere.
+
+    sums: of the rows of each text at norm 1. counts: of these rows.
+    """
+    pairs = counts.sum() ** 2 - counts.square().sum()
+    return float((sums.sum(0).square().sum() - sums.square().sum()) / pairs)
+
+
+def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> Estimate:
+    """The mean over documents of their texts' means, and its standard error."""
+    known = ~np.isnan(values)
+    _, place = np.unique(documents[known], return_inverse=True)
+    if not len(place):
+        return Estimate(np.nan, np.nan)
+    means = np.bincount(place, values[known]) / np.bincount(place)
+    error = means.std(ddof=1) / len(means) ** 0.5 if len(means) > 1 else np.nan
+    return Estimate(float(means.mean()), float(error))
+
+
+def same_class(near: Distances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[float, float]:
+    """The share of the k nearest rows that are of the row's own class, and what random rows give."""
+    codes = torch.from_numpy(classes)
+    share = (codes[near.rows[:, :k]] == codes[:, None]).double().mean()
+    sizes = np.bincount(classes)[classes]
+    return float(share), float(((sizes - 1) / (len(classes) - 1)).mean())

@@ -1,0 +1,280 @@
+"""Every layer of a model by itself: how many directions its texts take, how tokens move through them, and what each
+block does."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+import torch
+
+from repsim_cli.activations.batching import lengths_of, of_similar_length
+from repsim_cli.activations.hook_points import HookPoint
+from repsim_cli.activations.places import rows_of
+from repsim_cli.activations.readings import loading
+from repsim_cli.activations.rows import used
+from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base.registry import studies
+from repsim_cli.base.settings import Medium0, Small
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import footprint
+from repsim_cli.engine.bounds import check_memory, passing, shown
+from repsim_cli.engine.cost import Cost, distances_cost, forward_cost, needs
+from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.rows import opened, prepare, tally
+from repsim_cli.engine.study import OfRows, Study
+from repsim_cli.findings.layers import in_order
+from repsim_cli.measures import get
+from repsim_cli.models.source import Source
+from repsim_cli.runs.content import (
+    ALIKE,
+    BY_CHANCE,
+    BY_SCALE,
+    BY_SCALE_COLUMNS,
+    COSINE,
+    CURVATURE,
+    DIMENSION,
+    ENTROPY,
+    INFLUENCE,
+    KL_WITHOUT,
+    LOSS_WITHOUT,
+    OF_LAYER,
+    OF_LAYER_COLUMNS,
+    OF_LAYER_ERRORS,
+    RANK,
+    SAME_CLASS,
+    Results,
+    Table,
+)
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.layers import scores
+from repsim_cli.studies.layers.gathered import OfLayer, gather, texts_of
+from repsim_cli.studies.layers.scores import Estimate, over_texts
+from repsim_cli.studies.layers.without import HEAD, Lost, has_next, lost, refusal
+
+LEAST = 40  # texts of which an intrinsic dimension is estimated
+SCALE = (1, 2, 4, 8, 16, 32, 64)
+NEIGHBOURS = 10
+UNKNOWN = Estimate(np.nan, np.nan)
+
+
+@studies.register("layers")
+class Layers(Study):
+    """Looks at every layer of each model by itself, in place of comparing it with others.
+
+    A sequence of the data is a text. Of the last tokens of all texts: the intrinsic dimension by the ratios of the
+    distances to neighbours 2k and k, at several k, effective rank, similarity with the layer before, and, where the
+    data has classes, how many of the nearest texts are of the same class. Of all tokens: the entropy of a text's rows,
+    the curvature of the path from token to token, the mean cosine between texts, and how far the block turns its rows.
+    Where models predict the next token, what is lost without each block.
+
+    k: neighbours k and 2k give the intrinsic dimension that is drawn; the table has others.
+    without: on how many sequences, the first ones, each block is left out once; 0: on none.
+    Example: repsim run study=layers model=[] +model.mine='{kind: transformers, path: DIR}' extract=texts
+        data=local_text data.path=FILE data.sample_by=paragraph
+    """
+
+    takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
+    by_block: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        k: Small = 4,
+        without: Medium0 = 8,
+        **given: Unpack[OfRows],
+    ):
+        self.extract, self.hardware, self.k, self.without = given["extract"], given["hardware"], k, without
+        if self.extract.unit != "token":
+            raise BadInput(
+                f"extract.unit: the path of tokens through a text is looked at, got {self.extract.unit}; use token "
+                "(extract=texts)"
+            )
+        if not given["model"]:
+            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        for label, source in given["model"].items():
+            if not isinstance(source, Source):
+                raise BadInput(f"model.{label}: texts are read by models, got stored rows; give a model")
+        if self.extract.sequences < LEAST:
+            raise BadInput(
+                f"extract.sequences: an intrinsic dimension needs {LEAST} texts, got {self.extract.sequences}; read "
+                "more"
+            )
+        if 4 * k > self.extract.sequences:
+            raise BadInput(f"options.k: {self._too_few(self.extract.sequences)}")
+        self.extractions = {
+            label: extraction_of({**given, "model": {label: source}}) for label, source in given["model"].items()
+        }
+        self.readings = [reading for each in self.extractions.values() for reading in each.readings]
+        check_memory(sum(self.memory().values()), self.hardware, "read fewer layers or sequences")
+
+    def _too_few(self, texts: int) -> str:
+        needed = f"neighbours {self.k} and {2 * self.k} are needed"
+        return f"{needed}, the data have {texts} texts; lower it, or read more texts"
+
+    def memory(self) -> dict[str, float]:
+        """Bytes, estimated, of the model that takes most: what passes, the last rows of texts and their sums."""
+
+        def of(each: Extraction) -> dict[str, float]:
+            features = sum(layer.width for layer in each.layers)
+            return {
+                "Python and its libraries": 0.6e9,
+                **passing(each.live, self.extract, self.hardware, features),
+                "texts": 16.0 * self.extract.sequences * features,
+            }
+
+        return max((of(each) for each in self.extractions.values()), key=lambda parts: sum(parts.values()))
+
+    def plan(self) -> dict[str, Any]:
+        models = {label: each.models[label] for label, each in self.extractions.items()}
+        return {
+            "models": shown(models, self.hardware),
+            "layers": len(self.readings) and sum(len(reading.layers) for reading in self.readings),
+            "texts, at most": self.extract.sequences,
+            "each block left out": [
+                label for label, each in self.extractions.items() if self.without and not refusal(each.live[label])
+            ],
+            **needs(self._costs(), self.hardware, memory=self.memory(), figures=2),
+        }
+
+    def _costs(self) -> dict[str, Cost]:
+        passes, apart, without = Cost(), Cost(), Cost()
+        for each in self.extractions.values():
+            passes += footprint.cost_of_passes(each)
+            apart += distances_cost([layer.width for layer in each.layers], self.extract.sequences, self.hardware)
+            for source in each.live.values() if self.without else ():
+                count, length = min(self.without, self.extract.sequences), footprint.length_of(each)
+                alone = forward_cost([source], count, length, self.hardware, vocabularies=True)
+                without += (source.layers + 1) * alone if not refusal(source) else Cost()
+        return {"forward passes": passes, "distances": apart, **({"without blocks": without} if self.without else {})}
+
+    def run(self, run: Run) -> Results:
+        prepare(run, self.hardware)
+        found: list[list[list[Any]]] = [[], [], []]
+        diagnosed: dict[str, Table] = {}
+        for label, extraction in self.extractions.items():
+            with run.stage("data"):
+                sequences = extraction.sequences(run, label)
+                counted = extraction.counted(run, sequences)
+            given, counts = sequences[label], rows_of(sequences[label], self.extract)
+            texts = int((counts > 0).sum())
+            if 4 * self.k > texts:
+                raise BadInput(f"options.k: {self._too_few(texts)}")
+            if texts < LEAST:
+                raise BadInput(
+                    f"extract.sequences: an intrinsic dimension needs {LEAST} texts, the data have {texts}; give more"
+                )
+            with opened(run, counted, sequences) as read, run.stage("activations"):
+                progress = partial(run.progress, label=f"activations of {label}", unit="batches")
+                gathered = gather(read.every(progress), counts, len(counted.layers))
+                for name, table in read.tables(counted.layers).items():
+                    known = diagnosed.setdefault(name, table)
+                    if known is not table:
+                        known.rows.extend(table.rows)
+            without = self._without(run, counted, given)
+            with run.stage("layers"):
+                for whole, part in zip(found, self._rows(run, counted, given, counts, gathered, without), strict=True):
+                    whole += part
+        names, columns = (OF_LAYER, OF_LAYER_ERRORS, BY_SCALE), (OF_LAYER_COLUMNS, OF_LAYER_COLUMNS, BY_SCALE_COLUMNS)
+        made = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
+        return Results(study="layers", tables=made | diagnosed, about={"k": self.k})
+
+    def _without(self, run: Run, extraction: Extraction, given: Sequences) -> Lost | None:
+        """What is lost without each block, on the first sequences; None where blocks cannot be left out."""
+        ((label, source),) = extraction.live.items()
+        if not self.without:
+            return None
+        model, why = None, refusal(source)
+        if why is None:
+            try:
+                model = source.with_head(HEAD, loading(self.hardware, extraction.devices[label]))
+            except BadInput as error:
+                why = str(error)
+        if model is None:
+            run.warn(f"model.{label}: no block is left out ({why})")
+            return None
+        some = given.take(np.flatnonzero(has_next(given))[: self.without])
+        lengths = lengths_of(used(some, self.extract))
+        batches = [some.take(batch, int(lengths[batch].max())) for batch in of_similar_length(lengths, self.hardware)]
+        with run.stage("without blocks"):
+            counts = tally(run, extraction.models)
+            progress = partial(run.progress, label=f"without blocks of {label}", unit="batches")
+            with torch.inference_mode():
+                return lost(model, source, batches, progress, lambda mask: counts(label, mask))
+
+    def _rows(
+        self,
+        run: Run,
+        extraction: Extraction,
+        given: Sequences,
+        counts: np.ndarray,
+        found: Sequence[OfLayer],
+        without: Lost | None,
+    ) -> Sequence[list[list[Any]]]:
+        """Rows of OF_LAYER_COLUMNS, of their standard errors, and of the dimension by scale."""
+        (reading,) = extraction.readings
+        texts = counts > 0
+        documents = given.document[np.arange(len(texts)), given.text.argmax(1)][texts]
+        classes = None if given.labels is None else texts_of(counts, given.labels.codes)
+        sizes = torch.from_numpy(counts[texts]).double()
+        order = in_order([layer.name for layer in reading.layers])
+        rows, errors, scales, before = [], [], [], None
+        for at in run.progress(order, label=f"layers of {reading.label}", unit="layers"):
+            layer, x = found[at], torch.cat(found[at].last)
+            name = reading.layers[at].name
+            lacking: list[str] = []
+
+            def known(make: Callable[[], Any], lacking: list[str]) -> Any:
+                try:
+                    return make()
+                except Degenerate as error:
+                    lacking.append(str(error))
+                    return None
+
+            steps = [k for k in SCALE if 4 * k < len(x)]
+            most = max(*steps, self.k)
+            near = scores.nearest(x, min(3 * most + 20, len(x) - 1))
+            by_scale = {
+                k: known(partial(scores.dimension, near, k, documents), lacking if k == self.k else [])
+                for k in dict.fromkeys([*steps, self.k])
+            }
+            scales += [[reading.label, name, k, *by_scale[k]] for k in steps if by_scale[k] is not None]
+            same, by_chance = (None, None) if classes is None else scores.same_class(near, NEIGHBOURS, classes)
+            numbers = {
+                DIMENSION: by_scale[self.k] or UNKNOWN,
+                RANK: known(partial(scores.effective_rank, x), lacking),
+                ENTROPY: over_texts(layer.whole("entropy"), documents),
+                CURVATURE: over_texts(layer.whole("curvature"), documents),
+                COSINE: scores.mean_cosine(torch.cat(layer.sums), sizes),
+                ALIKE: None if before is None else known(partial(get("cka_unbiased"), before, x), lacking),
+                INFLUENCE: over_texts(layer.whole("influence"), documents) if at else UNKNOWN,
+                SAME_CLASS: same,
+                BY_CHANCE: by_chance,
+                **_effects(without, reading.points[at]),
+            }
+            rows.append([reading.label, name, *(_number(number) for number in numbers.values())])
+            errors.append([reading.label, name, *(_error(number) for number in numbers.values())])
+            for why in dict.fromkeys(lacking):
+                run.warn(f"{reading.label}@{name}: {why}")
+            before = x
+        return rows, errors, scales
+
+
+def _effects(without: Lost | None, point: HookPoint) -> dict[str, Estimate]:
+    """What is lost without the block that ends here."""
+    if without is None or point.kind != "resid_post" or point.layer is None:
+        return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
+    kl, loss = (values[point.layer].double() for values in without)
+    return {
+        name: Estimate(float(x.mean()), float(x.std() / len(x) ** 0.5))
+        for name, x in ((KL_WITHOUT, kl), (LOSS_WITHOUT, loss))
+    }
+
+
+def _number(number: Any) -> float | None:
+    value = number.value if isinstance(number, Estimate) else number
+    return None if value is None or np.isnan(value) else value
+
+
+def _error(number: Any) -> float | None:
+    return _number(number.se) if isinstance(number, Estimate) else None

@@ -1,0 +1,121 @@
+"""Numbers of one layer: against plain recomputations, planted manifolds, and what errors promise."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.spatial import cKDTree
+from scipy.special import beta
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.studies.layers import scores
+
+
+def planted(rng, n, dim, wide=20):
+    """Rows on a rotated plane of this dimension."""
+    rotation, _ = np.linalg.qr(rng.normal(size=(wide, dim)))
+    return rng.normal(size=(n, dim)) @ rotation.T
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_dimension_is_the_most_likely_one(k):
+    """Of the density of the ratio of two neighbours' distances, as it is printed (Denti et al. 2022)."""
+    x = planted(np.random.default_rng(0), 200, 4)
+    distances, _ = cKDTree(x).query(x, 2 * k + 1)
+    ratios = distances[:, 2 * k] / distances[:, k]
+
+    def unlikely(d):
+        density = d * (ratios**d - 1) ** (k - 1) / ratios ** ((2 * k - 1) * d + 1) / beta(k, k)
+        return -np.log(density).sum()
+
+    wanted = minimize_scalar(unlikely, bounds=(0.1, 50), method="bounded", options={"xatol": 1e-9}).x
+    wanted *= (len(x) - 1) / len(x) if k == 1 else 1  # unbiased
+    near = scores.nearest(torch.from_numpy(x), 3 * k + 10)
+    assert scores.dimension(near, k, np.arange(200)).value == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("dim", [2, 5])
+def test_planted_dimensions_are_within_their_errors(dim):
+    rng, off = np.random.default_rng(1), []
+    for _ in range(40):
+        near = scores.nearest(torch.from_numpy(planted(rng, 300, dim)), 30)
+        value, se = scores.dimension(near, 2, np.arange(300))
+        off.append((value - dim) / se)
+    assert np.mean(np.abs(off) < 2) >= 0.95
+    assert np.std(off) > 0.3  # an error that says something
+
+
+def test_a_document_is_left_out_whole():
+    """Texts of one document are alike: errors by text would be too small."""
+    rng = np.random.default_rng(2)
+    centres = planted(rng, 30, 6)
+    x = torch.from_numpy(np.repeat(centres, 10, 0) + 1e-3 * rng.normal(size=(300, 20)))
+    near = scores.nearest(x, 60)
+    by_document, by_text = (
+        scores.dimension(near, 8, texts) for texts in (np.repeat(np.arange(30), 10), np.arange(300))
+    )
+    assert by_document.value == by_text.value
+    assert by_document.se > 1.5 * by_text.se
+
+
+def test_equal_rows_have_no_dimension():
+    x = torch.from_numpy(np.repeat(planted(np.random.default_rng(3), 50, 3), 4, 0))
+    with pytest.raises(Degenerate, match="200 of 200 rows that are equal to others"):
+        scores.dimension(scores.nearest(x, 20), 1, np.arange(200))
+    with pytest.raises(Degenerate, match="equal rows"):
+        scores.effective_rank(torch.ones(5, 3))
+
+
+def test_effective_rank():
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(60, 8)) * np.arange(1, 9)
+    shares = np.linalg.eigvalsh(np.cov(x.T))
+    shares = shares / shares.sum()
+    assert scores.effective_rank(torch.from_numpy(x)) == pytest.approx(np.exp(-(shares * np.log(shares)).sum()))
+
+
+def test_numbers_of_texts_by_hand():
+    rng = np.random.default_rng(5)
+    texts = rng.normal(size=(3, 7, 4))
+    for text, entropy, curvature in zip(
+        texts, scores.entropies(torch.from_numpy(texts)), scores.curvatures(torch.from_numpy(texts)), strict=True
+    ):
+        shares = np.linalg.svd(text, compute_uv=False) ** 2
+        shares /= shares.sum()
+        assert float(entropy) == pytest.approx(-(shares * np.log(shares)).sum() / np.log(4))
+        angles = []
+        for before, here, after in zip(text, text[1:], text[2:], strict=False):
+            one, other = here - before, after - here
+            angles.append(np.degrees(np.arccos(one @ other / np.linalg.norm(one) / np.linalg.norm(other))))
+        assert float(curvature) == pytest.approx(np.mean(angles))
+    line = torch.arange(5.0)[None, :, None] * torch.ones(3)
+    assert float(scores.curvatures(line)[0]) == pytest.approx(0, abs=1e-5)
+    wide = torch.from_numpy(rng.normal(size=(40, 30, 2000)))
+    assert float(scores.curvatures(wide).mean()) == pytest.approx(120, abs=0.3)  # independent rows
+
+
+def test_mean_cosine_is_over_texts():
+    rng = np.random.default_rng(6)
+    x, text = rng.normal(size=(30, 5)) + 1, np.repeat(np.arange(10), 3)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    wanted = [unit[i] @ unit[j] for i in range(30) for j in range(30) if text[i] != text[j]]
+    sums = torch.from_numpy(np.stack([unit[text == i].sum(0) for i in range(10)]))
+    assert scores.mean_cosine(sums, torch.full((10,), 3.0)) == pytest.approx(np.mean(wanted))
+
+
+def test_neighbours_of_the_same_class():
+    rng = np.random.default_rng(7)
+    classes = np.repeat([0, 1, 2], [30, 20, 10])
+    near = scores.nearest(torch.from_numpy(rng.normal(size=(60, 5)) + 20 * classes[:, None]), 12)
+    share, chance = scores.same_class(near, 9, classes)
+    assert share == 1
+    drawn = [np.mean(np.delete(classes, i) == classes[i]) for i in range(60)]
+    assert chance == pytest.approx(np.mean(drawn))
+    shuffled, _ = scores.same_class(near, 9, rng.permutation(classes))
+    assert shuffled == pytest.approx(chance, abs=0.08)
+
+
+def test_means_are_over_documents():
+    found = scores.over_texts(np.array([1.0, 3.0, 6.0, np.nan]), np.array([0, 0, 1, 2]))
+    assert found == pytest.approx((4.0, np.std([2.0, 6.0], ddof=1) / 2**0.5))
+    assert np.isnan(scores.over_texts(np.array([np.nan]), np.array([0])).value)

@@ -1,0 +1,175 @@
+"""Layers one by one, end to end: numbers again from the model itself, blocks left out, and what is refused."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, perturb
+from transformers import AutoModelForCausalLM
+
+from repsim_cli.figures.lines import quantities
+from repsim_cli.models.configs import inline_config
+from repsim_cli.runs import reader
+from repsim_cli.runs.content import BY_SCALE, OF_LAYER, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
+from repsim_cli.studies.layers.finding import by_model, said
+
+WORDS = ("run", "-q", "study=layers", "extract=texts", "data=embedded", "model=[]", "extract.length=16", "extract.skip=2",
+         "extract.sequences=60", "hardware.threads=1")  # fmt: skip
+
+
+def of(folder, kind="transformers"):
+    return f"+model.mine={{kind: {kind}, path: {folder}}}"
+
+
+@pytest.fixture
+def headed(shared, tokenizer_folder):
+    """A Llama with its head."""
+
+    def make(folder):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(inline_config(TINY["llama"]))
+        perturb(model)
+        model.save_pretrained(folder)
+        shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
+
+    return shared("llama-headed", make)
+
+
+def table(folder, name=OF_LAYER):
+    return by_model(reader.read_results(folder).tables[name])["mine"]
+
+
+@pytest.mark.drawn
+def test_numbers_equal_a_plain_recomputation(repsim, newest, headed, monkeypatch):
+    from repsim_cli.studies.layers import study
+
+    seen = []
+    whole = study.gather
+    sizes = []
+
+    def gather(stream, counts, layers):
+        sizes.extend(counts)
+        return whole(spied(stream, seen), counts, layers)
+
+    monkeypatch.setattr(study, "gather", gather)
+    code, _, err = repsim(*WORDS, of(headed), "options.without=5")
+    assert code == 0, err
+    rows = [np.concatenate([x.double().numpy() for x in layer]) for layer in zip(*seen, strict=True)]
+    found, errors = table(newest()), table(newest(), OF_LAYER_ERRORS)
+    assert [row["layer"] for row in found] == ["embed", "resid_post@0", "resid_post@1", "resid_post@2"]
+    for layer in range(1, 4):
+        x, y = rows[layer - 1], rows[layer]
+        cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+        assert found[layer]["influence"] == pytest.approx(
+            1 - cosines.mean(), rel=0.02
+        )  # there: the mean over documents
+        unit = np.split(y / np.linalg.norm(y, axis=1, keepdims=True), np.cumsum(sizes)[:-1])
+        pairs = [(i, j) for i in range(len(unit)) for j in range(len(unit)) if i != j]
+        cross = np.concatenate([(unit[i] @ unit[j].T).ravel() for i, j in pairs])
+        assert found[layer]["cosine"] == pytest.approx(cross.mean())
+        last = y[np.cumsum(sizes) - 1]
+        shares = np.linalg.eigvalsh(np.cov(last.T)).clip(1e-300)
+        shares /= shares.sum()
+        assert found[layer]["rank"] == pytest.approx(np.exp(-(shares * np.log(shares)).sum()), rel=1e-5)
+        assert errors[layer]["entropy"] > 0
+    assert found[0]["influence"] is None
+    assert found[0]["KL without"] is None
+    assert {row["k"] for row in by_model(reader.read_results(newest()).tables[BY_SCALE])["mine"]} == {1, 2, 4, 8}
+    assert (newest() / "figures" / "layers.png").is_file()
+    ((model, sentence),) = reader.read_results(newest()).tables[STANDS_OUT].rows
+    assert model == "mine"
+    assert "the next token needs" in sentence or "no layer stands out by KL" in sentence
+
+
+def spied(stream, seen):
+    for block in stream:
+        seen.append(block.rows)
+        yield block
+
+
+def test_a_block_is_left_out(repsim, newest, headed):
+    """As if the model had been built without it."""
+    code, _, err = repsim(*WORDS, of(headed), "options.without=3")
+    assert code == 0, err
+    found = table(newest())
+    from repsim_cli.base import registry
+    from repsim_cli.data.packing import pack
+
+    source = registry.models.get("transformers").function(path=str(headed))
+    made = pack(
+        registry.data.get("embedded_text").function(),
+        source.tokenizer(),
+        length=16,
+        sequences=60,
+        pool=1024,
+        separator="auto",
+        seed=0,
+    )
+    ids = torch.from_numpy(made.ids[:3]).long()
+    follows = torch.from_numpy(made.document[:3, 1:] == made.document[:3, :-1])
+    model = AutoModelForCausalLM.from_pretrained(headed).eval()
+    with torch.inference_mode():
+        whole = model(ids).logits[:, :-1].double().log_softmax(-1)[follows]
+        for block in range(3):
+            blocks = list(model.model.layers)
+            model.model.layers = torch.nn.ModuleList(blocks[:block] + blocks[block + 1 :])
+            without = model(ids, use_cache=False).logits[:, :-1].double().log_softmax(-1)[follows]
+            model.model.layers = torch.nn.ModuleList(blocks)
+            kl = (whole.exp() * (whole - without)).sum(-1).mean()
+            loss = (whole - without).gather(1, ids[:, 1:][follows][:, None]).mean()
+            assert found[block + 1]["KL without"] == pytest.approx(float(kl), rel=1e-4)
+            assert found[block + 1]["loss without"] == pytest.approx(float(loss), rel=1e-4, abs=1e-6)
+
+
+def test_classes_of_texts_and_a_model_without_a_head(repsim, newest, tiny_folder):
+    words = [word for word in WORDS if word != "data=embedded"]
+    code, _, err = repsim(*words, "data=overlap_nli", of(tiny_folder("bert")), "-q")
+    assert code == 0, err
+    first, *_ = found = table(newest())
+    assert 0 < first["class by chance"] < 1
+    assert all(row["KL without"] is None for row in found)
+    assert "no block is left out (" in " ".join(reader.read_manifest(newest())["warnings"])
+
+
+def test_layers_that_cannot_be_told_apart_are_named_together():
+    layers = [{"layer": f"resid_post@{i}", "dimension": value} for i, value in enumerate((3.0, 7.0, 8.0, 4.0))]
+    errors = [{"dimension": 0.5} for _ in layers]
+    form = "most at {where} ({span}{end})"
+    assert said(layers, errors, "dimension", True, form) == "most at blocks 1 to 2 (7 to 8; 4 at block 3)"
+    errors = [{"dimension": 3.0} for _ in layers]
+    assert (
+        said(layers, errors, "dimension", True, form) == "no layer stands out by intrinsic dimension of texts (3 to 8)"
+    )
+    assert said(layers[:1], errors, "dimension", True, form) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["extract.unit=mean"], "extract.unit: the path of tokens through a text is looked at, got mean; use token (extract=texts)"),
+        (["extract.sequences=10"], "extract.sequences: an intrinsic dimension needs 40 texts, got 10; read more"),
+        (["options.k=0"], "options.k: wrong value, got 0; give greater than or equal to 1"),
+        (["options.k=40"], "options.k: neighbours 40 and 80 are needed, the data have 60 texts; lower it, or read more texts"),
+        (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(repsim, tiny_folder, words, message):
+    given = [word for word in WORDS if word.partition("=")[0] not in {w.partition("=")[0] for w in words}]
+    mine = [] if words == ["model=[]"] else ["model=[]", of(tiny_folder("llama"))]
+    code, _, err = repsim(
+        *[w for w in given if w != "model=[]"], *mine, *[w for w in words if w != "model=[]"] or ["model=[]"]
+    )
+    assert (code, err.splitlines()[-1]) == (2, f"error: {message}")
+
+
+def test_a_model_has_one_style_in_all_panels():
+    """Also where another model has no value."""
+
+    def curve(quantity, model):
+        about = {"quantity": quantity, "model": model}
+        return Curve(x=Axis(name="layer"), y=Axis(name=quantity), at=["embed"], lines={quantity: [1.0]}, about=about)
+
+    figure = quantities([[curve("rank", "a"), curve("rank", "b")], [curve("KL", "b")]], ())
+    first, second = (panel.lines for panel in figure.axes[:2])
+    assert first[1].get_color() == second[0].get_color() != first[0].get_color()
