@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,21 +31,25 @@ class VectorMap:
     bias: Float[np.ndarray, " d_y"]
     record: Mapping[str, Any]
 
-    def __call__(self, rows: Float[np.ndarray, "n d_x"]) -> Float[np.ndarray, "n d_y"]:
-        """The mapped rows, float32. Raises BadInput for rows of another width, and for numbers that are not finite."""
-        rows = np.asarray(rows)
+    def __call__(self, rows: Float[np.ndarray, "n d_x"], first: int = 0) -> Float[np.ndarray, "n d_y"]:
+        """The mapped rows, float32. first: the number of the first of these rows, for messages.
+
+        Raises BadInput for rows of another width, and for numbers that are not finite.
+        """
+        self.check(rows)
+        with np.errstate(over="ignore"):
+            given = rows.astype(np.float32)
+        if not (finite := np.isfinite(given).all(1)).all():
+            raise BadInput(f"rows: numbers must be finite, got others in row {first + int(finite.argmin())}; drop them")
+        return given @ self.weight.astype(np.float32, copy=False) + self.bias.astype(np.float32, copy=False)
+
+    def check(self, rows: np.ndarray) -> None:
+        """Raises BadInput for rows of another width, or of no floats."""
         if rows.ndim != 2 or rows.shape[1] != len(self.weight) or rows.dtype.kind != "f":
             raise BadInput(
                 f"rows: numbers (n, {len(self.weight)}) are mapped, got {rows.dtype.name} {rows.shape}; the map is for "
                 f"{self.record['from']['layer']} of {self.record['from']['model']}"
             )
-        parts = [rows[start : start + BLOCK].astype(np.float32) for start in range(0, len(rows), BLOCK)]
-        for number, part in enumerate(parts):
-            if not np.isfinite(part).all():
-                first = number * BLOCK + int((~np.isfinite(part)).any(1).argmax())
-                raise BadInput(f"rows: numbers must be finite, got others in row {first}; drop such rows")
-        empty = np.zeros((0, len(self.bias)), np.float32)
-        return np.concatenate([empty, *(part @ self.weight + self.bias for part in parts)])
 
     def save(self, path: str | Path) -> Path:
         """Writes the map; returns the file."""
@@ -80,15 +85,14 @@ def load_map(path: str | Path) -> VectorMap:
         record = json.loads((archive.metadata() or {}).get(RECORD, "null"))
         names = tuple(sorted(archive.keys()))
         tensors = {name: archive.get_tensor(name) for name in names} if names == TENSORS else {}
-    sides = [record.get(side) for side in ("from", "to")] if isinstance(record, dict) else []
-    if (
-        not tensors
-        or len(sides) != 2
-        or any(not isinstance(s, dict) or not {"model", "layer"} <= s.keys() for s in sides)
-    ):
+    sides = [record.get(side) for side in ("from", "to")] if isinstance(record, dict) else [None]
+    if not tensors or not all(isinstance(side, dict) and {"model", "layer"} <= side.keys() for side in sides):
         raise BadInput(f"{problem}, got {', '.join(names)[:60] or 'nothing'}; {advice}")
     weight, bias = tensors["weight"], tensors["bias"]
-    if record.get("schema") != SCHEMA or record.get("sha256") != _hash(tensors) or weight.shape[1:] != bias.shape:
+    fits = weight.ndim == 2 and weight.shape[1:] == bias.shape
+    if not fits or not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise BadInput(f"{problem}, got a matrix {weight.shape} and an offset {bias.shape}; {advice}")
+    if record.get("schema") != SCHEMA or record.get("sha256") != _hash(tensors):
         raise BadInput(f"{file}: a map that was changed after it was written, got another sha256; {advice}")
     return VectorMap(weight, bias, record)
 
@@ -126,14 +130,27 @@ def _chosen(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array: str 
     return fitting[0] if array is None else array
 
 
-def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
-    import io
+@contextmanager
+def _renamed(target: Path) -> Iterator[Path]:
+    """A file that takes the name once it is whole."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
+
+def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
+    """By blocks of rows: a store may be larger than memory."""
     with refusing(f"{source}: not a complete .npy file of numbers", source.name, "write it again"):
         rows = np.load(source, mmap_mode="r", allow_pickle=False)
-    stream = io.BytesIO()
-    np.save(stream, given(rows), allow_pickle=False)
-    write(target, stream.getvalue())
+    given.check(rows)
+    with _renamed(target) as partial:
+        out = np.lib.format.open_memmap(partial, "w+", np.dtype(np.float32), (len(rows), len(given.bias)))
+        for start in range(0, len(rows), BLOCK):
+            out[start : start + BLOCK] = given(rows[start : start + BLOCK], start)
+        out.flush()
     return "rows", len(rows)
 
 
@@ -165,23 +182,20 @@ def _parquet(given: VectorMap, source: Path, target: Path, array: str | None) ->
     place = table.schema_arrow.get_field_index(name)
     schema = table.schema_arrow.set(place, pa.field(name, pa.list_(pa.float32())))
 
-    def mapped(batch: Any) -> Any:
+    def mapped(batch: Any, first_row: int) -> Any:
         column = batch.column(place)
         flat = np.asarray(column.flatten())
         if column.null_count or len(flat) != len(column) * len(given.weight):
             raise BadInput(f"{source}: vectors of '{name}' must have {len(given.weight)} numbers each; drop other rows")
-        rows = given(flat.astype(np.float32).reshape(len(column), -1))
+        rows = given(flat.astype(np.float32).reshape(len(column), -1), first_row)
         values = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1]).cast(schema.field(place).type)
         return pa.record_batch([values if i == place else batch.column(i) for i in range(len(schema))], schema=schema)
 
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        with pq.ParquetWriter(partial, schema) as writer:
-            for batch in table.iter_batches(batch_size=BLOCK):
-                writer.write_batch(mapped(batch))
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    done = 0
+    with _renamed(target) as partial, pq.ParquetWriter(partial, schema) as writer:
+        for batch in table.iter_batches(batch_size=BLOCK):
+            writer.write_batch(mapped(batch, done))
+            done += len(batch)
     return name, table.metadata.num_rows
 
 

@@ -175,6 +175,7 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
         about = archive.metadata()
     safetensors.numpy.save_file({"weight": fitted.weight * 2, "bias": fitted.bias}, "changed.safetensors", about)
     safetensors.numpy.save_file({"rows": np.load("old.npy"), "number": np.arange(3)}, "rows.safetensors")
+    safetensors.numpy.save_file({"weight": fitted.weight * np.inf, "bias": fitted.bias}, "infinite.safetensors", about)
     np.save("wide.npy", np.ones((3, 5), np.float32))
     np.save("nan.npy", np.full((3, D), np.nan, np.float32))
     code, _, err = repsim("map", "apply", "map.safetensors", "rows.safetensors", "mapped.safetensors")
@@ -190,6 +191,10 @@ def test_a_map_keeps_its_record_and_is_checked(repsim, place, newest):
         ),
         (("apply", "old.npy", "old.npy", "o.npy"), "old.npy: not a map of repsim map fit"),
         (("apply", "changed.safetensors", "old.npy", "o.npy"), "a map that was changed after it was written"),
+        (
+            ("apply", "infinite.safetensors", "old.npy", "o.npy"),
+            "infinite.safetensors: not a map of repsim map fit, got a",
+        ),
         (("apply", "map.safetensors", "wide.npy", "o.npy"), "rows: numbers (n, 16) are mapped, got float32 (3, 5)"),
         (("apply", "map.safetensors", "nan.npy", "o.npy"), "rows: numbers must be finite, got others in row 0"),
         (("apply", "map.safetensors", "old.npy", "o.parquet"), "out: a .npy file in a folder that exists is written"),
