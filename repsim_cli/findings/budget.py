@@ -57,8 +57,8 @@ def _pair(row: Row) -> tuple[str, str]:
 
 
 def said(rows: Sequence[Row]) -> str:
-    """The layers of two models that share most beyond the token and untrained models, in a sentence; empty where no
-    layers have a value.
+    """The layers of two models that surely share most beyond the token and untrained models, in a sentence; empty where
+    no layers have a value.
 
     >>> row = {"layer a": "resid_post@6", "layer b": "resid_post@6", "value": 0.72, "± value": 0.01}
     >>> row |= {"token": 0.54, "untrained": 0.04}
@@ -66,12 +66,15 @@ def said(rows: Sequence[Row]) -> str:
     'of 0.72 in block 6, 0.54 is the token, 0.04 untrained models of these shapes, 0.13 ± 0.02 learned; 0.01 in rows whose token has no partner'
     >>> said([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])
     'of 0.72 in block 6, 0.54 is the token, 0.18 ± 0.02 beyond it, no untrained twin telling what was learned'
+    >>> sure, unsure = ({**row, "learned": x, "± learned": e, "alone": 0.0} for x, e in ((0.13, 0.09), (0.50, 1.02)))
+    >>> said([unsure, sure]) == said([sure])
+    True
     """  # noqa: E501
     known = [row for row in rows if row["value"] is not None and row["± value"] is not None]
     known = [row for row in known if row["learned"] is not None] or known  # of some layers without a twin
     if not known:
         return ""
-    row = max(known, key=_beyond)
+    row = max(known, key=_surely_beyond)
     if row["learned"] is None:
         of = f"{row['rest']:z.2f} ± {row['± rest']:.2f} beyond it, no untrained twin telling what was learned"
     else:
@@ -97,8 +100,10 @@ def said_of_neighbours(rows: Sequence[Row]) -> str:
     )
 
 
-def _beyond(row: Row) -> float:
-    return row["rest"] if row["learned"] is None else row["learned"]
+def _surely_beyond(row: Row) -> float:
+    """The lower end of the interval: the largest share may be the one that is known least."""
+    part = "rest" if row["learned"] is None else "learned"
+    return row[part] - (row[f"± {part}"] or 0.0)
 
 
 def _where(row: Row) -> str:
