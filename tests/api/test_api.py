@@ -468,7 +468,7 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     words = ["compare", tmp_path / "a.npz", tmp_path / "b.npz", "--measure", "cka_unbiased"]
     code, out, err = repsim(*words)
     assert code == 0, err
-    assert "  chance: 0.000, the mean of random pairings of rows, a single pairing within 0.034 (sd)\n" in out
+    assert "  chance: 0.000, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
     code, _, err = repsim(*words, "--significance", "permutation")
     assert code == 2
     assert "or declare the rows independent with significance.clusters=row" in err
@@ -477,7 +477,7 @@ def test_the_level_of_chance_of_a_comparison(repsim, newest, tmp_path):
     result = repsim_cli.load(newest())
     chance = result.chance("b", "a", "cka_unbiased")
     assert "chance 0.000; calibrated 0.847, p 0.005, family-wise p 0.005\n" in out
-    assert "  chance: 0.000, the mean of random pairings of rows, a single pairing within 0.034 (sd)\n" in out
+    assert "  chance: 0.000, the mean of random pairings of rows, a single pairing within 0.033 (sd)\n" in out
     assert -0.1 < chance.low <= chance.middle <= chance.high < 0.3
     values = result.matrix("a", "b").values
     assert values[0, 0] > chance.high > values[1, 1]
