@@ -299,8 +299,8 @@ def test_permutations_of_what_is_left(repsim, newest):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("study=convergence", "model=[tiny_a_series]", "extract.skip=4"),
-         "extract.skip: the study convergence reads rows as models give them, got 4; leave it at its default"),
+        (("study=effective_rank", "model=[tiny_a_series]", "extract.skip=4"),
+         "extract.skip: the study effective_rank reads rows as models give them, got 4; leave it at its default"),
         (("measure=[euclidean]", "extract.drop_features=0.1"),
          "extract.drop_features: euclidean compares feature by feature, got 0.1; use extract.normalise=features"),
         (("extract.skip_tokens=[newlines]",), "extract.skip_tokens.0: "),
