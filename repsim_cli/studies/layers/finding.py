@@ -105,9 +105,9 @@ def said(layers: Layers, errors: Layers, column: str, highest: bool, form: str) 
 
 def _apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bool:
     """Whether two layers differ by more than `TOLD` errors of their difference, were they of different texts: of the
-    same texts they are told apart more easily."""
-    error = math.hypot(*(errors[a][column] or 0.0 for a in (i, best)))
-    return abs(layers[i][column] - layers[best][column]) > TOLD * error
+    same texts they are told apart more easily. Numbers without an error are not told apart."""
+    of_both = [errors[a][column] for a in (i, best)]
+    return None not in of_both and abs(layers[i][column] - layers[best][column]) > TOLD * math.hypot(*of_both)
 
 
 def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:

@@ -53,11 +53,12 @@ def dimension(near: Distances, k: int, texts: Int[np.ndarray, " n"]) -> Estimate
 
     near: more than 2k neighbours, some of which are of texts that are left out. texts: of every row, its text, by which
     the jackknife leaves rows out, in `GROUPS` groups. Its square is above the variance on average (Efron and Stein
-    1981), so that the error is on the safe side.
+    1981), so that the error is on the safe side. Groups are stretches of texts, which may be alike.
 
     Raises Degenerate where a tenth of the rows have k neighbours at no distance, as of repeated tokens in embeddings.
     """
-    group = torch.from_numpy(np.unique(texts, return_inverse=True)[1] % GROUPS)
+    place = np.unique(texts, return_inverse=True)[1]
+    group = torch.from_numpy(place * min(GROUPS, place.max() + 1) // (place.max() + 1))
     value = _dimension(near, k, torch.ones_like(group, dtype=torch.bool))
     parts = [_dimension(near, k, group != left) for left in range(int(group.max()) + 1)]
     spread = np.sqrt((len(parts) - 1) * np.var(parts)) if len(parts) > 1 else np.nan
@@ -144,9 +145,9 @@ def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]
     return Estimate(float(means.mean()), float(error))
 
 
-def same_class(near: Distances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[float, float]:
-    """The share of the k nearest rows that are of the row's own class, and what random rows give."""
+def same_class(near: Distances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float]:
+    """Of each row, the share of its k nearest rows that are of its own class, and what random rows give on average."""
     codes = torch.from_numpy(classes)
-    share = (codes[near.rows[:, :k]] == codes[:, None]).double().mean()
+    shares = (codes[near.rows[:, :k]] == codes[:, None]).double().mean(1)
     sizes = np.bincount(classes)[classes]
-    return float(share), float(((sizes - 1) / (len(classes) - 1)).mean())
+    return shares.numpy(), float(((sizes - 1) / (len(classes) - 1)).mean())

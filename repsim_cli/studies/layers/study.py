@@ -239,7 +239,10 @@ class Layers(Study):
                 for k in dict.fromkeys([*steps, self.k])
             }
             scales += [[reading.label, name, k, *by_scale[k]] for k in steps if by_scale[k] is not None]
-            same, by_chance = (None, None) if classes is None else scores.same_class(near, NEIGHBOURS, classes)
+            same, by_chance = UNKNOWN, None
+            if classes is not None:
+                shares, by_chance = scores.same_class(near, NEIGHBOURS, classes)
+                same = over_texts(shares, documents)
             numbers = {
                 DIMENSION: by_scale[self.k] or UNKNOWN,
                 RANK: known(partial(scores.effective_rank, x), lacking),
@@ -264,11 +267,8 @@ def _effects(without: Lost | None, point: HookPoint) -> dict[str, Estimate]:
     """What is lost without the block that ends here."""
     if without is None or point.kind != "resid_post" or point.layer is None:
         return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
-    kl, loss = (values[point.layer].double() for values in without)
-    return {
-        name: Estimate(float(x.mean()), float(x.std() / len(x) ** 0.5))
-        for name, x in ((KL_WITHOUT, kl), (LOSS_WITHOUT, loss))
-    }
+    numbers = {KL_WITHOUT: without.kl, LOSS_WITHOUT: without.loss}
+    return {name: over_texts(each[point.layer], without.documents) for name, each in numbers.items()}
 
 
 def _number(number: Any) -> float | None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import tensors
@@ -23,11 +23,12 @@ CELLS = 2**24  # logits that are compared at a time
 
 
 class Lost(NamedTuple):
-    """Without each block, of every token that has a next one: KL(whole || without it) in nats, and how much more the
-    loss is."""
+    """Without each block, of every text the mean over its tokens that have a next one: KL(whole || without it) in nats,
+    and how much more the loss is. documents: of the texts."""
 
-    kl: Float[Tensor, "blocks n"]
-    loss: Float[Tensor, "blocks n"]
+    kl: Float[np.ndarray, "blocks s"]
+    loss: Float[np.ndarray, "blocks s"]
+    documents: Int[np.ndarray, " s"]
 
 
 def refusal(source: Source) -> str | None:
@@ -51,7 +52,7 @@ def lost(
     every pass."""
     assert source.architecture is not None
     blocks: Any = source.modules(model.get_submodule(backbone_path(model, source)))[source.architecture.blocks]
-    parts = []
+    parts, documents = [], []
     for batch in progress(batches):
         places, wanted = _following(batch)
         with_all = _logits(model, source, batch, places)
@@ -66,9 +67,12 @@ def lost(
                 hooks.remove()
             count(batch.mask)
             found.append(torch.stack(_compared(with_all, without, wanted.to(with_all.device))).cpu())
-        parts.append(torch.stack(found))
+        text = torch.from_numpy(places.nonzero()[0])
+        sums = torch.zeros(len(blocks), 2, len(places), dtype=torch.float64).index_add(2, text, torch.stack(found))
+        parts.append(sums / torch.from_numpy(places.sum(1)))
+        documents.append(batch.document[np.arange(len(places)), places.argmax(1)])
     kl, loss = torch.cat(parts, 2).unbind(1)
-    return Lost(kl, loss)
+    return Lost(kl.numpy(), loss.numpy(), np.concatenate(documents))
 
 
 def _following(batch: Sequences) -> tuple[Bool[np.ndarray, "N L"], Tensor]:

@@ -141,6 +141,7 @@ def test_layers_that_cannot_be_told_apart_are_named_together():
     assert (
         said(layers, errors, "dimension", True, form) == "no layer stands out by intrinsic dimension of texts (3 to 8)"
     )
+    assert said(layers, [{"dimension": None}] * 4, "dimension", True, form).startswith("no layer stands out")
     assert said(layers[:1], errors, "dimension", True, form) == ""
 
 
