@@ -35,21 +35,10 @@ BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")
 P_BEYOND = "p beyond the token"
 OF_LAYERS = ["model a", "model b", "layer a", "layer b"]
 BUDGET_COLUMNS = [*OF_LAYERS, *BUDGET_PARTS, *(f"± {part}" for part in BUDGET_PARTS), P_BEYOND]
-# the table of rows that find their pair in another column of text, by layer
-RETRIEVAL, BY_TOKENS, P_AT_MOST = "retrieval", "shared tokens alone", "p, at most"
-RETRIEVAL_COLUMNS = ["model", "other model", "from", "to", "layer", RETRIEVAL, "rows", CHANCE, BY_TOKENS, P_AT_MOST]
 BY_TOKEN_COLUMNS = ["measure", *OF_LAYERS, "value", CHANCE, "same token", "other tokens"]
 
-# the tables of numbers of each layer, of their standard errors, and of the dimension by the neighbours that it is of
-OF_LAYER, OF_LAYER_ERRORS, BY_SCALE = "layers one by one", "errors of layers one by one", "intrinsic dimension by k"
-DIMENSION, RANK, ENTROPY, CURVATURE, COSINE = "dimension", "rank", "entropy", "curvature", "cosine"
-ALIKE, INFLUENCE, SAME_CLASS, BY_CHANCE = "CKA before", "influence", "same class", "class by chance"
-KL_WITHOUT, LOSS_WITHOUT = "KL without", "loss without"
-OF_LAYER_COLUMNS = [
-    "model", "layer", DIMENSION, RANK, ENTROPY, CURVATURE, COSINE, ALIKE, INFLUENCE, SAME_CLASS, BY_CHANCE, KL_WITHOUT,
-    LOSS_WITHOUT,
-]  # fmt: skip
-BY_SCALE_COLUMNS = ["model", "layer", "k", DIMENSION, f"± {DIMENSION}"]
+# tables of layers one by one that are not printed: standard errors, and the dimension by the neighbours that it is of
+OF_LAYER_ERRORS, BY_SCALE = "errors of layers one by one", "intrinsic dimension by k"
 # the table of diagnostics and its columns; places: of a sequence, whose rows have a mean norm of their own
 DIAGNOSTICS, PLACES = "diagnostics of layers", 8
 FEATURE, FEATURE_SHARE = "largest feature", "share of variance in the largest feature"

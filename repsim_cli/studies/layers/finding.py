@@ -12,7 +12,8 @@ from repsim_cli.figures.panels import headline, listed
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim
-from repsim_cli.runs.content import (
+from repsim_cli.runs.content import OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
+from repsim_cli.studies.layers.columns import (
     ALIKE,
     BY_CHANCE,
     COSINE,
@@ -22,13 +23,8 @@ from repsim_cli.runs.content import (
     INFLUENCE,
     KL_WITHOUT,
     OF_LAYER,
-    OF_LAYER_ERRORS,
     RANK,
     SAME_CLASS,
-    STANDS_OUT,
-    Axis,
-    Curve,
-    Table,
 )
 
 MEANT = {

@@ -26,10 +26,12 @@ from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures import get
 from repsim_cli.models.source import Source
-from repsim_cli.runs.content import (
+from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, Results, Table
+from repsim_cli.runs.results import Run
+from repsim_cli.studies.layers import scores
+from repsim_cli.studies.layers.columns import (
     ALIKE,
     BY_CHANCE,
-    BY_SCALE,
     BY_SCALE_COLUMNS,
     COSINE,
     CURVATURE,
@@ -40,14 +42,9 @@ from repsim_cli.runs.content import (
     LOSS_WITHOUT,
     OF_LAYER,
     OF_LAYER_COLUMNS,
-    OF_LAYER_ERRORS,
     RANK,
     SAME_CLASS,
-    Results,
-    Table,
 )
-from repsim_cli.runs.results import Run
-from repsim_cli.studies.layers import scores
 from repsim_cli.studies.layers.gathered import OfLayer, gather, texts_of
 from repsim_cli.studies.layers.scores import Estimate, over_texts
 from repsim_cli.studies.layers.without import HEAD, Lost, has_next, lost, refusal
@@ -129,7 +126,7 @@ class Layers(Study):
         models = {label: each.models[label] for label, each in self.extractions.items()}
         return {
             "models": shown(models, self.hardware),
-            "layers": len(self.readings) and sum(len(reading.layers) for reading in self.readings),
+            "layers": sum(len(reading.layers) for reading in self.readings),
             "texts, at most": self.extract.sequences,
             "each block left out": [
                 label for label, each in self.extractions.items() if self.without and not refusal(each.live[label])
@@ -224,18 +221,11 @@ class Layers(Study):
             name = reading.layers[at].name
             lacking: list[str] = []
 
-            def known(make: Callable[[], Any], lacking: list[str]) -> Any:
-                try:
-                    return make()
-                except Degenerate as error:
-                    lacking.append(str(error))
-                    return None
-
             steps = [k for k in SCALE if 4 * k < len(x)]
             most = max(*steps, self.k)
             near = scores.nearest(x, min(3 * most + 20, len(x) - 1))
             by_scale = {
-                k: known(partial(scores.dimension, near, k, documents), lacking if k == self.k else [])
+                k: _known(partial(scores.dimension, near, k, documents), lacking if k == self.k else [])
                 for k in dict.fromkeys([*steps, self.k])
             }
             scales += [[reading.label, name, k, *by_scale[k]] for k in steps if by_scale[k] is not None]
@@ -245,11 +235,11 @@ class Layers(Study):
                 same = over_texts(shares, documents)
             numbers = {
                 DIMENSION: by_scale[self.k] or UNKNOWN,
-                RANK: known(partial(scores.effective_rank, x), lacking),
+                RANK: _known(partial(scores.effective_rank, x), lacking),
                 ENTROPY: over_texts(layer.whole("entropy"), documents),
                 CURVATURE: over_texts(layer.whole("curvature"), documents),
                 COSINE: scores.mean_cosine(torch.cat(layer.sums), sizes),
-                ALIKE: None if before is None else known(partial(get("cka_unbiased"), before, x), lacking),
+                ALIKE: None if before is None else _known(partial(get("cka_unbiased"), before, x), lacking),
                 INFLUENCE: over_texts(layer.whole("influence"), documents) if at else UNKNOWN,
                 SAME_CLASS: same,
                 BY_CHANCE: by_chance,
@@ -269,6 +259,15 @@ def _effects(without: Lost | None, point: HookPoint) -> dict[str, Estimate]:
         return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
     numbers = {KL_WITHOUT: without.kl, LOSS_WITHOUT: without.loss}
     return {name: over_texts(each[point.layer], without.documents) for name, each in numbers.items()}
+
+
+def _known(make: Callable[[], Any], lacking: list[str]) -> Any:
+    """Computes a number; where it has no value, notes why."""
+    try:
+        return make()
+    except Degenerate as error:
+        lacking.append(str(error))
+        return None
 
 
 def _number(number: Any) -> float | None:

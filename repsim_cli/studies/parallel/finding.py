@@ -14,7 +14,8 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
-from repsim_cli.runs.content import BY_TOKENS, CHANCE, FOUND, RETRIEVAL, Axis, Curve, Measured, Table
+from repsim_cli.runs.content import CHANCE, FOUND, Axis, Curve, Measured, Table
+from repsim_cli.studies.parallel.columns import BY_TOKENS, RETRIEVAL
 
 Way = tuple[str, str]  # from a column to a column
 Ways = Mapping[Way, Mapping[str, Sequence[Mapping[str, Any]]]]

@@ -24,8 +24,9 @@ from repsim_cli.engine.matrices import matrices_of, records
 from repsim_cli.engine.rows import identified, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.models.source import Source, facts
-from repsim_cli.runs.content import RETRIEVAL, RETRIEVAL_COLUMNS, Results, Table
+from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
+from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
 from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, directions, retrieved
 
 INDEPENDENT = ("row", "document")  # clusters under which each pair of texts is drawn by itself

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 from repsim_cli.figures.lines import quantities
 from repsim_cli.models.configs import inline_config
 from repsim_cli.runs import reader
-from repsim_cli.runs.content import BY_SCALE, OF_LAYER, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
+from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
+from repsim_cli.studies.layers.columns import OF_LAYER
 from repsim_cli.studies.layers.finding import by_model, said
 
 WORDS = ("run", "-q", "study=layers", "extract=texts", "data=embedded", "model=[]", "extract.length=16", "extract.skip=2",

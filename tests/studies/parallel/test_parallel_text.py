@@ -8,7 +8,8 @@ import torch
 from helpers.recorded import recorded
 from scipy.sparse import csr_array
 
-from repsim_cli.runs.content import BY_TOKENS, CHANCE, FOUND, P_AT_MOST, RETRIEVAL
+from repsim_cli.runs.content import CHANCE, FOUND
+from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
 from repsim_cli.studies.parallel.retrieval import at_most, directions, retrieved
 
 WORDS, ROWS, LAYERS = 40, 36, ["embed", "resid_post@0", "resid_post@1"]

@@ -1,0 +1,11 @@
+"""The names of the numbers of a layer, and the columns of their tables."""
+
+OF_LAYER = "layers one by one"
+DIMENSION, RANK, ENTROPY, CURVATURE, COSINE = "dimension", "rank", "entropy", "curvature", "cosine"
+ALIKE, INFLUENCE, SAME_CLASS, BY_CHANCE = "CKA before", "influence", "same class", "class by chance"
+KL_WITHOUT, LOSS_WITHOUT = "KL without", "loss without"
+OF_LAYER_COLUMNS = [
+    "model", "layer", DIMENSION, RANK, ENTROPY, CURVATURE, COSINE, ALIKE, INFLUENCE, SAME_CLASS, BY_CHANCE, KL_WITHOUT,
+    LOSS_WITHOUT,
+]  # fmt: skip
+BY_SCALE_COLUMNS = ["model", "layer", "k", DIMENSION, f"± {DIMENSION}"]
