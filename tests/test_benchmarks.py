@@ -6,9 +6,11 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import few_rows
+import layers
 import levels
 import numpy as np
 import pytest
@@ -112,3 +114,10 @@ def test_whether_a_promise_is_kept():
     assert [kept("cover", 0.95, mean, 0.005) for mean in (0.92, 0.94, 0.98)] == ["NO", "yes", "safe side"]
     assert [kept("power", 0.05, mean, 0.1) for mean in (0.79, 0.8)] == ["NO", "yes"]
     assert [kept("value", 0.0, mean, 0.1) for mean in (-0.4, -0.2, 0.4)] == ["NO", "yes", "NO"]
+
+
+def test_errors_of_planted_dimensions_are_printed(capsys):
+    layers.covered("plane", partial(layers.plane, count=100, dim=3), np.arange(100), 3, draws=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["plane, k = 1", "plane, k = 4"]
+    assert 0 <= layers.stand_out(1) <= 1

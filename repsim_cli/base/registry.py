@@ -71,8 +71,8 @@ class Registry:
 
     @cached_property
     def _own(self) -> Mapping[str, str]:
-        """The package's own names, each with the module that registers it. A module that does not say its names in so
-        many words is imported for them ("")."""
+        """Lists the package's own names, each with the module that registers it. A module that does not say its names
+        in so many words is imported for them ("")."""
         found: dict[str, str] = {}
         word = self._group.rpartition(".")[2]
         said = re.compile(rf'^ *@(?:\w+\.)?{word}\.register\(\s*(?:"([^"]+)")?', re.MULTILINE)
@@ -154,7 +154,7 @@ def package_of(point: EntryPoint) -> str:
 
 
 def matching(pattern: str, package: str = HERE) -> Iterator[tuple[str, Path]]:
-    """The modules whose files below a package match, such as `models/*.py`, with these files."""
+    """Finds the modules whose files below a package match, such as `models/*.py`, with these files."""
     first, _, rest = pattern.partition("/")
     for finder, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__):
         if rest and is_package and fnmatch(name, first):

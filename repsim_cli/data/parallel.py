@@ -36,7 +36,7 @@ class Parallel(Data):
         return self.pairs.public
 
     def columns(self) -> dict[str, Examples]:
-        """The texts of each column as examples of one text, by its name; the same examples in the same order."""
+        """Makes the texts of each column examples of one text, by its name; the same examples in the same order."""
 
         def column(place: int) -> Examples:
             def read() -> Iterator[Example | str]:
@@ -118,7 +118,7 @@ def _of_lines(first: str, second: str) -> Examples:
 
 
 def _text_file(name: str) -> Path:
-    """A file of lines. Raises BadInput for a table: its lines are no texts."""
+    """Finds a file of lines. Raises BadInput for a table: its lines are no texts."""
     file = existing(name, (Path(name).suffix,))
     if file.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
         raise BadInput(f"{file}: two files have a text per line, got a table; give both columns of one table")

@@ -58,7 +58,7 @@ class LayersOptions:
 
 
 def by_model(table: Table) -> Rows:
-    """The rows of each model, in the order of its layers."""
+    """Lists the rows of each model, in the order of its layers."""
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
@@ -79,7 +79,7 @@ def sentences(rows: Rows, errors: Rows) -> Iterator[list[str]]:
 
 
 def said(layers: Layers, errors: Layers, column: str, highest: bool, form: str) -> str:
-    """In words, where a number is highest or lowest; empty where no two layers have it."""
+    """Says where a number is highest or lowest; empty where no two layers have it."""
     known = [i for i, row in enumerate(layers) if row[column] is not None]
     if len(known) < 2:
         return ""
@@ -100,8 +100,8 @@ def said(layers: Layers, errors: Layers, column: str, highest: bool, form: str) 
 
 
 def _apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bool:
-    """Whether two layers differ by more than `TOLD` errors of their difference, were they of different texts: of the
-    same texts they are told apart more easily. Numbers without an error are not told apart."""
+    """Tells whether two layers differ by more than `TOLD` errors of their difference, were they of different texts: of
+    the same texts they are told apart more easily. Numbers without an error are not told apart."""
     of_both = [errors[a][column] for a in (i, best)]
     return None not in of_both and abs(layers[i][column] - layers[best][column]) > TOLD * math.hypot(*of_both)
 
@@ -155,7 +155,7 @@ def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
 
 @analysis(studies=("layers",), unasked=lambda planned: True, figures=figures)
 def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Part:
-    """Every number of a layer over depth, and which layers stand out."""
+    """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     return Part(
         tables={STANDS_OUT: Table(columns=["model", "what"], rows=list(sentences(rows, errors)))},

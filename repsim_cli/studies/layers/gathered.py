@@ -16,8 +16,8 @@ STRAIGHT, MIXED = 3, 2  # tokens of a text of which there are two steps, and an 
 
 @dataclass
 class OfLayer:
-    """Of one layer, text by text. last: the last row of each text; sums: of its rows at norm 1; entropy, curvature,
-    influence (of the block before): numbers of the texts that have one, NaN of the others."""
+    """Holds numbers of one layer, text by text. last: the last row of each text; sums: of its rows at norm 1; entropy,
+    curvature, influence (of the block before): numbers of the texts that have one, NaN of the others."""
 
     last: list[Tensor] = field(default_factory=list)
     sums: list[Tensor] = field(default_factory=list)
@@ -72,5 +72,5 @@ def _add(layer: OfLayer, x: Float[Tensor, "n d"], before: Tensor | None, lengths
 
 
 def texts_of(counts: Int[np.ndarray, " N"], of_sequence: Sequence[int] | np.ndarray) -> np.ndarray:
-    """What is said of sequences, of those that are texts."""
+    """Keeps what is said of sequences for those that are texts."""
     return np.asarray(of_sequence)[counts > 0]

@@ -25,14 +25,14 @@ class Estimate(NamedTuple):
 
 
 class Distances(NamedTuple):
-    """Of every row its nearest rows, nearest first."""
+    """Lists the nearest rows of every row, nearest first."""
 
     rows: Int[Tensor, "n m"]
     values: Float[Tensor, "n m"]
 
 
 def nearest(x: Float[Tensor, "n d"], count: int) -> Distances:
-    """The nearest rows of every row, and how far they are, float64."""
+    """Finds the nearest rows of every row, and how far they are, float64."""
     x = x.double()
     x = x - x.mean(0)
     squares, rows, values = x.square().sum(1), [], []
@@ -48,8 +48,8 @@ def nearest(x: Float[Tensor, "n d"], count: int) -> Distances:
 
 
 def dimension(near: Distances, k: int, texts: Int[np.ndarray, " n"]) -> Estimate:
-    """The intrinsic dimension at the scale of k neighbours: the most likely one by the ratios of the distances to
-    neighbour 2k and neighbour k (Gride, Denti et al. 2022); TwoNN (Facco et al. 2017) where k is 1.
+    """Estimates the intrinsic dimension at the scale of k neighbours: the most likely one by the ratios of the
+    distances to neighbour 2k and neighbour k (Gride, Denti et al. 2022); TwoNN (Facco et al. 2017) where k is 1.
 
     near: more than 2k neighbours, some of which are of texts that are left out. texts: of every row, its text, by which
     the jackknife leaves rows out, in `GROUPS` groups. Its square is above the variance on average (Efron and Stein
@@ -66,7 +66,7 @@ def dimension(near: Distances, k: int, texts: Int[np.ndarray, " n"]) -> Estimate
 
 
 def _dimension(near: Distances, k: int, kept: Tensor) -> float:
-    """Of the rows that are kept, among themselves."""
+    """Estimates the dimension of the rows that are kept, among themselves."""
     here = kept[near.rows[kept]]
     place = here.cumsum(1)
     values = near.values[kept]
@@ -93,8 +93,8 @@ def _dimension(near: Distances, k: int, kept: Tensor) -> float:
 
 
 def effective_rank(x: Float[Tensor, "n d"]) -> float:
-    """exp of the entropy of the shares of variance along the principal directions (Roy and Vetterli 2007): from 1 to
-    min(n - 1, d). Raises Degenerate for equal rows."""
+    """Computes exp of the entropy of the shares of variance along the principal directions (Roy and Vetterli 2007):
+    from 1 to min(n - 1, d). Raises Degenerate for equal rows."""
     x = x.double()
     x = x - x.mean(0)
     variances = torch.linalg.svdvals(x).square()
@@ -104,16 +104,17 @@ def effective_rank(x: Float[Tensor, "n d"]) -> float:
 
 
 def entropies(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
-    """Of each text, the entropy of the shares of its tokens' (t, t) products along their principal directions, over
-    log min(t, d), so that 1 says that all directions count alike (Skean et al. 2025, prompt entropy); NaN for zeros."""
+    """Computes for each text the entropy of the shares of its tokens' (t, t) products along their principal
+    directions, over log min(t, d), so that 1 says that all directions count alike (Skean et al. 2025, prompt entropy);
+    NaN for zeros."""
     rows = texts.double()
     shares = torch.linalg.eigvalsh(rows @ rows.mT).clamp_min(0)
     return torch.special.entr(shares / shares.sum(1, keepdim=True)).sum(1) / math.log(min(texts.shape[1:]))
 
 
 def curvatures(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
-    """Of each text, the mean angle in degrees between a step from token to token and the next step (Hosseini and
-    Fedorenko 2023): 0 for a straight line, 120 on average for independent rows; NaN where two tokens are equal."""
+    """Computes for each text the mean angle in degrees between a step from token to token and the next step (Hosseini
+    and Fedorenko 2023): 0 for a straight line, 120 on average for independent rows; NaN where two tokens are equal."""
     steps = texts.double().diff(dim=1)
     steps = steps / steps.norm(dim=2, keepdim=True)
     cosines = (steps[:, 1:] * steps[:, :-1]).sum(2).clamp(-1, 1)
@@ -121,12 +122,12 @@ def curvatures(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
 
 
 def influences(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """1 - cosine of what enters a block and what leaves it (Men et al. 2024): 0 where no direction changes."""
+    """Computes 1 - cosine of what enters a block and what leaves it (Men et al. 2024): 0 where no direction changes."""
     return 1 - torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=1)
 
 
 def mean_cosine(sums: Float[Tensor, "s d"], counts: Float[Tensor, " s"]) -> float:
-    """The mean cosine of two rows of different texts (Ethayarajh 2019): 0 where rows point everywhere.
+    """Computes the mean cosine of two rows of different texts (Ethayarajh 2019): 0 where rows point everywhere.
 
     sums: of the rows of each text at norm 1. counts: of these rows.
     """
@@ -135,7 +136,7 @@ def mean_cosine(sums: Float[Tensor, "s d"], counts: Float[Tensor, " s"]) -> floa
 
 
 def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> Estimate:
-    """The mean over documents of their texts' means, and its standard error."""
+    """Computes the mean over documents of their texts' means, and its standard error."""
     known = ~np.isnan(values)
     _, place = np.unique(documents[known], return_inverse=True)
     if not len(place):
@@ -146,7 +147,7 @@ def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]
 
 
 def same_class(near: Distances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float]:
-    """Of each row, the share of its k nearest rows that are of its own class, and what random rows give on average."""
+    """Counts for each row the share of its k nearest rows that are of its own class; and what random rows give."""
     codes = torch.from_numpy(classes)
     shares = (codes[near.rows[:, :k]] == codes[:, None]).double().mean(1)
     sizes = np.bincount(classes)[classes]

@@ -1,12 +1,14 @@
 """Every layer of a model by itself: how many directions its texts take, how tokens move through them, and what each
 block does."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
+from jaxtyping import Int
 
 from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.hook_points import HookPoint
@@ -149,10 +151,13 @@ class Layers(Study):
         prepare(run, self.hardware)
         found: list[list[list[Any]]] = [[], [], []]
         diagnosed: dict[str, Table] = {}
+        counted_rows = Counter[str]()  # of all models, in the manifest
         for label, extraction in self.extractions.items():
             with run.stage("data"):
                 sequences = extraction.sequences(run, label)
                 counted = extraction.counted(run, sequences)
+                skipped = run.manifest.get("remedies", {}).get("rows_left_out", 0)
+                counted_rows.update({"rows": run.manifest["rows"], "rows_left_out": skipped})
             given, counts = sequences[label], rows_of(sequences[label], self.extract)
             texts = int((counts > 0).sum())
             if 4 * self.k > texts:
@@ -168,16 +173,33 @@ class Layers(Study):
                     known = diagnosed.setdefault(name, table)
                     if known is not table:
                         known.rows.extend(table.rows)
-            without = self._without(run, counted, given)
+            units = self._units(run, label, given)
+            without = self._without(run, counted, given, units)
             with run.stage("layers"):
-                for whole, part in zip(found, self._rows(run, counted, given, counts, gathered, without), strict=True):
+                made = self._rows(run, counted, given, units, gathered, without)
+                for whole, part in zip(found, made, strict=True):
                     whole += part
+        run.manifest["rows"], left = counted_rows["rows"], counted_rows["rows_left_out"]
+        if "remedies" in run.manifest:
+            share = left / (counted_rows["rows"] + left)
+            run.manifest["remedies"] |= {"rows_left_out": left, "share_left_out": share}
         names, columns = (OF_LAYER, OF_LAYER_ERRORS, BY_SCALE), (OF_LAYER_COLUMNS, OF_LAYER_COLUMNS, BY_SCALE_COLUMNS)
-        made = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
-        return Results(study="layers", tables=made | diagnosed, about={"k": self.k})
+        tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
+        return Results(study="layers", tables=tables | diagnosed, about={"k": self.k})
 
-    def _without(self, run: Run, extraction: Extraction, given: Sequences) -> Lost | None:
-        """What is lost without each block, on the first sequences; None where blocks cannot be left out."""
+    def _units(self, run: Run, label: str, given: Sequences) -> Int[np.ndarray, " N"]:
+        """Numbers what errors are over: the document of each sequence, or the sequence where there is one document."""
+        if not given.of_one:
+            return given.document[np.arange(len(given.text)), given.text.argmax(1)]
+        run.warn(
+            f"model.{label}: the text is one document, got its {len(given.text):,} sequences in place of documents; "
+            "errors may be too small where sequences next to each other are alike; data.sample_by=paragraph makes "
+            "documents"
+        )
+        return np.arange(len(given.text))
+
+    def _without(self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]) -> Lost | None:
+        """Measures what is lost without each block, on the first sequences; None where blocks cannot be left out."""
         ((label, source),) = extraction.live.items()
         if not self.without:
             return None
@@ -190,28 +212,32 @@ class Layers(Study):
         if model is None:
             run.warn(f"model.{label}: no block is left out ({why})")
             return None
-        some = given.take(np.flatnonzero(has_next(given))[: self.without])
+        chosen = np.flatnonzero(has_next(given))[: self.without]
+        some = given.take(chosen)
         lengths = lengths_of(used(some, self.extract))
-        batches = [some.take(batch, int(lengths[batch].max())) for batch in of_similar_length(lengths, self.hardware)]
+        parts = list(of_similar_length(lengths, self.hardware))
+        batches = [some.take(part, int(lengths[part].max())) for part in parts]
         with run.stage("without blocks"):
             counts = tally(run, extraction.models)
             progress = partial(run.progress, label=f"without blocks of {label}", unit="batches")
             with torch.inference_mode():
-                return lost(model, source, batches, progress, lambda mask: counts(label, mask))
+                found = lost(model, source, batches, progress, lambda mask: counts(label, mask))
+        return found._replace(units=units[chosen][np.concatenate(parts)])
 
     def _rows(
         self,
         run: Run,
         extraction: Extraction,
         given: Sequences,
-        counts: np.ndarray,
+        units: Int[np.ndarray, " N"],
         found: Sequence[OfLayer],
         without: Lost | None,
     ) -> Sequence[list[list[Any]]]:
-        """Rows of OF_LAYER_COLUMNS, of their standard errors, and of the dimension by scale."""
+        """Makes the rows of OF_LAYER_COLUMNS, of their standard errors, and of the dimension by scale."""
         (reading,) = extraction.readings
+        counts = rows_of(given, self.extract)
         texts = counts > 0
-        documents = given.document[np.arange(len(texts)), given.text.argmax(1)][texts]
+        documents = texts_of(counts, units)
         classes = None if given.labels is None else texts_of(counts, given.labels.codes)
         sizes = torch.from_numpy(counts[texts]).double()
         order = in_order([layer.name for layer in reading.layers])
@@ -254,11 +280,11 @@ class Layers(Study):
 
 
 def _effects(without: Lost | None, point: HookPoint) -> dict[str, Estimate]:
-    """What is lost without the block that ends here."""
+    """Averages what is lost without the block that ends here."""
     if without is None or point.kind != "resid_post" or point.layer is None:
         return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
     numbers = {KL_WITHOUT: without.kl, LOSS_WITHOUT: without.loss}
-    return {name: over_texts(each[point.layer], without.documents) for name, each in numbers.items()}
+    return {name: over_texts(each[point.layer], without.units) for name, each in numbers.items()}
 
 
 def _known(make: Callable[[], Any], lacking: list[str]) -> Any:

@@ -24,15 +24,15 @@ CELLS = 2**24  # logits that are compared at a time
 
 class Lost(NamedTuple):
     """Without each block, of every text the mean over its tokens that have a next one: KL(whole || without it) in nats,
-    and how much more the loss is. documents: of the texts."""
+    and how much more the loss is. units: what errors are over, of each text."""
 
     kl: Float[np.ndarray, "blocks s"]
     loss: Float[np.ndarray, "blocks s"]
-    documents: Int[np.ndarray, " s"]
+    units: Int[np.ndarray, " s"]
 
 
 def refusal(source: Source) -> str | None:
-    """Why no block of a model can be left out; None: they can."""
+    """Says why no block of a model can be left out; None: they can."""
     if not predicts_next(source):
         return "it has no output head for the next token"
     table = source.architecture
@@ -52,7 +52,7 @@ def lost(
     every pass."""
     assert source.architecture is not None
     blocks: Any = source.modules(model.get_submodule(backbone_path(model, source)))[source.architecture.blocks]
-    parts, documents = [], []
+    parts = []
     for batch in progress(batches):
         places, wanted = _following(batch)
         with_all = _logits(model, source, batch, places)
@@ -70,20 +70,19 @@ def lost(
         text = torch.from_numpy(places.nonzero()[0])
         sums = torch.zeros(len(blocks), 2, len(places), dtype=torch.float64).index_add(2, text, torch.stack(found))
         parts.append(sums / torch.from_numpy(places.sum(1)))
-        documents.append(batch.document[np.arange(len(places)), places.argmax(1)])
     kl, loss = torch.cat(parts, 2).unbind(1)
-    return Lost(kl.numpy(), loss.numpy(), np.concatenate(documents))
+    return Lost(kl.numpy(), loss.numpy(), np.arange(kl.shape[1]))
 
 
 def _following(batch: Sequences) -> tuple[Bool[np.ndarray, "N L"], Tensor]:
-    """The places whose next place has a token of the same document, and the ids of these tokens."""
+    """Finds the places whose next place has a token of the same document, and the ids of these tokens."""
     places = np.zeros_like(batch.mask, dtype=bool)
     places[:, :-1] = batch.text[:, :-1] & batch.text[:, 1:] & (batch.document[:, :-1] == batch.document[:, 1:])
     return places, torch.from_numpy(np.roll(batch.ids, -1, 1)[places]).long()
 
 
 def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
-    """Which sequences have a token with a next one."""
+    """Tells which sequences have a token with a next one."""
     return np.asarray(_following(sequences)[0].any(1))
 
 
@@ -94,7 +93,7 @@ def _logits(model: nn.Module, source: Source, batch: Sequences, places: np.ndarr
 
 
 def _as_it_came(args: tuple, kwargs: dict, out: Any) -> Any:
-    """What a block would give that does nothing."""
+    """Gives what a block that does nothing would give."""
     found = entering(args, kwargs)
     if found is None:
         raise BadInput("options.without: a block takes no stream; set options.without=0")
@@ -102,7 +101,7 @@ def _as_it_came(args: tuple, kwargs: dict, out: Any) -> Any:
 
 
 def _compared(whole: Tensor, without: Tensor, wanted: Tensor) -> list[Tensor]:
-    """KL, and how much more the loss is, by row."""
+    """Computes KL, and how much more the loss is, by row."""
     step, parts = max(1, CELLS // whole.shape[1]), []
     for p, q, ids in zip(whole.split(step), without.split(step), wanted.split(step), strict=True):
         p, q = p.double().log_softmax(-1), q.double().log_softmax(-1)

@@ -28,7 +28,8 @@ class ParallelOptions:
 
 
 def by_layer(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
-    """By way between the columns and by model the rows of its layers, in their order, of models with themselves."""
+    """Lists by way between the columns and by model the rows of its layers, in their order, of models with
+    themselves."""
     ways: dict[Way, dict[str, list[dict[str, Any]]]] = {}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
@@ -79,7 +80,7 @@ def retrieval_curves(ways: Ways) -> Iterator[Curve]:
 
 
 def across(run: Finished, measured: Measured, columns: Way) -> Iterator[Curve]:
-    """The value of every layer of a model on one column with the same layer on the other."""
+    """Draws the value of every layer of a model on one column with the same layer on the other."""
     names = {f"{model} on {column}": (model, column) for model in _models(run) for column in columns}
     made: dict[str, tuple[list[str], np.ndarray, np.ndarray | None]] = {}
     for matrix in measured.matrices:
@@ -133,7 +134,7 @@ def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
 
 @analysis(studies=("parallel",), unasked=lambda planned: True, figures=figures)
 def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -> Part:
-    """Where pairs find each other, and how alike layers are across columns."""
+    """Says where pairs find each other, and draws how alike layers are across columns."""
     ways = by_layer(run.results.tables[RETRIEVAL])
     curves: dict[str, Curve] = {}
     columns = next(iter(ways))

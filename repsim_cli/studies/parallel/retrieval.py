@@ -26,14 +26,14 @@ class Retrieved(NamedTuple):
 
 
 def directions(x: Float[Tensor, "n d"], centred: bool) -> Float[Tensor, "n d"]:
-    """The rows at norm 1, float64, rows of zeros as they are. centred: without the mean of all rows."""
+    """Brings rows to norm 1, float64, rows of zeros as they are. centred: without the mean of all rows."""
     x = x.double()
     x = x - x.mean(0) if centred else x
     return torch.nn.functional.normalize(x, dim=1, eps=torch.finfo(x.dtype).tiny)
 
 
 def retrieved(x: Rows, y: Rows) -> Retrieved:
-    """Of the rows of x, of norm 1 or 0, how many find their pair among those of y, by cosine.
+    """Counts how many of the rows of x, of norm 1 or 0, find their pair among those of y, by cosine.
 
     Random pairings give a share of 1/n on average, whatever the rows: every row then is the pair of each other row as
     often.
@@ -57,7 +57,7 @@ def _hits(x: Any, y: Any, rows: Int[np.ndarray, " b"]) -> tuple[float, float]:
 
 
 def at_most(unique: int) -> float:
-    """The p of so many rows that find their pair: at most so large, whatever the rows are.
+    """Bounds the p of so many rows that find their pair: at most so large, whatever the rows are.
 
     Under random pairings k given rows all find their pairs with probability (n - k)! / n! at most, so that k or more
     of n do with 1 / k! at most (Markov's inequality for the number of sets of k such rows).
@@ -79,7 +79,7 @@ def tokens_of(sequences: Sequences, vocabulary: int) -> csr_array:
 
 
 def by_tokens(first: Sequences, second: Sequences, vocabulary: int, rows: Int[np.ndarray, " n"]) -> float:
-    """The share that tokens alone retrieve, from the first text to the second: each is what tokens it has, in any
-    order. rows: which of the sequences."""
+    """Computes the share that tokens alone retrieve, from the first text to the second: each is what tokens it has, in
+    any order. rows: which of the sequences."""
     x, y = (tokens_of(each, vocabulary)[rows] for each in (first, second))
     return retrieved(x, y).share

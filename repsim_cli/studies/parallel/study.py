@@ -126,7 +126,7 @@ class ParallelText(Study):
         return Results(study="parallel", measures=measures, tables=retrieval | tables | of_layers)
 
     def _sequences(self, run: Run) -> dict[str, Sequences]:
-        """The inputs of every model on every column: the same pairs in the same order."""
+        """Tokenizes the inputs of every model on every column: the same pairs in the same order."""
         compared, made = self.comparison, dict[str, Sequences]()
         for column, data in self.columns.items():
             labels = [label for label, each in self.labels.items() if each.column == column]
@@ -140,7 +140,7 @@ class ParallelText(Study):
     def _retrieval(
         self, comparison: Comparison, sequences: Mapping[str, Sequences], taken: Sequence[Float[Tensor, "n d"]]
     ) -> Iterator[list[Any]]:
-        """Rows of RETRIEVAL_COLUMNS, of each pair of models and each way between the columns, by layer."""
+        """Makes the rows of RETRIEVAL_COLUMNS, of each pair of models and each way between the columns, by layer."""
         places = dict(zip(self.labels, comparison.places, strict=True))
         layers = {label: comparison.layers[place] for label, place in places.items()}
         units = [directions(x, self.centred) for x in taken]

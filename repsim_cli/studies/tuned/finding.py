@@ -197,7 +197,7 @@ def _first(tokens: str) -> list[str]:
 
 
 def predicted(row: Sequence[Any]) -> str:
-    """How far the predictions are from the base's, from a row of OUTPUTS.
+    """Says how far the predictions are from the base's, from a row of OUTPUTS.
 
     >>> predicted(["tuned", 7936, 0.0799, 0.05, 0.17, 0.52, 2.1, 0.1774])
     'next token: KL 0.08 nats on the mean, another choice for 17.7 % of 7,936 tokens'

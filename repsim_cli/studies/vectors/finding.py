@@ -27,7 +27,7 @@ class VectorMapOptions:
 
 
 def by_pair(table: Table) -> dict[str, list[Row]]:
-    """The rows of each pair of layers, by its name."""
+    """Lists the rows of each pair of layers, by its name."""
     pairs: dict[str, list[Row]] = {}
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
@@ -37,12 +37,12 @@ def by_pair(table: Table) -> dict[str, list[Row]]:
 
 
 def whole(rows: Sequence[Row], score: str) -> dict[str, Row]:
-    """By kind of map its row of this score, of the map that all rows were fitted for."""
+    """Finds for each kind of map its row of this score, of the map that all rows were fitted for."""
     return {row["map"]: row for row in rows if row["score"] == score}  # sizes ascend
 
 
 def best(rows: Sequence[Row]) -> str:
-    """The kind of map that keeps most of the new neighbours."""
+    """Names the kind of map that keeps most of the new neighbours."""
     maps = {kind: row["value"] for kind, row in whole(rows, MAIN).items() if kind not in BESIDE}
     return max(maps, key=lambda kind: maps[kind])
 
@@ -125,7 +125,7 @@ def _drawn(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
 
 @analysis(studies=("vector_map",), unasked=lambda planned: True, figures=figures)
 def vector_map(run: Finished, options: VectorMapOptions, claims: Sequence[Claim]) -> Part:
-    """What maps keep of the neighbours, and against how many rows."""
+    """Says what maps keep of the neighbours, and draws it against the number of rows."""
     pairs = by_pair(run.results.tables[VECTOR_MAPS])
     made: dict[str, Curve] = {}
     for name, rows in pairs.items():

@@ -61,7 +61,7 @@ def affine(given: Centred, rank: int) -> Fit:
 
 
 def ridge(given: Centred, rank: int) -> Fit:
-    """The same with the penalty that predicts each fitted row best from the others, in closed form."""
+    """Fits the same with the penalty that predicts each fitted row best from the others, in closed form."""
     total, n = np.square(given.s).sum(), len(given.x)
     of_y = given.u.T @ given.y
     errors = []
@@ -75,7 +75,7 @@ def ridge(given: Centred, rank: int) -> Fit:
 
 
 def low_rank(given: Centred, rank: int) -> Fit:
-    """The ridge map cut to the directions of y in which its predictions vary most (reduced-rank regression)."""
+    """Cuts the ridge map to the directions of y in which its predictions vary most (reduced-rank regression)."""
     whole = ridge(given, rank)
     _, _, right = np.linalg.svd(given.x @ whole.weight, full_matrices=False)
     kept = right[:rank]

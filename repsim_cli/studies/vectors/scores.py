@@ -30,7 +30,8 @@ class Score(NamedTuple):
 
 
 def over_documents(part: np.ndarray, whole: np.ndarray, documents: Int[np.ndarray, " n"], most: float = 1.0) -> Score:
-    """The sum of `part` over that of `whole`, each a number per row, with a t interval over documents (linearised).
+    """Divides the sum of `part` by that of `whole`, each a number per row, with a t interval over documents
+    (linearised).
 
     >>> over_documents(np.array([1.0, 0.0, 1.0, 0.0]), np.ones(4), np.arange(4)).value
     0.5
@@ -50,7 +51,8 @@ def units(x: Rows) -> Rows:
 
 
 def nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n k"]:
-    """The max(AT) rows of the store that are nearest to each query by cosine, nearest first, of other documents."""
+    """Finds the max(AT) rows of the store that are nearest to each query by cosine, nearest first, of other
+    documents."""
     queries, store, found = units(queries), units(store), []
     for start in range(0, len(queries), BLOCK):
         rows = slice(start, start + BLOCK)
@@ -61,7 +63,7 @@ def nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"]) -> Int
 
 
 def shared(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"], at: int) -> Float[np.ndarray, " n"]:
-    """The share of the first `at` neighbours that both have.
+    """Counts the share of the first `at` neighbours that both have.
 
     >>> shared(np.array([[3, 1, 2]]), np.array([[3, 2, 9]]), 3).round(6).tolist()
     [0.666667]
@@ -85,8 +87,8 @@ def held_out(x: Rows, y: Rows, documents: Int[np.ndarray, " n"]) -> HeldOut:
 
 
 def neighbours_kept(given: HeldOut, store: Rows) -> dict[str, Score]:
-    """What queries of the new model find in a store, by name: of the neighbours that the old vectors had, and of those
-    that new vectors would have."""
+    """Scores what queries of the new model find in a store, by name: of the neighbours that the old vectors had, and
+    of those that new vectors would have."""
     found, ones = nearest(given.y, store, given.documents), np.ones(len(store))
     return {
         f"recall@{at} of {name} neighbours": over_documents(shared(found, truth, at), ones, given.documents)
@@ -96,7 +98,7 @@ def neighbours_kept(given: HeldOut, store: Rows) -> dict[str, Score]:
 
 
 def by_chance(given: HeldOut) -> dict[str, Score]:
-    """The recall of rows of other documents that are drawn at random."""
+    """Computes the recall of rows of other documents that are drawn at random."""
     of = np.unique(given.documents, return_inverse=True)[1]
     others = len(of) - np.bincount(of)[of]
     values = {at: float(np.minimum(at / others, 1.0).mean()) for at in AT}
@@ -104,8 +106,8 @@ def by_chance(given: HeldOut) -> dict[str, Score]:
 
 
 def scores(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, Score]:
-    """Of mapped old rows, by name: R^2 against the mean of the fitted rows, the cosine of each with its new row, and
-    the neighbours that they keep."""
+    """Scores mapped old rows, by name: R^2 against the mean of the fitted rows, the cosine of each with its new row,
+    and the neighbours that they keep."""
     error, total = (np.square(given.y - other).sum(1) for other in (mapped, mean))
     left = over_documents(error, total, given.documents, np.inf)
     cosines = (units(mapped) * units(given.y)).sum(1)

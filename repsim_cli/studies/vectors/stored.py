@@ -32,7 +32,7 @@ class VectorMap:
     record: Mapping[str, Any]
 
     def __call__(self, rows: Float[np.ndarray, "n d_x"], first: int = 0) -> Float[np.ndarray, "n d_y"]:
-        """The mapped rows, float32. first: the number of the first of these rows, for messages.
+        """Maps rows to float32. first: the number of the first of these rows, for messages.
 
         Raises BadInput for rows of another width, and for numbers that are not finite.
         """
@@ -61,7 +61,7 @@ class VectorMap:
 
 
 def check_target(path: str | Path) -> Path:
-    """The file of a map. Raises BadInput where none can be written."""
+    """Finds the file of a map. Raises BadInput where none can be written."""
     file = local(path)
     if file.suffix != ".safetensors" or not file.absolute().parent.is_dir():
         raise BadInput(f"map: it is written as .safetensors in a folder that exists, got '{path}'; rename it")
@@ -76,7 +76,7 @@ def _hash(tensors: Mapping[str, np.ndarray]) -> str:
 
 
 def load_map(path: str | Path) -> VectorMap:
-    """A map that `save` wrote. Raises BadInput for any other file, and for one whose numbers were changed."""
+    """Reads a map that `save` wrote. Raises BadInput for any other file, and for one whose numbers were changed."""
     file = local(path)
     if not file.is_file():
         raise BadInput(f"map: no such file, got '{path}'; repsim map fit writes one")
@@ -98,7 +98,7 @@ def load_map(path: str | Path) -> VectorMap:
 
 
 def best_of(maps: Sequence[VectorMap]) -> VectorMap:
-    """The map that keeps most of the neighbours that new vectors have."""
+    """Chooses the map that keeps most of the neighbours that new vectors have."""
     return max(maps, key=lambda each: each.record["held out"][MAIN]["value"])
 
 
@@ -118,7 +118,7 @@ def map_file(given: VectorMap, rows: str | Path, out: str | Path, array: str | N
 
 
 def _chosen(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array: str | None, file: Path) -> str:
-    """The array of the width of the map, or the one that is named."""
+    """Names the array of the width of the map, or the one that is named."""
     if array is not None and array not in shapes:
         raise BadInput(f"array: no such array in '{file}', got '{array}'; {did_you_mean(array, shapes)}")
     fitting = [name for name, shape in shapes.items() if len(shape) == 2 and shape[1] == len(given.weight)]
@@ -142,7 +142,7 @@ def _renamed(target: Path) -> Iterator[Path]:
 
 
 def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
-    """By blocks of rows: a store may be larger than memory."""
+    """Maps blocks of rows: a store may be larger than memory."""
     with refusing(f"{source}: not a complete .npy file of numbers", source.name, "write it again"):
         rows = np.load(source, mmap_mode="r", allow_pickle=False)
     given.check(rows)
@@ -166,7 +166,7 @@ def _safetensors(given: VectorMap, source: Path, target: Path, array: str | None
 
 
 def _parquet(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
-    """By batches of rows; columns that are not mapped are copied."""
+    """Maps batches of rows; columns that are not mapped are copied."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

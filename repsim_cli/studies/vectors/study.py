@@ -170,7 +170,7 @@ class VectorMaps(StudyOfRows):
     def _of_pair(
         self, run: Run, layers: Sequence[Layer], x: Rows, y: Rows, documents: Int[np.ndarray, " n"], half: Half
     ) -> Iterator[list[Any]]:
-        """Rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
+        """Makes the rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
         old, new = layers
         out = held_out(x[half.held_out], y[half.held_out], documents[half.held_out])
         counts = [len(half.held_out), len(np.unique(out.documents))]
@@ -223,7 +223,7 @@ def file_of(kind: str, old: Layer, new: Layer) -> str:
 
 
 def documents_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"]:
-    """The document of every sampled row; a stored row that no document is known of is one by itself."""
+    """Finds the document of every sampled row; a stored row that no document is known of is one by itself."""
     numbers, given = extraction.numbers(0), next(iter(sequences.values()), None)
     if given is not None:
         return row_documents(given, extraction.extract)[numbers]
@@ -246,7 +246,7 @@ def halves(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:
 
 
 def sizes(documents: int) -> list[int]:
-    """How many documents are fitted: all, half of them, and so on, ascending.
+    """Lists how many documents are fitted: all, half of them, and so on, ascending.
 
     >>> sizes(100), sizes(9)
     ([12, 25, 50, 100], [9])

@@ -148,7 +148,7 @@ def points_of(call: Call, places: Places, precisions: Precisions, *, free: bool 
 
 
 def sketched(points: Points, places: Places) -> Points:
-    """What is left of them in a file where they do not fit."""
+    """Makes what is left of them in a file where they do not fit."""
     refs = {name: sketch(x, places) for name, x in points.refs.items() if x.is_floating_point()}
     return replace(points, refs=refs, checksums={name: checksum(x) for name, x in points.refs.items()})
 
@@ -318,7 +318,8 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
             return _given(r, x)
 
         def compare(name: str, x: Tensor) -> Tensor:
-            """By sketches: nothing can be put in the place of x, so that all that follows a wrong one is wrong."""
+            """Compares sketches: nothing can be put in the place of x, so that all that follows a wrong one is
+            wrong."""
             at = points.again.get(name, name)
             if wrong or sums is None or at not in sums or checksum(x) == sums[at]:
                 return x

@@ -107,7 +107,7 @@ class Saved:
 
     @property
     def sketched(self) -> list[str]:
-        """The parts of whose inside sketches are kept."""
+        """Lists the parts of whose inside sketches are kept."""
         return [key for key, call in self.calls[0].items() if call.points and call.points.checksums is not None]
 
     def of(self, units: Sequence[Unit]) -> list[dict[str, Call]]:

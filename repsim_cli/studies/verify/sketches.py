@@ -16,15 +16,16 @@ COLUMNS = 32  # projections of a row: the norm of its error is known to 12 %
 
 @lru_cache(maxsize=64)
 def _signs(width: int) -> Float[Tensor, "d k"]:
-    """The same on every machine and in every version, so no generator of random numbers makes them."""
+    """Makes signs that are the same on every machine and in every version, so no generator of random numbers makes
+    them."""
     drawn = hashlib.shake_256(str(width).encode()).digest(width * COLUMNS // 8)
     signs = 2.0 * np.unpackbits(np.frombuffer(drawn, np.uint8)).reshape(width, COLUMNS) - 1
     return torch.from_numpy(signs / COLUMNS**0.5)
 
 
 def sketch(x: Tensor, places: Places) -> Float[Tensor, "n parts k+1"]:
-    """Of the rows that are no padding: their projections and, last, their norms, in float32, which adds less than half
-    of a rounding."""
+    """Sketches the rows that are no padding: their projections and, last, their norms, in float32, which adds less
+    than half of a rounding."""
     rows = finite(raised(places.tokens(x)[0])).double()
     return torch.cat([rows @ _signs(rows.shape[-1]), rows.norm(dim=-1, keepdim=True)], -1).float()
 

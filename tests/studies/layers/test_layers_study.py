@@ -175,3 +175,25 @@ def test_a_model_has_one_style_in_all_panels():
     figure = quantities([[curve("rank", "a"), curve("rank", "b")], [curve("KL", "b")]], ())
     first, second = (panel.lines for panel in figure.axes[:2])
     assert first[1].get_color() == second[0].get_color() != first[0].get_color()
+
+
+def test_one_document_is_told_by_its_sequences(repsim, newest, headed, tmp_path):
+    (tmp_path / "one.txt").write_text(" ".join(f"word {i % 97} and {i % 13}." for i in range(2000)))
+    words = [word for word in WORDS if word != "data=embedded"]
+    code, _, err = repsim(
+        *words, "data=local_text", f"data.path={tmp_path / 'one.txt'}", of(headed), "options.without=4"
+    )
+    assert code == 0, err
+    assert "the text is one document, got its 60 sequences" in " ".join(reader.read_manifest(newest())["warnings"])
+    errors = table(newest(), OF_LAYER_ERRORS)
+    assert all(row["KL without"] > 0 and row["curvature"] > 0 for row in errors[1:])
+
+
+def test_rows_of_all_models_are_counted(repsim, newest, headed):
+    other = f"+model.other={{kind: transformers, path: {headed}}}"
+    assert repsim(*WORDS, of(headed), other, "options.without=0")[0] == 0
+    manifest = reader.read_manifest(newest())
+    assert repsim(*WORDS, of(headed), "options.without=0")[0] == 0
+    one = reader.read_manifest(newest())
+    assert manifest["rows"] == 2 * one["rows"]
+    assert manifest["remedies"]["rows_left_out"] == 2 * one["remedies"]["rows_left_out"]
