@@ -164,7 +164,25 @@ def in_order(
     x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int, left_out: Callable[[Tensor], Tensor] = lambda rows: rows
 ) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
     """Blocks of these rows, each with minus half the squared distances to its k + 1 nearest rows and their indices;
-    equally near rows are ordered by index.
+    equally near rows are ordered by index."""
+    for block, near, squares in nearness(x, rows):
+        yield block, ordered(near, left_out(block), k, squares)
+
+
+def distances_of(
+    x: Float[Tensor, "n d"], left_out: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[Int[Tensor, " c"], Float[Tensor, "c n"]]]:
+    """Blocks of all rows, each with the squared distances to all rows; infinite to those that are left out."""
+    for block, near, _ in nearness(x, torch.arange(len(x), device=x.device)):
+        squared, away = near.mul_(-2).clamp_min_(0), left_out(block)
+        cells = away if away.dtype == torch.bool else away[:, None] == torch.arange(len(x), device=x.device)
+        yield block, squared.masked_fill_(cells, torch.inf)
+
+
+def nearness(
+    x: Float[Tensor, "n d"], rows: Int[Tensor, " b"]
+) -> Iterator[tuple[Int[Tensor, " c"], Float[Tensor, "c n"], Float[Tensor, " c"]]]:
+    """Blocks of these rows, each with minus half the squared distances to all rows, and with the rows' squared norms.
 
     Rows are taken relative to the median row of their side, so that a massive feature, which is alike in all rows of a
     side, does not cost the others digits.
@@ -183,7 +201,7 @@ def in_order(
             places = which[block]
             # every distinct row once, so that equal rows are equally near to the last bit
             near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)[:, which]
-            yield block, ordered(near, left_out(block), k, squares[places])
+            yield block, near, squares[places]
 
 
 def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:

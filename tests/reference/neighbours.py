@@ -1,6 +1,7 @@
 """Slow, obvious versions of the neighbourhood measures, from the papers, in numpy float64."""
 
 import numpy as np
+from scipy.stats import rankdata
 
 from reference.hsic import hsic1
 
@@ -120,3 +121,12 @@ def cknna(x, y, k=10):
     of_x, of_y = cosines(x), cosines(y)
     own = hsic1(of_x * a, of_x * a) * hsic1(of_y * b, of_y * b)
     return hsic1(of_x * a * b, of_y * a * b) / np.sqrt(own)
+
+
+def information_imbalance(x, y):
+    """Places among all other rows, and of equally near ones the mean place."""
+    n, places = len(x), []
+    for i in range(n):
+        of_x, of_y = ([np.inf if j == i else np.linalg.norm(z[i] - z[j]) for j in range(n)] for z in (x, y))
+        places.append(rankdata(np.round(of_x, 10))[int(np.argmin(np.round(of_y, 10)))])
+    return 2 * np.mean(places) / n

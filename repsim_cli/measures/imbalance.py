@@ -1,0 +1,114 @@
+"""Information imbalance: how far from a row, in one representation, is the row that is nearest to it in another?"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from repsim_cli.base.errors import Degenerate
+from repsim_cli.base.registry import measures
+from repsim_cli.measures.base import Measure, Pairwise
+from repsim_cli.measures.cards import Card
+from repsim_cli.measures.centring import centred
+from repsim_cli.measures.documents import alike
+from repsim_cli.measures.inner import Documents, Matrix
+from repsim_cli.measures.nearest import distances_of, in_order, same_document, warn_of_ties
+from repsim_cli.measures.rdm import SHAPE
+
+_EQUAL = 2e-7  # share of a squared distance: two of float32 that differ by less are equal
+
+
+class Nearest(NamedTuple):
+    """Rows, relative to their mean, and the nearest other row of each. documents: as in `nearest.Neighbours`."""
+
+    rows: Float[Tensor, "n d"]
+    nearest: Int[Tensor, " n"]
+    documents: Documents | None = None
+
+
+def nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None = None) -> Nearest:
+    """Finds the nearest row of each by Euclidean distance, the first of equally near ones. Warns where there are many.
+
+    Raises Degenerate where all rows are equal, or the largest document leaves no two other rows.
+    """
+    rows = centred(x.double())[0]
+    if documents is not None and (left := len(x) - int(documents.bincount().max())) < 2:
+        raise Degenerate(f"2 rows of other documents are needed, got {left}; give more documents")
+    nearest, tied = torch.empty(len(rows), dtype=torch.long, device=rows.device), 0
+    every = torch.arange(len(rows), device=rows.device)
+    for some, (best, where) in in_order(rows, every, 1, partial(same_document, documents)):
+        nearest[some] = where[:, 0]
+        tied += int((best[:, 0] == best[:, 1]).sum())
+    warn_of_ties(tied, len(rows), 1)
+    return Nearest(rows, nearest, documents)
+
+
+def permuted(state: Nearest, order: Int[Tensor, " n"]) -> Nearest:
+    """Gives the state of x[order]; the nearest row is of the documents that stand in the other places."""
+    rows, documents = state.rows[order], state.documents
+    if documents is not None and not alike(documents[order], documents):
+        return nearest_rows(rows, documents)
+    return Nearest(rows, order.argsort()[state.nearest[order]], documents)
+
+
+def imbalances(row: Nearest, columns: Sequence[Nearest]) -> Float[Tensor, " b"]:
+    """Twice the mean place, in the row's representation, of the nearest rows of each column, over the number of rows.
+    Equally near rows share the mean of their places."""
+    total = torch.zeros(len(columns), dtype=torch.float64, device=row.rows.device)
+    asked = torch.stack([column.nearest for column in columns])
+    for rows, squared in distances_of(row.rows, partial(same_document, row.documents)):
+        squared = squared.float()
+        those = squared.gather(1, asked[:, rows].T)
+        ordered = squared.sort(dim=1).values
+        nearer = torch.searchsorted(ordered, those * (1 - _EQUAL))
+        as_near = torch.searchsorted(ordered, those * (1 + _EQUAL), right=True)
+        others = squared.isfinite().sum(1, keepdim=True)
+        total += ((nearer + 1 + as_near).double() / (others + 1)).sum(0)
+    return total / len(row.rows)
+
+
+def imbalances_all(rows: Sequence[Nearest], columns: Sequence[Nearest]) -> Matrix:
+    return torch.stack([imbalances(row, columns) for row in rows])
+
+
+def measure(documents: Documents | None = None) -> Pairwise:
+    """documents: of the rows, where the nearest row, and those before it, are of other documents."""
+    return Pairwise(
+        prepare=nearest_rows if documents is None else partial(nearest_rows, documents=documents),
+        apart=measure if documents is None else None,
+        compare=lambda a, b: float(imbalances(a, [b])),
+        compare_all=imbalances_all,
+        permute=permuted,
+    )
+
+
+@measures.register(
+    "information_imbalance",
+    Card(
+        label="information imbalance",
+        larger_is_closer=False,
+        bounds=(0.0, 2.0),
+        symmetric=False,
+        is_metric=False,
+        invariant_to=SHAPE,
+        minimum_rows=3,
+        cost="2 n^2 d once per layer, n log n per pair",
+        source="Glielmo et al. 2022, equation 1; Euclidean distance",
+        note="Row a, column b: 2 / n where the nearest row in b is always the nearest in a, 1 where b says nothing of "
+        "a's neighbours. a has all that b has where (b, a) is near 0 and (a, b) is not.",
+    ),
+)
+def information_imbalance() -> Measure:
+    """Mean place, among the rows by their distance in x, of the row that is nearest in y, times 2 / n; in [2 / n, 2).
+
+    x has y's coordinate and a larger one of its own, by which the nearest rows in y are the second in x:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[0., 0.], [9., 1.], [0., 3.], [9., 7.]], [[0.], [1.], [3.], [7.]]
+    >>> round(measures.get("information_imbalance")(x, y), 6), round(measures.get("information_imbalance")(y, x), 6)
+    (1.0, 1.125)
+    """
+    return measure()
