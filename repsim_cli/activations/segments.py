@@ -104,7 +104,7 @@ def segments(
             return Segments(batches, count, rows / sum(map(len, documents)))
     wide = f" in batches of {least} rows at least" if least > 2 else ""
     raise BadInput(
-        f"significance.clusters: {FEWEST} documents are needed that can trade places{wide}, got {count} of "
+        f"significance.clusters: {FEWEST} documents are needed that can be exchanged{wide}, got {count} of "
         f"{len(np.unique(np.concatenate(documents)))}; give more documents, or set significance.clusters=row where "
         "rows do not depend on each other"
     )

@@ -17,6 +17,7 @@ from repsim_cli.findings import answering
 from repsim_cli.findings.answering import Answer, Sides
 from repsim_cli.findings.sentences import chance_of, sentences
 from repsim_cli.runs import reader
+from repsim_cli.runs.behind import kept_rows
 from repsim_cli.runs.content import CHANCE, Measured
 
 WIDTH, INDENT = 118, " " * 6  # of a line, and of what continues one
@@ -35,7 +36,7 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
     read = partial(reader.read_array, folder)
     yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
     yield from (f"  {who}: {what}" for who, what in whole.answers)
-    for sentence in sentences(whole, read, first, second):
+    for sentence in sentences(whole, read, first, second, kept_rows(folder)):
         yield from textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if (given := manifest.get("data")) is not None:
         yield f"  data: {_taken(given)}"

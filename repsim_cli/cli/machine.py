@@ -15,6 +15,7 @@ from repsim_cli.cli.terminal import say
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import Sides
 from repsim_cli.runs import reader
+from repsim_cli.runs.behind import kept_rows
 from repsim_cli.runs.content import Measured, Results
 
 SCHEMA = 1
@@ -135,7 +136,7 @@ def of_run(folder: Path) -> dict[str, Any]:
         **{key: manifest[key] for key in ("name", "study", "status", "error", "seed")},
         "seconds": reader.lasted(manifest),
         "models": models,
-        "sentences": list(answer.sentences(whole, read, *models[:2])) if len(models) > 1 else [],
+        "sentences": list(answer.sentences(whole, read, *models[:2], kept_rows(folder))) if len(models) > 1 else [],
         "answers": [{"of": who, "says": what} for who, what in whole.answers],
         "measures": [
             {

@@ -23,6 +23,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine.cached import Content, finished_units
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside
+from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.undefined import cells_of, value_of, with_stand_ins
 from repsim_cli.measures.base import InnerProduct, MeasureWarning, OfHsic, of_other_documents, self_products, within
 from repsim_cli.measures.inner import AnyKernel, Documents, products, states_of
@@ -35,6 +36,7 @@ CELLS = 20_000  # rows times layers: 400 kB of neighbours
 SHARES = 100_000  # numbers
 NEAREST = 10
 BEFORE = 12  # tokens before one that are decoded with it
+AROUND = 30  # characters on each side of a token that stand beside it
 UNFINISHED = "\ufffd"  # what a part of a character is decoded as
 
 
@@ -185,13 +187,12 @@ def described(comparison: Comparison, sequences: Mapping[str, Sequences], n: int
     in, where they may be kept."""
     extract, numbers = comparison.extract, comparison.numbers(0)[:n]
     label, given = next(iter(sequences.items()), ("", None))
-    kept = extract.keep_texts or comparison.data.public
-    of_text = given is not None and given.inputs.ndim == 2 and comparison.data.modality == "text"
+    of_text = _of_text(comparison, given)
     texts, identities = [], None
     if given is not None and of_text:
         tokens = row_identities(given, extract)
         identities = None if tokens is None else tokens[numbers]
-        if kept:
+        if _kept(comparison):
             texts = passages(given, comparison.tokenizers[label], extract, numbers)
         elif identities is not None:  # numbers of the vocabulary could be read as text
             identities = np.unique(identities, return_inverse=True)[1]
@@ -206,6 +207,38 @@ def described(comparison: Comparison, sequences: Mapping[str, Sequences], n: int
         "texts": texts,
         "without": why,
     }
+
+
+def _of_text(extraction: Extraction, given: Sequences | None) -> bool:
+    return given is not None and given.inputs.ndim == 2 and extraction.data.modality == "text"
+
+
+def _kept(extraction: Extraction) -> bool:
+    return extraction.extract.keep_texts or extraction.data.public
+
+
+def texts_of_rows(
+    extraction: Extraction, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
+) -> list[str] | None:
+    """Gives each of these rows of the run its text, `before [token] behind` where it is of a part of a sequence; None
+    where rows have no text, or it may not be kept."""
+    label, given = next(iter(sequences.items()), ("", None))
+    if given is None or not _of_text(extraction, given) or not _kept(extraction):
+        return None
+    tokenizer, found = extraction.tokenizers[label], [""] * len(numbers)
+    for passage in passages(given, tokenizer, extraction.extract, numbers):
+        added = {*tokenizer.all_special_tokens}
+        pieces = [" " if piece.strip() in added else piece for piece in passage["pieces"]]
+        rows = np.array(passage["rows"])
+        for row in np.unique(rows[rows >= 0]).tolist():
+            of = np.flatnonzero(rows == row)
+            first, last = of[0], of[-1] + 1
+            parts = ["".join(pieces[first:last])]
+            if not extraction.extract.pooled:
+                before, behind = "".join(pieces[:first])[-AROUND:], "".join(pieces[last:])[:AROUND]
+                parts = [before, f"[{parts[0]}]", behind]
+            found[row] = " ".join("".join(parts).split())
+    return found
 
 
 def passages(

@@ -206,7 +206,7 @@ class Comparison(Extraction):
         if exchanged.share < FULL:
             run.warn(
                 f"significance: p values and calibrated scores are of {100 * exchanged.share:.0f} % of the rows, in "
-                f"{exchanged.count} segments of equal length, one per document, that can trade places"
+                f"{exchanged.count} segments of equal length, one per document, that can be exchanged"
             )
         return exchanged
 

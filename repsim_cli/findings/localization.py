@@ -150,7 +150,7 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):
         difference = localized(named[NEURONS].values, named[WHOLE].values)
-        lines |= curves("localization", f"localization: {NEURONS} - {WHOLE}", difference, named[NEURONS])
+        lines |= curves("localization", f"localization ({NEURONS} - {WHOLE})", difference, named[NEURONS])
     whole, labels = map_of(run)
     measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))
     return Part(curves=lines, claims=[claim.verdict(measure, whole) for claim in claims])

@@ -8,6 +8,8 @@ import numpy as np
 from repsim_cli.figures.chance import Chance, level_of
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import LESS, MORE, Sides, form
+from repsim_cli.findings.driving import driving
+from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
 
 NOTHING = "have nothing in common beyond chance"
@@ -15,8 +17,9 @@ NOTHING = "have nothing in common beyond chance"
 LEVEL = 0.002
 
 
-def sentences(whole: Results, read: answering.Read, first: str, second: str) -> Iterator[str]:
-    """Says in a sentence how alike two models are by the first measure, and of each other whether it says so too."""
+def sentences(whole: Results, read: answering.Read, first: str, second: str, kept: Kept | None = None) -> Iterator[str]:
+    """Says in a sentence how alike two models are by the first measure, of each other whether it says so too, and last
+    which rows are behind the similarity, as far as the run kept them."""
     told = ""
     for measured in whole.measures:
         found = answering.two_models(measured, read, first, second)
@@ -27,10 +30,20 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str) -> 
             told = said
             yield f"{first} and {second} {said}: {numbers}"
             continue
-        against = (said == NOTHING) != (told == NOTHING) or {said, told} == {f"are {MORE}", f"are {LESS}"}
+        against = _against(told, said, [value if measured.larger_is_closer else -value for _, value in layers])
         what = said if said == NOTHING else said.removeprefix("are ")
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}{what}"
         yield f"{measured.card['label']} {how}: {numbers}"
+    if told and kept:
+        yield from driving(kept, first, second)
+
+
+def _against(told: str, said: str, near: Sequence[float]) -> bool:
+    """Tells whether a measure contradicts the first one. near: how close layers are by it, in order."""
+    if (said == NOTHING) != (told == NOTHING) or {said, told} == {f"are {MORE}", f"are {LESS}"}:
+        return True
+    other_end = {f"are {MORE}": near[0], f"are {LESS}": near[-1]}.get(told)
+    return said.startswith("are most alike") and other_end == max(near)
 
 
 def _said(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from repsim_cli.findings import answering
 from repsim_cli.findings.sentences import sentences as written
+from repsim_cli.report.studies import QUESTIONS
+from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
 
 MOST = 600  # ordered pairs of models under measures that are put into words
@@ -28,15 +30,21 @@ def title(manifest: Mapping[str, Any]) -> str:
     return f"{', '.join(models[:-1])} and {models[-1]}"
 
 
-def question(manifest: Mapping[str, Any]) -> str:
-    """Says what a comparison asks."""
+def question(manifest: Mapping[str, Any], whole: Results) -> str:
+    """Says what a study asks, or else a comparison of layers; empty for what is neither."""
+    if asked := QUESTIONS.get(manifest["study"]):
+        return asked
     models = list(manifest.get("models", {}))
+    if not whole.measures:
+        return ""
+    if len(models) == 1:
+        return f"Which layers of {models[0]} are alike, and how much is above chance?"
     if len(models) == 2:
         return f"Which layers of {models[0]} and {models[1]} answer to each other, and how much is above chance?"
     return f"Which layers of {len(models)} models answer to each other, and how much is above chance?"
 
 
-def sentences(whole: Results, read: answering.Read) -> list[list[Any]]:
+def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[list[Any]]:
     """Lists for every two models, in both orders, and each measure what it says of them: the models, the measure's
     label, and the sentences, of the other measures after it. Of very many models only the first pairs."""
     found = ((m.rows.model, m.columns.model) for measured in whole.measures for m in measured.matrices)
@@ -49,7 +57,7 @@ def sentences(whole: Results, read: answering.Read) -> list[list[Any]]:
     for a, b in ways[: MOST // max(1, len(whole.measures))]:
         for first in whole.measures:
             ordered = [first, *(each for each in whole.measures if each is not first)][: 1 + OTHERS]
-            some = list(written(replace(whole, measures=ordered), read, a, b))
+            some = list(written(replace(whole, measures=ordered), read, a, b, kept))
             said.append([a, b, first.label, some])
     return said
 

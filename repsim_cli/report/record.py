@@ -19,9 +19,9 @@ from repsim_cli.figures.chance import level_of
 from repsim_cli.figures.heatmap import colour_range, colours
 from repsim_cli.findings.sentences import beyond
 from repsim_cli.report import headline
-from repsim_cli.report.behind import rows_behind
 from repsim_cli.report.studies import leads
 from repsim_cli.runs import so_far
+from repsim_cli.runs.behind import Kept, kept_rows
 from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, OF_BLOCKS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.runs.reader import (
     closest,
@@ -74,6 +74,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
     untrained = {label for label, of in manifest.get("facts", {}).items() if not of.get("trained", True)}
     configured = (folder / "config.yaml").is_file()
+    kept = kept_rows(folder)
     about = {key: value for key, value in {"analyses": whole.analyses, **whole.about}.items() if value}
     facts = {key: list(flat(value, key)) for key, value in about.items()}
     short = {key for key, leaves in facts.items() if len(leaves) <= LEAVES and all(len(x) <= SHORT for _, x in leaves)}
@@ -86,9 +87,9 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
         "title": headline.title(manifest),
-        "question": headline.question(manifest),
-        "said": headline.sentences(whole, partial(read_array, folder)) if not maps else [],
-        "rows": rows_behind(folder) if among == 1 else None,
+        "question": headline.question(manifest, whole),
+        "said": headline.sentences(whole, partial(read_array, folder), kept) if not maps else [],
+        "rows": _coded(kept) if kept and among == 1 else None,
         "leads": leads(whole),
         "methods": headline.methods(manifest, whole),
         "cite": headline.cited(manifest, whole),
@@ -277,6 +278,12 @@ def _array(
     if not known.all() and (np.isinf(array) | ~(known | without_value(whole, measured, matrix))).any():
         raise BadInput(f"{folder / path}: a value is not finite, got nan or inf; the run is damaged, run it again")
     return array
+
+
+def _coded(kept: Kept) -> dict[str, Any]:
+    """What is kept of the rows, with its arrays in base64, little-endian."""
+    arrays = {name: array.astype(array.dtype.newbyteorder("<")) for name, array in kept.arrays.items()}
+    return {**kept.about, **{name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}}
 
 
 def _base64(array: np.ndarray, block: int) -> str:

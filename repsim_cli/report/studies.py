@@ -7,7 +7,7 @@ from typing import Any
 
 from repsim_cli.runs.content import Curve, Results, Table
 
-MOST = 4  # sentences
+MOST = 6  # sentences
 NEAR = 0.05  # of its last value within which a curve has arrived
 
 
@@ -28,10 +28,13 @@ def _probes(whole: Results) -> Iterator[str]:
         lowest, largest = row["lowest error"], row["error of the largest class"]
         if lowest is None:
             continue
-        beside = "" if largest is None else f"; the largest class alone has {largest:.2g}"
+        control = row.get("control")
+        guess, known = ("its largest class", largest) if largest is not None else ("labels without meaning", control)
+        what = "the largest class alone has" if largest is not None else "with labels without meaning"
+        beside = "" if known is None else f"; {what} {known:.2g}"
         numbers = f"error {lowest:.2g} ({row['probe']}){beside}"
-        if largest is not None and lowest >= largest:
-            yield f"No layer of {row['model']} tells {row['target']} better than its largest class: {numbers}"
+        if known is not None and lowest >= known:
+            yield f"No layer of {row['model']} tells {row['target']} better than {guess}: {numbers}"
         else:
             yield f"{row['model']} tells {row['target']} best at {row['nearest']}: {numbers}"
 
@@ -44,7 +47,10 @@ def _stitching(whole: Results) -> Iterator[str]:
         if row["penalty"] is not None and row["head layer"] == row["tail layer"]
     ]
     for (head, tail), some in groupby(
-        sorted(rows, key=lambda row: (row["head"] == row["tail"], row["head"], row["tail"])),
+        sorted(
+            rows,
+            key=lambda row: ("random weights" in row["head"], row["head"] == row["tail"], row["head"], row["tail"]),
+        ),
         key=lambda row: (row["head"], row["tail"]),
     ):
         known = sorted(some, key=lambda row: row["penalty"])
@@ -59,7 +65,16 @@ def _stitching(whole: Results) -> Iterator[str]:
 def _universality(whole: Results) -> Iterator[str]:
     """The verdict of every measure on every factor."""
     for measure, rows in groupby(_records(whole, "universality of factors"), key=lambda row: row["measure"]):
-        yield f"By {measure}: " + "; ".join(f"{row['factor']}: {row['verdict']}" for row in rows)
+        yield f"By {measure}, and how far the way to seeds is gone: " + "; ".join(
+            f"{row['factor']}: {_verdict(row)}" for row in rows
+        )
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    """A verdict with the shares of the way from untrained models to seeds, those of the values that differ most."""
+    ends = [row.get(f"{end} share of seeds") for end in ("least", "largest")]
+    shares = "" if None in ends else f" ({ends[0]:.2f} to {ends[1]:.2f})"
+    return row["verdict"].replace("not told apart", "undecided") + shares
 
 
 def _convergence(whole: Results) -> Iterator[str]:
@@ -73,9 +88,11 @@ def _convergence(whole: Results) -> Iterator[str]:
         (first, begin), (last, end) = known[0], known[-1]
         late = [step for step, value in known if abs(value - end) > NEAR * abs(end - begin)]
         arrived = next((step for step, _ in known if not late or step > late[-1]), last)
+        on = f"within 5 % of the way to its end from step {arrived} on"
+        before = f"not yet within 5 % of the way to its end at step {late[-1]}" if late else ""
         yield (
             f"{curve.about.get('model', '')}, {curve.about.get('point', '')}: {curve.y.name} with the checkpoint of "
-            f"step {last} is {begin:.2f} at step {first}, and within 5 % of the way to its end from step {arrived} on"
+            f"step {last} is {begin:.2f} at step {first}, and {before if arrived == last else on}"
         )
 
 
@@ -104,6 +121,114 @@ def _verify(whole: Results) -> Iterator[str]:
             yield f"{about['candidate']} beside {about['reference']}: {' '.join(line.split())}"
 
 
+def _neurons(whole: Results) -> Iterator[str]:
+    """How many neurons have counterparts, beside rotated bases."""
+    for row in _records(whole, "universal neurons"):
+        yield (
+            f"{row['model']}: {_percent(row['universal'])} of {row['neurons']:,} neurons have a counterpart in every "
+            f"other model ({_percent(row['universal in rotated bases'])} in rotated bases); mean excess correlation "
+            f"{row['mean excess correlation']:.2g}"
+        )
+
+
+def _features(whole: Results) -> Iterator[str]:
+    """How many latents dictionaries share, beside random directions, and what one model's code says of another."""
+    for row in _records(whole, "shared latents"):
+        yield (
+            f"{row['model']} {row['layer']}: {_percent(row['shared'])} of {row['latents']:,} latents are shared by "
+            f"{row['dictionaries']} (of random directions {_percent(row['random directions: shared'])})"
+        )
+    for row in _records(whole, "cross-reconstruction"):
+        if row["encoded"] != row["decoded"]:
+            yield (
+                f"{row['layer']}: the code of {row['encoded']} gives {row['decoded']} with R² {row['R²']:.2f}, "
+                f"the best affine map {row['R² of the best affine map']:.2f}"
+            )
+
+
+def _classifiers(whole: Results) -> Iterator[str]:
+    """How accurate classifiers are, and what each variant changes."""
+    for row in _records(whole, "over seeds"):
+        if row["metric"] != "loss":
+            models = len(whole.tables["classifiers"].rows)
+            yield f"{row['metric']} of {models} models: {row['lowest']:.4g} to {row['highest']:.4g}"
+    for row in _records(whole, "variants"):
+        if row["change"] is not None:
+            error = "" if row["standard error of rows"] is None else f" (se {row['standard error of rows']:.2g})"
+            yield f"{row['task']}, {row['variant']}: {row['mean']:.4g}, {row['change']:+.2g}{error}"
+
+
+def _modular(whole: Results) -> Iterator[str]:
+    """How well models that add learned each sum."""
+    for row in _records(whole, "training"):
+        right = f"{_percent(row['validation accuracy'])} of the validation rows"
+        yield f"{row['model']} has {row['stage']} right in {right} after {row['kept after']} epochs"
+
+
+def _views(whole: Results) -> Iterator[str]:
+    """Which rows layers couple, how many neighbours stay, and where distances change most."""
+    by_pair = groupby(_records(whole, "couplings"), key=lambda row: (row["model"], row["rows"], row["columns"]))
+    for (model, first, second), rows in by_pair:
+        shares = {row["starts"]: row["on the diagonal"] for row in rows}
+        yield f"{model}, {first} and {second}: rows coupled with themselves, " + ", ".join(
+            f"{share:.2f} ({starts})" for starts, share in shares.items()
+        )
+    by_space = groupby(_records(whole, "neighbours kept"), key=lambda row: (row["model"], row["space"]))
+    for (model, space), some in by_space:
+        rows = list(some)
+        mean = sum(row["mean without it"] for row in rows) / len(rows)
+        chance = f"{space}; by chance {rows[0]['by chance']:.2f}"
+        yield f"{model}: {mean:.2f} of the neighbours of the first layer stay in later ones ({chance})"
+    column = "KL(layer || previous)"
+    for model, some in groupby(_records(whole, "distances"), key=lambda row: row["model"]):
+        if known := [row for row in some if row[column] is not None]:
+            most = max(known, key=lambda row: row[column])
+            yield f"{model}: distances of rows change most at {most['layer']}, KL {most[column]:.2g} nats"
+
+
+def _view_of_training(whole: Results) -> Iterator[str]:
+    """How far layers are apart at the first and at the last step."""
+    rows = _records(whole, "distance and metrics")
+    for (model, measure), some in groupby(rows, key=lambda row: (row["model"], row["measure"])):
+        known = [row for row in some if row["mean over pairs of layers"] is not None]
+        if known:
+            said = (f"{row['mean over pairs of layers']:.2g} at step {row['step']}" for row in (known[0], known[-1]))
+            yield f"{model}: {measure} over pairs of layers is {' and '.join(said)}"
+
+
+def _large_ranks(whole: Results) -> Iterator[str]:
+    """Whether the layers that converge early are those of a large rank."""
+    for row in _records(whole, "early convergence and large rank"):
+        yield (
+            f"{row['model']}, {row['matrices']} of {row['of']}: of {row['layers']} layers {row['early']} converge "
+            f"early, {row['large rank']} have a large rank, {row['both']} both"
+        )
+
+
+def _shapes(whole: Results) -> Iterator[str]:
+    """Which models stand apart in their shape."""
+    rows = _records(whole, "architecture")
+    apart = [f"{row['model']} stands apart in {row['stands apart']}" for row in rows if row["stands apart"]]
+    yield from apart or ([f"None of {len(rows)} models stands apart from its neighbours in its shape"] if rows else [])
+
+
+def _grades(whole: Results) -> Iterator[str]:
+    """Which measures have the best mean ranks."""
+    rows = _records(whole, "measures by grade")
+    if rows:
+        best = (
+            row["measure"]
+            + f" {row['mean rank']:.1f}"
+            + ("" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})")
+            for row in rows[:3]
+        )
+        yield f"Best mean ranks of {len(rows)} measures over tests with known answers: {', '.join(best)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
 def _mean(curve: Curve) -> list[float | int | None]:
     """The mean over the lines of a curve."""
     if curve.mean is not None:
@@ -119,4 +244,35 @@ LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
     "convergence": _convergence,
     "similarity": _sub_networks,
     "verify": _verify,
+    "universal_neurons": _neurons,
+    "features": _features,
+    "finetune": _classifiers,
+    "modular_training": _modular,
+    "views": _views,
+    "training_view": _view_of_training,
+    "effective_rank": _large_ranks,
+    "architecture": _shapes,
+    "grounding": _grades,
+}
+QUESTIONS = {
+    "architecture": "How are the models built, and does one stand apart from the others?",
+    "convergence": "When in its training does each layer become what it is in the end?",
+    "effective_rank": "Do layers whose parameters have a large rank converge early?",
+    "features": "Which features of sparse dictionaries do seeds and models share?",
+    "finetune": "How accurate are the classifiers, and do they agree?",
+    "grounding": "Which measure sees differences between models that are known to be there?",
+    "layers": "Which layer should be read, probed, steered or left out?",
+    "modular_training": "Did the models learn to add modulo a prime?",
+    "outputs": "How far do the models differ in what they predict on the same rows?",
+    "parallel": "Does a model give the two texts of a pair the same place?",
+    "pretrain": "What does a small language model reach, checkpoint by checkpoint?",
+    "probes": "Which layers know a target, and which of them tell it linearly?",
+    "stitching": "Can the later blocks of one model go on from the first blocks of another?",
+    "training_view": "How do the layers of a model change along its training?",
+    "tuned": "What did further training change: at which layers, for which tokens, in what is predicted?",
+    "universal_neurons": "Which neurons have a counterpart in models that were trained apart?",
+    "universality": "Are models of different training as alike as seeds of one training?",
+    "vector_map": "What do vectors keep when they are mapped into the space of another model?",
+    "verify": "Is it the same model, and if not, where does it first differ?",
+    "views": "What do the rows of a layer look like: their distances, their neighbours, and how layers match them?",
 }

@@ -52,7 +52,7 @@ def test_ten_documents_are_never_refused():
     documents, beginnings = laid([1] * 5 + [40] * 5)
     assert segments([documents], [beginnings]).count == 10
     with pytest.raises(
-        BadInput, match=r"^significance.clusters: 10 documents are needed that can trade places, got 9 of 9; give"
+        BadInput, match=r"^significance.clusters: 10 documents are needed that can be exchanged, got 9 of 9; give"
     ):
         segments(*([part] for part in laid([3] * 9)))
 
@@ -63,7 +63,7 @@ def test_batches_with_too_few_rows_have_no_segments():
     found = segments([small[0], large[0] + 4], [small[1], large[1]], least=30)
     assert [len(groups) for groups in found.batches] == [0, 1]
     assert found.rows(0).tolist() == []
-    with pytest.raises(BadInput, match="that can trade places in batches of 50 rows at least, got 0 of 16"):
+    with pytest.raises(BadInput, match="that can be exchanged in batches of 50 rows at least, got 0 of 16"):
         segments([small[0], large[0] + 4], [small[1], large[1]], least=50)
 
 

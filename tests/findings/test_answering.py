@@ -5,6 +5,8 @@ import pytest
 
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import Sides
+from repsim_cli.findings.driving import driving
+from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Side
 
 LIKE = {"larger_is_closer": True, "symmetric": True, "bounds": [0.0, 1.0], "label": "L"}
@@ -77,3 +79,33 @@ def test_extremes_name_a_layer_once():
     near, far = answering.extremes(sides([[0.9, 0.8], [0.7, 0.1], [np.nan, 0.2]]), 2)
     assert near == [("x", "p", 0.9), ("y", "p", 0.7)]
     assert far == [("y", "q", 0.1), ("z", "q", 0.2)]
+
+
+def test_which_tokens_are_behind_a_similarity():
+    """Of the closest pair of layers: tokens by the shares of their rows, and by how many nearest rows both layers have."""
+    rows, tokens = 8, [0, 0, 0, 1, 1, 1, 2, 3]
+    pieces = ["the", "the", "the", " cat", " cat", " cat", "\x1b[2J", " sat"]
+    about = {
+        "layers": [["a", "resid_post@0"], ["a", "resid_post@1"], ["b", "embed"]], "measure": "cka", "unit": "token",
+        "rows": rows, "of": 20, "tokens": tokens, "texts": [{"pieces": pieces, "rows": list(range(rows))}], "without": "",
+    }  # fmt: skip
+    near = np.tile(np.arange(2), (3, rows, 1))
+    near[2, 3:6] = [4, 5]  # cats have others near
+    arrays = {
+        "nearest": near, "pairs": np.array([[0, 2], [1, 2]]), "values": np.array([0.2, 0.8]),
+        "shares": np.array([[0.2 / rows] * rows, [0.1, 0.1, 0.1, 0.02, 0.02, 0.02, 0.4, 0.04]]),
+    }  # fmt: skip
+    (said,) = driving(Kept(about, arrays), "b", "a")
+    assert said == (
+        "the tokens behind it, at block 1 and embed: '\\x1b[2J', 'the' and 'cat' (7 of 8 rows) make 95 % of the "
+        "similarity; fewest shared neighbours of 2: 'cat' 0.0, 'the' 2.0"
+    )
+    untold = about | {"texts": [], "without": "texts of local files are kept with extract.keep_texts=true"}
+    (said,) = driving(Kept(untold, arrays), "a", "b")
+    assert said == "which tokens are behind it is not kept: texts of local files are kept with extract.keep_texts=true"
+    assert not list(driving(Kept(about, arrays), "a", "c"))
+    assert not list(driving(Kept(about, {"nearest": near}), "a", "b"))
+    (said,) = driving(Kept(about | {"tokens": None}, arrays), "a", "b")  # pooled: each row is a text
+    assert said.startswith(
+        "the texts behind it, at block 1 and embed: '\\x1b[2J', 'the' and 'the' (3 of 8 rows) make 75 %"
+    )

@@ -144,6 +144,10 @@ def lines_to_neighbours(model: str, count: int) -> Any:
     )  # fmt: skip
     arrays = {"p": rng.normal(size=(count, rows, 2)), "n": rng.integers(0, rows, size=(count, rows, 5))}
     batch = {"classes": [classes[i % 2] for i in range(rows)], "rows": list(range(rows))}
+    if count > 2:  # the texts of the rows, as long and hostile as texts are
+        batch["texts"] = [
+            f"$x_{i}$ \x1b[2J the painter that the pilots blamed near the weavers laughed" for i in range(rows)
+        ]
     return neighbours._panels(in_memory(arrays, about={"batch": batch}), matrix, range(count))
 
 
@@ -307,9 +311,9 @@ def parted(models: list[str], count: int, measures: int) -> Any:
 
 def standing(measures: list[str], tests: int) -> Any:
     rows = [
-        {"measure": m, "test": f"test of layers {t}", "data": "digits", "models of": "", "score": 0.5, "chance": 0.1,
-         "hook point": "resid_post"}
-        for m in measures for t in range(tests)
+        {"measure": m, "test": "separation" if t == 1 else f"test of layers {t}", "data": "digits", "models of": "labels",
+         "score": 0.5, "rank": 1.0 + (i + t) % len(measures), "hook point": "resid_post"}
+        for i, m in enumerate(measures) for t in range(tests)
     ]  # fmt: skip
     columns = ["measure", "low", "mean rank", "high", "seconds per pair"]
     table = Table(columns=columns, rows=[[m, i, i + 1.0, i + 2.0, 10.0**-i] for i, m in enumerate(measures)])

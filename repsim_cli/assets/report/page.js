@@ -1107,12 +1107,15 @@ function answer(views) {
     const verdicts = run.claims.map((c) => el("li", {},
       el("span", { class: `verdict ${c.verdict}` }, `${VERDICTS[c.verdict] ?? ""}${c.verdict}`), `: ${c.says} `,
       el("span", { class: "quiet" }, `(${c.source}; ${c.measure}${c.value === null ? `: ${c.why}` : `: ${measured(c.value, c.se)}, threshold ${brief(c.threshold)}${c.decided === null ? "" : `, p = ${Number(c.decided.toPrecision(2))}`}`}${c.over ? `, ${c.over}` : ""})`)));
+    // what a study found, or two models side by side, comes before what the similarity of their layers says
+    const side = run.answers.map(([who, what]) => `${who}: ${what}`), own = m.study !== "similarity";
+    const before = own ? [...side, ...run.leads] : views?.alone ? side : [], after = own ? [] : views?.alone ? run.leads : [...run.leads, ...side];
+    const lines = (texts, lead) => texts.map((text, i) => el("p", { class: lead && !i ? "lead" : null }, text));
     const ended = el("p", { class: views ? "quiet" : null }, facts.filter(Boolean).join(", "), m.error ? `: ${m.error}` : "");
     return [
       ...(MANY ? [el("h3", {}, title(run))] : []),
-      ...(views ? [el("p", { class: "quiet" }, run.question), ...views.head] : []),
-      ...run.leads.map((text, i) => el("p", { class: i ? null : "lead" }, text)),
-      ...run.answers.map(([who, what], i) => el("p", { class: views || i || run.leads.length ? null : "lead" }, `${who}: ${what}`)),
+      ...(run.question ? [el("p", { class: "quiet" }, run.question)] : []),
+      ...lines(before, true), ...(views ? views.head : []), ...lines(after, !views),
       ended,
       ...Object.entries(run.so_far).map(([label, state]) => el("p", {}, `${label} so far: ${state}. The run is still computing.`)),
       ...(verdicts.length ? [el("ul", { class: "plain" }, ...verdicts)] : []),
@@ -1403,7 +1406,7 @@ function main() {
   const page = document.getElementById("page");
   page.append(
     el("a", { class: "skip", href: "#results" }, "Skip to the results"),
-    el("header", {}, el("h1", {}, views ? RUNS[0].title : RUNS.map(title).join(" \u00b7 ")), ...(DATA.reload ? [reloading()] : []), toggle),
+    el("header", {}, el("h1", {}, MANY ? RUNS.map(title).join(" \u00b7 ") : RUNS[0].title), ...(DATA.reload ? [reloading()] : []), toggle),
     el("nav", { "aria-label": "Sections" }, el("ul", {}, ...sections.map((part) => el("li", {}, el("a", { href: `#${part.id}`, onclick: () => { if (part.classList.contains("folded")) part.firstChild.open = true; } }, part.getAttribute("aria-label")))))),
     el("main", {}, ...sections),
     el("footer", {}, el("p", { class: "quiet" }, "Made by repsim from manifest.json, config.yaml, results.json and arrays/ alone; the numbers are theirs in full precision. This page loads nothing."),

@@ -6,6 +6,7 @@ const LEFT = 46, RIGHT = 118; // pixels beside a drawing over layers: its axis, 
 const STEP = [7, 26]; // pixels between two layers that answer to each other
 const NEAR = 13; // pixels between two labels
 const MEASURES = 12; // lines of measures in one chart
+const STRETCHES = 6; // of layers that answer to the same one, in words
 
 // Two models under a measure: their layers, cells, and of each layer the closest one of the other model (-1: none).
 function pairOf({ run, grid, record }, a, b) {
@@ -62,12 +63,24 @@ function cards(pair) {
     card(inDigits(value(best, forth[best])), `closest: ${worded(rows, best)} of ${pair.a} and ${worded(columns, forth[best])} of ${pair.b}, ${record.card.label}`),
     pair.same ? card(most ? `up to ${most} away` : "the same layer", most ? "the best match of a layer lies at" : "is the best match of every layer")
       : all ? card("one for all", `${worded(columns, forth[found[0]])} of ${pair.b} is the best match of every layer of ${pair.a}`)
-      : card(steady ? "in order" : "not in order", `best matches of the layers of ${pair.a} ${steady ? "follow the depth" : "do not follow the depth"} of ${pair.b}`),
+      : card(steady ? "in order" : "not in order", `${pair.a} to its best match in ${pair.b}: ${stretches(pair, found)}`),
     chance.length && beyond !== null ? card(`${above((i) => level(i, forth[i]), beyond)} of ${found.length}`, `layers ${than} chance (at ${sign > 0 ? "most" : "least"} ${Number(end.toPrecision(2))})${alone}`)
       : chance.length ? card(inDigits(end), `chance, on average; how far pairings stray from it is not known${alone}`)
       : card("not known", `chance${record.chance?.unknown ? `: ${record.chance.unknown}` : ""}${alone}`),
     card(warned ? counted(warned, "warning") : "no warning", warned ? "in full below" : "no feature, row or setting stands out"),
   ];
+}
+
+// Layers in a row that answer to the same one: "embed to 3 \u2192 0, 4 \u2192 2"; of many the first and last.
+function stretches({ rows, columns, forth }, found) {
+  const [names, others] = [rows, columns].map(layerNames), parts = [];
+  for (const i of found) {
+    const last = parts.at(-1);
+    if (last && last.to === i - 1 && forth[last.to] === forth[i]) last.to = i;
+    else parts.push({ from: i, to: i });
+  }
+  const texts = parts.map(({ from, to }) => `${names[from]}${to > from ? ` to ${names[to]}` : ""} \u2192 ${others[forth[from]]}`);
+  return texts.length <= STRETCHES ? texts.join(", ") : [...texts.slice(0, STRETCHES / 2), "\u2026", ...texts.slice(-STRETCHES / 2)].join(", ");
 }
 
 // ---- drawings over layers ----

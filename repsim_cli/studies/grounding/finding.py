@@ -12,6 +12,7 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS, OPTIONS
+from repsim_cli.figures.heatmap import chosen
 from repsim_cli.figures.layout import available
 from repsim_cli.figures.panels import bar_beside, headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -24,6 +25,10 @@ from repsim_cli.studies.grounding.scores import Models, Truncated
 
 GROUPS = ["data", "models of", "group", "models", "mean", "least", "largest"]
 ROW, COLUMN, RANKS = 0.15, 0.3, 2.4  # inches of a measure, of a test and of the panel of ranks
+SAID = {"separation": "{models}: groups apart", "conformity": "{models}: each pair in order"}
+DEFAULTS = ("cka_unbiased", "mutual_knn")  # always named beside their cost
+FAR = (1, 5, 10)  # how far from its mark a name may stand that has to
+LEADER = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +44,9 @@ class Grades:
     groups, average precision of pairs within a group among all pairs with a model of that group, averaged over groups;
     `conformity`: how often such a pair is more similar than one across groups, ties counted as no (Klabunde et al.
     2024). `sensitivity`: Spearman's rho of the distance of a layer with components deleted to the whole layer, and the
-    accuracy that a probe loses; `specificity`: how often damaging deletions are farther than another seed, and harmless
-    ones nearer (after Ding et al. 2021). `accuracy`, outputs and groups look at the last layer of a hook point.
+    accuracy that a probe loses; `specificity`: balanced accuracy of the rule "farther than another seed" in telling
+    deletions that hurt the probe from those that do not (after Ding et al. 2021). `accuracy`, outputs and groups look
+    at the last layer of a hook point.
 
     metric: the metric of trained models for `accuracy` where their outputs were not read; left out where models lack
         it.
@@ -159,7 +165,7 @@ def of_groups(run: Finished, cases: Sequence[Case], metric: str) -> list[list[An
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
-    """grades-POINT: the mean rank of every measure with its band, the best above, and its score in every test.
+    """grades-POINT: the mean rank of every measure with its band, the best at the top, and its rank in every test.
     grades-cost: mean rank against time."""
     table, standing = run.results.tables["grades"], run.results.tables["measures by grade"]
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
@@ -179,7 +185,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     for row in rows:
         if row["score"] is not None:
             place = order.index(row["measure"]), tests.index((row["test"], row["data"], row["models of"]))
-            values[place] = (row["score"] - row["chance"]) / (1 - row["chance"])
+            values[place] = row["rank"]
     limit, height = available(), ROW * len(order)
     wide = COLUMN if limit is None else min(COLUMN, 0.7 * limit / len(tests))
     ranks = RANKS if limit is None else min(RANKS, limit - wide * len(tests))
@@ -196,13 +202,10 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     left.set_xlabel("mean rank", fontsize=7)
     left.tick_params(axis="x", labelsize=6)
     left.grid(alpha=0.25, linewidth=0.5)
-    shown = right.imshow(values, cmap="RdBu", vmin=-1, vmax=1, aspect="auto")
+    shown = right.imshow(values, cmap=chosen(small_is_bright=True), vmin=1, vmax=len(order), aspect="auto")
     right.set_facecolor("0.85")
     right.set_yticks([])
-    of_groups = {"separation": "", "conformity": " (conformity)"}
-    names = [
-        f"{models if test in of_groups else test}, {data}{of_groups.get(test, '')}" for test, data, models in tests
-    ]
+    names = [f"{SAID[test].format(models=models) if test in SAID else test}, {data}" for test, data, models in tests]
     right.set_xticks(
         range(len(tests)),
         [name.removesuffix(", ") for name in names],
@@ -211,9 +214,9 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
         parse_math=False,
     )
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
-    bar_beside(figure, shown, "score: 0 chance, 1 the best possible; grey: none")
+    bar_beside(figure, shown, "rank in the test; 1: the best, also where several are; grey: no score")
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
-    headline(figure, f"How measures do in each test, the best above: {point}", bands)
+    headline(figure, f"{len(order)} measures in tests with known answers, the best at the top: {point}", bands)
     return figure
 
 
@@ -236,11 +239,11 @@ def _costs(table: Table) -> Any:
     axes.set_xscale("log")
     axes.invert_yaxis()
     axes.autoscale_view()  # now, since names are placed by what is where
-    for row in front:
-        style = {"fontsize": 6, "color": COLOURS[1]}
-        _ = _label(axes, row, rows, lines, **style) or _label(axes, row, rows, [], **style)
+    for row in [row for row in rows if row in front or row["measure"] in DEFAULTS]:
+        style = {"fontsize": 6, "color": COLOURS[row in front]}
+        any(_label(axes, row, rows, met, far, **style) for far in FAR for met in (lines, []))
     for row in rows:
-        if row not in front:
+        if row not in front and row["measure"] not in DEFAULTS:
             _label(axes, row, rows, lines, fontsize=5, color="0.35")
     axes.set_xlabel("seconds of CPU time per pair of layers")
     axes.set_ylabel("mean rank")
@@ -249,18 +252,20 @@ def _costs(table: Table) -> Any:
     return figure
 
 
-def _label(axes: Any, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], lines: Any, **style: Any) -> bool:
-    """Names a measure beside its mark, where its name meets no other name, no mark and none of the lines; False where
-    there is no room."""
+def _label(
+    axes: Any, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], lines: Any, far: float = 1, **style: Any
+) -> bool:
+    """Names a measure beside its mark, or so many times as far, at the end of a line, where its name meets no other
+    name, no mark and none of the lines; False where there is no room."""
     at, inside = (row["seconds per pair"], row["mean rank"]), axes.get_window_extent()
     marks = axes.transData.transform(np.transpose(_places(rows)))
     paths = [line.get_path().transformed(axes.transData) for line in lines]
     for across, down in itertools.product((3, -3, 0), (2, -2, 0)):
         if not across and not down:
             continue
+        offset = np.multiply((across, down) if across and down else (1.3 * across, 2 * down), far)
         name = axes.annotate(
-            row["measure"], at, (across, down) if across and down else (1.3 * across, 2 * down),
-            textcoords="offset points",
+            row["measure"], at, offset, textcoords="offset points",
             ha={3: "left", 0: "center", -3: "right"}[across], va={2: "bottom", 0: "center", -2: "top"}[down],
             parse_math=False, **style,
         )  # fmt: skip
@@ -269,6 +274,10 @@ def _label(axes: Any, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]],
         crossed = any(path.intersects_bbox(box, filled=False) for path in paths)
         met = crossed or box.padded(3).count_contains(marks) or any(box.overlaps(other) for other in names)
         if inside.containsx(box.x0) and inside.containsx(box.x1) and not met:
+            if far > 1:
+                axes.annotate(
+                    "", at, offset, textcoords="offset points", arrowprops={**LEADER, "color": style["color"]}
+                )
             return True
         name.remove()
     return False

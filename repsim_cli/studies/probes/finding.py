@@ -220,7 +220,7 @@ def by_layer(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
             f"{target}, {matrix.about['probe']}, {matrix.rows.model}",
             Curve(
                 x=Axis(name="layer"),
-                y=Axis(name=f"accuracy of {matrix.about['label']}: {target}"),
+                y=Axis(name=f"accuracy for {target} ({matrix.about['label']})"),
                 at=matrix.rows.layers,
                 lines={"labels": (1 - errors[:, place]).tolist(), "control": (1 - control[:, place]).tolist()},
                 bands=bands,

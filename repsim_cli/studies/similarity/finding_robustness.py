@@ -26,7 +26,7 @@ SIDE, SMALLEST = 2.0, 0.8  # inches
 class Robustness:
     """The map of every measure under each remedy (`extract.skip`, `normalise`, `drop_features`): which cells change.
 
-    change: a cell changes where its value differs by more than this from that of the rows as they are.
+    change: a cell changes where its value differs by more than this from that of the raw rows.
     most: how many cells, those of the largest changes, the table has of each measure.
     """
 
@@ -59,7 +59,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
-    """The map of the rows as they are, and beside it what each remedy changes."""
+    """The map of the raw rows, and beside it what each remedy changes."""
     base = maps[NONE]
     card, names = base.measure.card, base.names
     in_words = {name: treatment(remedy) for name, remedy in REMEDIES.items()}
@@ -84,7 +84,7 @@ def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
         axis.tick_params(length=1.5)
     name_panels(
         axes,
-        [f"rows as they are: {low:.2g} to {high:.2g}", *(f"changes: {in_words.get(name, name)}" for name in changed)],
+        [f"raw rows: {low:.2g} to {high:.2g}", *(f"changes: {in_words.get(name, name)}" for name in changed)],
     )
     image = axes[min(1, len(axes) - 1)].images[0]
     bar_beside(figure, image, f"change of {card['label']}")

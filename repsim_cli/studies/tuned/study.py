@@ -104,7 +104,7 @@ class Tuned(Study):
             raise BadInput("options.patching: it needs sequences to run on, got options.blocks=0; leave that at 16")
         if patching and len(set(self.comparison.devices.values())) > 1:
             raise BadInput(
-                "options.patching: the blocks of two models trade places, got models on several devices; put them on "
+                "options.patching: the blocks of two models are exchanged, got models on several devices; put them on "
                 "one, or drop it"
             )
 

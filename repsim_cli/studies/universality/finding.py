@@ -12,7 +12,7 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.layout import available
-from repsim_cli.figures.panels import LONG, bar_beside
+from repsim_cli.figures.panels import LONG, bar_beside, headline
 from repsim_cli.findings.agreement import agreement_map
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
@@ -225,6 +225,12 @@ def _figure(table: Table, value: str | None) -> Any:
     ]
     axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
                 bbox_to_anchor=(0, 1 + above / height), columnspacing=1, handletextpad=0.2)  # fmt: skip
+    same = sum(verdict == SAME for verdict in said.values())
+    headline(
+        figure,
+        f"Models that differ in one factor: the same as seeds in {same} of {len(said)} verdicts",
+        "a row per measure; colour: how far from untrained models or chance to seeds; hatched: no such share",
+    )
     return figure
 
 

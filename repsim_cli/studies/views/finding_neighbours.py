@@ -9,11 +9,12 @@ import numpy as np
 import scipy
 from jaxtyping import Float, Int
 
-from repsim_cli.base.plain import slug
+from repsim_cli.base.plain import escaped, slug
 from repsim_cli.figures.frame import COLOURS, MARKERS, cycled
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import columns, headline, name_panels, pages, panels
+from repsim_cli.figures.texts import shortened
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Axis, Curve, Matrix, Table
@@ -22,6 +23,7 @@ from repsim_cli.studies.views.lacking import left_out
 QUANTITY = "neighbours kept"
 COLUMNS = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
 PLANE = "t-SNE plane"
+LETTERS = 52  # of a text in a legend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +100,11 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
         panel.set_yticks([])
         panel.margins(0.1)
         panel.spines[:].set_color("0.8")
+    said_of = [shortened(escaped(text), LETTERS) for text in batch.get("texts") or ()] or [
+        f"row {row}" for row in batch["rows"]
+    ]
     handles = [
-        Line2D(
-            [], [], color=ink, marker=shapes[classes[place]], markersize=5, label=f"row {batch['rows'][place]}", **EDGE
-        )
+        Line2D([], [], color=ink, marker=shapes[classes[place]], markersize=5, label=said_of[place], **EDGE)
         for place, ink in inks.items()
     ]
     handles += [
@@ -111,7 +114,7 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     ]
     handles += [
         Line2D([], [], color="0.3", label="near in the first layer too", **KEPT),
-        Line2D([], [], color="0.3", label="near here alone", **NEW),
+        Line2D([], [], color="0.3", label="near only here", **NEW),
     ]
     legend = figure.legend(
         handles=handles, fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.02, 0.5), borderaxespad=0

@@ -20,6 +20,7 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import footprint
+from repsim_cli.engine.behind import texts_of_rows
 from repsim_cli.engine.bounds import check_rows_fit, most_rows, passing, shown
 from repsim_cli.engine.cost import Cost, distances_cost, needs
 from repsim_cli.engine.extraction import Extraction, extraction_of
@@ -253,7 +254,8 @@ class Views(StudyOfRows):
         if not matrices:
             why = reasons(row[-1] for row in run.without_value)
             raise NoValue(f"options: no view has a value for two layers, got {why}; read other layers or data")
-        about = {"batch": {"rows": batch.numbers, "classes": batch.classes}}
+        texts = texts_of_rows(extraction, sequences, np.array(batch.numbers))
+        about = {"batch": {"rows": batch.numbers, "classes": batch.classes, "texts": texts}}
         return Results(study="views", matrices=matrices, tables=tables, about=about)
 
     def _drawn_batch(self, extraction: Extraction, sequences: Mapping[str, Sequences]) -> Batch:

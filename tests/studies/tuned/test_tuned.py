@@ -368,7 +368,7 @@ def test_the_tiny_study(repsim, newest):
         (["model=[tiny_a,tiny_b]", "base=null"], "base: the model that the others were made from is needed, got base=null; set base=LABEL"),
         (["model=[tiny_a]"], r"model: a model to compare with the base is needed, got \['tiny_a'\]; select two or more"),
         (["model=[tiny_a,tiny_b]", "options.patching=true", "options.blocks=0"], "options.patching: it needs sequences to run on, got options.blocks=0; leave"),
-        (["model=[tiny_a,tiny_b]", "options.patching=true", "hardware.devices={tiny_b: meta}"], "options.patching: the blocks of two models trade places, got models on several devices; put"),
+        (["model=[tiny_a,tiny_b]", "options.patching=true", "hardware.devices={tiny_b: meta}"], "options.patching: the blocks of two models are exchanged, got models on several devices; put"),
         (["model=[tiny_a,tiny_b]", "extract.unit=mean"], "extract.unit: a row must be one token, got mean; use extract=tokens"),
         (["model=[tiny_a,tiny_b]", "extract.piece=mean"], "extract.unit: a row must be one token, got piece=mean; use"),
         (["model=[tiny_a,tiny_b]", "measure=[cka]", "extract.estimate=moments"], "extract.estimate: layers are compared pair by pair, got moments; use per"),

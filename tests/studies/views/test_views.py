@@ -263,6 +263,8 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     assert len(drawn["rows"]) == len(set(drawn["rows"])) == 16
     names = ["entailment", "neutral", "contradiction"]
     assert [names.index(name) for name in drawn["classes"]] == sorted(names.index(name) for name in drawn["classes"])
+    assert len(set(drawn["texts"])) == 16  # of data that are public; without what the tokenizer adds
+    assert all(text and "[" not in text and text == " ".join(text.split()) for text in drawn["texts"])
     # histograms: counts, KL in one direction and the other, the claims' statistic without the embeddings
     matrix = found["matrices"]["histograms of tiny_a"]
     counts = np.load(newest() / matrix["values"])
@@ -321,7 +323,7 @@ def test_activations_from_files(repsim, newest, tmp_path):
     code, _, err = repsim("run", "-q", *words, "+options.batch=20", "+options.histograms={scale: mean}", "seed=3")
     assert code == 0, err
     found = json.loads((newest() / "results.json").read_text())
-    assert found["about"]["batch"] == {"rows": list(range(20)), "classes": None}
+    assert found["about"]["batch"] == {"rows": list(range(20)), "classes": None, "texts": None}
     lines = table(found, "distances")
     assert [one["mean"] for one in lines] == pytest.approx([pdist(x).mean() for x in arrays.values()])
     counts = np.load(newest() / found["matrices"]["histograms of m"]["values"])

@@ -1,8 +1,8 @@
-"""The rows behind the maps of a run, for its page: nearest rows, shares and texts, checked before they are used."""
+"""The rows behind the maps of a run: nearest rows, shares and texts, checked before they are used."""
 
-import base64
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,16 +21,22 @@ SHAPE = {
     "texts": [{"pieces": [str], "rows": [int]}],
     "without": str,
 }
-NUMBERS = {
-    "nearest": ("int16", "<i2"),
-    "pairs": ("int16", "<i2"),
-    "values": ("float64", "<f8"),
-    "shares": ("float32", "<f4"),
-}
+NUMBERS = {"nearest": "int16", "pairs": "int16", "values": "float64", "shares": "float32"}
 
 
-def rows_behind(folder: Path) -> dict[str, Any] | None:
-    """What a run kept of its rows, with its arrays in base64; None where it kept none.
+class Kept(NamedTuple):
+    """What a run kept of its rows, as `engine/behind.py` wrote it.
+
+    about: the layers, the measure of the shares, what a row is, and the texts. arrays: `nearest`, `pairs`, `values` and
+    `shares`.
+    """
+
+    about: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+
+def kept_rows(folder: Path) -> Kept | None:
+    """Reads what a run kept of its rows; None where it kept none.
 
     Raises BadInput where it is damaged.
     """
@@ -51,16 +57,13 @@ def rows_behind(folder: Path) -> dict[str, Any] | None:
     wrong = wrong or _unfit(about, arrays)
     if wrong:
         raise BadInput(f"{text}: {wrong}; the run is damaged, run it again")
-    coded = {
-        name: base64.b64encode(array.astype(NUMBERS[name][1]).tobytes()).decode() for name, array in arrays.items()
-    }
-    return {**about, **coded}
+    return Kept(about, arrays)
 
 
 def _unfit(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Says what of the arrays does not fit the texts; empty where all does."""
     layers, n = len(about["layers"]), about["rows"]
-    kinds = {name: NUMBERS.get(name, ("",))[0] for name in arrays}
+    kinds = {name: NUMBERS.get(name, "") for name in arrays}
     if any(str(array.dtype) != kinds[name] for name, array in arrays.items()) or "nearest" not in arrays:
         return f"arrays of other kinds, got {', '.join(sorted(arrays))}"
     pairs = arrays.get("pairs", np.empty((0, 2)))

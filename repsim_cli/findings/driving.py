@@ -1,0 +1,76 @@
+"""Which rows are behind the similarity of two models: the tokens or texts with the largest shares of it, and those on
+which nearest rows differ most."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxtyping import Int
+
+from repsim_cli.base.plain import escaped
+from repsim_cli.figures.panels import listed
+from repsim_cli.figures.texts import shortened
+from repsim_cli.findings.answering import layer_words
+from repsim_cli.runs.behind import Kept
+
+MOST, FEWEST = 3, 3  # tokens that are named at each end; rows of a token that is
+LETTERS = 40  # of a text
+
+
+def driving(kept: Kept, first: str, second: str) -> Iterator[str]:
+    """Says of the two closest layers among those with shares which tokens or texts make most of their similarity, and
+    on which the ten nearest rows agree least; where texts are not kept, how to keep them."""
+    about, arrays = kept
+    of = [{about["layers"][a][0], about["layers"][b][0]} == {first, second} for a, b in arrays.get("pairs", ())]
+    if not any(of):
+        return
+    place = int(np.argmax(np.where(of, arrays["values"], -np.inf)))
+    layers, shares = arrays["pairs"][place].tolist(), arrays["shares"][place]
+    word, _ = layer_words([about["layers"][layer][1] for layer in layers])
+    where = " and ".join(word(about["layers"][layer][1]) for layer in layers)
+    if not about["texts"]:
+        if about["without"]:
+            yield f"which {about['unit']}s are behind it is not kept: {about['without']}"
+        return
+    groups = _groups(about["tokens"], len(shares))
+    sums = np.array([shares[rows].sum() for rows in groups])
+    top = np.argsort(-sums, kind="stable")[:MOST]
+    names = _names(kept, [int(groups[i][0]) for i in range(len(groups))])
+    rows = sum(len(groups[i]) for i in top)
+    share = 100 * sums[top].sum() / shares.sum()
+    most = f"{listed([names[i] for i in top])} ({rows} of {len(shares)} rows) make {share:.0f} %"
+    unit = "texts" if about["tokens"] is None else f"{about['unit']}s"
+    said = f"the {unit} behind it, at {where}: {most} of the similarity"
+    alike = agreement(arrays["nearest"][layers[0]], arrays["nearest"][layers[1]])
+    enough = [i for i, group in enumerate(groups) if about["tokens"] is None or len(group) >= FEWEST]
+    least = sorted(enough, key=lambda i: float(alike[groups[i]].mean()))[:MOST]
+    if least:
+        of_each = [f"{names[i]} {alike[groups[i]].mean():.1f}" for i in least]
+        said += f"; fewest shared neighbours of {arrays['nearest'].shape[-1]}: {', '.join(of_each)}"
+    yield said
+
+
+def agreement(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"]) -> Int[np.ndarray, " n"]:
+    """Counts of each row how many of its nearest rows two layers share.
+
+    >>> agreement(np.array([[1, 2]]), np.array([[2, 3]])).tolist()
+    [1]
+    """
+    return (a[:, :, None] == b[:, None, :]).sum((1, 2))
+
+
+def _groups(tokens: Sequence[int] | None, rows: int) -> list[Int[np.ndarray, " k"]]:
+    """The rows of each token; each row by itself where rows are of no token."""
+    if tokens is None:
+        return [np.array([row]) for row in range(rows)]
+    _, of = np.unique(tokens, return_inverse=True)
+    return np.split(np.argsort(of, kind="stable"), np.bincount(of).cumsum()[:-1])
+
+
+def _names(kept: Kept, rows: Sequence[int]) -> list[str]:
+    """The text of these rows, in quotes."""
+    texts: dict[int, str] = {}
+    for passage in kept.about["texts"]:
+        for piece, row in zip(passage["pieces"], passage["rows"], strict=True):
+            texts[row] = texts.get(row, "") + piece
+    found = (texts.get(row, "") for row in rows)
+    return [f"'{shortened(escaped(text.strip(' ') or text), LETTERS)}'" for text in found]
