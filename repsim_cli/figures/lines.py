@@ -114,7 +114,8 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
             panel.set_ylim(min(1.0, low if low > 0 else 1.0) / 1.1, max(10.0, high) * 1.1)  # a decade at least
             panel.yaxis.set_major_formatter("{x:g}")
         elif curves[0].bounds[1] is not None:
-            panel.set_ylim(0, 1.02 * curves[0].bounds[1])
+            low = min(0.0, float(panel.dataLim.y0))
+            panel.set_ylim(1.05 * low, 1.02 * curves[0].bounds[1])
         else:
             from_zero([panel])
     if any(curve.errors for curves in groups for curve in curves):

@@ -60,6 +60,10 @@ SHORTER = {  # what makes the command of a study short, None: nothing does
     "architecture": (),
     "attention": (*FEW, "extract.layers=[0,1]"),
     "convergence": FEW,
+    "dictionary_transfer": (
+        "extract.sequences=12", "extract.length=32", "extract.layers=[1]", "options.recipe.steps=2",
+        "options.recipe.width=16", "options.recipe.k=4",
+    ),
     "effective_rank": FEW,
     "features": (*FEW, "options.recipe.steps=2", "options.recipe.width=16", "options.pairings=9"),
     "finetune": None,

@@ -78,3 +78,11 @@ def test_rows_that_a_large_feature_hides_keep_their_places():
         expected.append(rankdata(of_x)[of_y.argmin()])
     found = float(all_pairs({"m": IMBALANCE}, given)["m"][0, 1])
     assert found == pytest.approx(2 * np.mean(expected) / 200, abs=1e-3)
+
+
+def test_the_numbers_of_dadapy():
+    """Version 0.3.4, of these rows: what x says of y, and y of x."""
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(200, 5))
+    y = np.hstack([x[:, :3], rng.normal(size=(200, 2))])
+    assert (IMBALANCE(y, x), IMBALANCE(x, y)) == (pytest.approx(0.33535, abs=1e-9), pytest.approx(0.3197, abs=1e-9))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli import measures
-from repsim_cli.studies.dictionaries.train import Dictionary
+from repsim_cli.studies.dictionaries.formats import Dictionary
 
 MEASURES = ("svcca", "rsa")  # of paired decoder rows
 BLOCK = 4096  # rows that are encoded at a time

@@ -37,7 +37,8 @@ from repsim_cli.studies.dictionaries.compare import (
     random_directions,
     spaces,
 )
-from repsim_cli.studies.dictionaries.train import Dictionary, DictionaryRecipe, folders, load, trained_dictionary
+from repsim_cli.studies.dictionaries.formats import Dictionary, load
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, trained_dictionary
 
 HELD_OUT = 10  # one row of so many
 LEAST = 100  # rows
@@ -51,7 +52,7 @@ PAIRED = ["model", "layer", "other", "other's layer", "paired features", "mean c
 class GivenDictionary:
     """A dictionary that was trained elsewhere.
 
-    path: a folder with sae_weights.safetensors and cfg.json, as SAELens writes them.
+    path: a folder or file of SAELens, sparsify, Gemma Scope or dictionary_learning (`formats.py`).
     model: the LABEL of the model whose activations it reads.
     layer: the name of the layer, e.g. `resid_post@3`.
     """

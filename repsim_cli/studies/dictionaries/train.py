@@ -1,4 +1,4 @@
-"""Sparse dictionaries of a layer: BatchTopK autoencoders, trained when they are first needed, or read from a folder.
+"""Sparse dictionaries of a layer: BatchTopK autoencoders, trained when they are first needed.
 
 Source: Bussmann, Leask, Nanda, BatchTopK Sparse Autoencoders, 2024 (arXiv 2412.06410): of all latents of a batch the
 largest k per row stay, on average; dead latents are trained to reconstruct what is left; at inference a threshold
@@ -9,35 +9,30 @@ at random, and decodes them into all.
 Ours: rows are centred, and divided by one number per model so that features have variance 1 on average; the norm of a
 latent's decoder directions, over all models together, is 1; the threshold is the one by which k latents are active per
 training row; all seeds see the same batches.
-
-A folder holds `sae_weights.safetensors` and `cfg.json`, as SAELens writes them.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refusing
 from repsim_cli.base.settings import Above0, From0, Medium, Positive
 from repsim_cli.runs.reader import STATE
-from repsim_cli.runs.results import Progress, dumps
+from repsim_cli.runs.results import Progress
+from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.training.loop import Along, Pace, train
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
-WEIGHTS, CONFIG = "sae_weights.safetensors", "cfg.json"
 ORDER = 0  # the seed of the batches
 LEAST = 1e-8  # of a residual's mean square
 THRESHOLD_ROWS = 8192  # training rows from which the threshold is taken, at most
@@ -70,107 +65,6 @@ class DictionaryRecipe:
 
     def rate(self, step: int) -> float:
         return self.learning_rate * min(1.0, (self.steps - step) / max(1, self.steps // 5))
-
-
-@dataclass(frozen=True)
-class Dictionary:
-    """encoder (d, m), decoder (m, d). k: the active latents of a row, where a TopK picks them; else those above the
-    threshold are active."""
-
-    encoder: Float[Tensor, "d m"]
-    encoder_bias: Float[Tensor, " m"]
-    decoder: Float[Tensor, "m d"]
-    bias: Float[Tensor, " d"]
-    threshold: Float[Tensor, " m"]
-    k: int | None = None
-    centred: bool = True
-
-    @property
-    def width(self) -> int:
-        return len(self.decoder)
-
-    def encode(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
-        values = ((x - self.bias if self.centred else x) @ self.encoder + self.encoder_bias).clamp_min(0)
-        if self.k is None:
-            return torch.where(values > self.threshold, values, 0.0)
-        largest = values.topk(self.k, dim=1)
-        return torch.zeros_like(values).scatter_(1, largest.indices, largest.values)
-
-    def decode(self, code: Float[Tensor, "n m"]) -> Float[Tensor, "n d"]:
-        return code @ self.decoder + self.bias
-
-    def to(self, device: str) -> "Dictionary":
-        moved: dict[str, Any] = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
-        return replace(self, **moved)
-
-
-# ---- files ----
-
-
-def save(dictionary: Dictionary, folder: Path) -> None:
-    """In the format of SAELens."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        "W_enc": dictionary.encoder,
-        "b_enc": dictionary.encoder_bias,
-        "W_dec": dictionary.decoder,
-        "b_dec": dictionary.bias,
-        "threshold": dictionary.threshold,
-    }
-    safetensors.torch.save_file({name: x.detach().cpu().contiguous() for name, x in tensors.items()}, folder / WEIGHTS)
-    config = {
-        "architecture": "jumprelu",
-        "d_in": dictionary.decoder.shape[1],
-        "d_sae": dictionary.width,
-        "dtype": "float32",
-        "apply_b_dec_to_input": True,
-        "normalize_activations": "none",
-    }
-    (folder / CONFIG).write_text(dumps(config))
-
-
-ARCHITECTURES = ("standard", "jumprelu", "topk")
-
-
-def load(path: str | Path) -> Dictionary:
-    """A dictionary in the format of SAELens. Raises BadInput for a folder that is none, or that does more than a
-    `Dictionary` does."""
-    folder = local(path)
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise BadInput(f"path: no {name} in the folder, got '{path}'; name a dictionary as SAELens writes it")
-    try:
-        config = read_json(folder / CONFIG)
-    except Unreadable as error:
-        raise BadInput(f"path: {CONFIG} cannot be read, got {error}; write it again") from None
-    kind = config.get("architecture", "standard") if isinstance(config, dict) else None
-    if kind not in ARCHITECTURES:
-        raise BadInput(f"path: unknown architecture of a dictionary, got {kind!r}; use {', '.join(ARCHITECTURES)}")
-    for key, plain in {"normalize_activations": "none", "rescale_acts_by_decoder_norm": False}.items():
-        if config.get(key, plain) not in (plain, None):
-            raise BadInput(f"path: {CONFIG} asks for more than is supported, got {key}={config[key]}; fold it first")
-    with refusing(f"path: {WEIGHTS} cannot be read", path, "write it again"):
-        tensors = {name: x.float() for name, x in safetensors.torch.load_file(folder / WEIGHTS).items()}
-    encoder, decoder = tensors.get("W_enc"), tensors.get("W_dec")
-    if encoder is None or decoder is None or decoder.ndim != 2 or encoder.shape != decoder.T.shape:
-        shapes = {name: tuple(x.shape) for name, x in tensors.items()}
-        raise BadInput(f"path: W_enc (d, m) and W_dec (m, d) are needed, got {shapes}; write it again")
-    width, features = decoder.shape
-    vectors = {"b_enc": width, "b_dec": features, "threshold": width}
-    made = {name: tensors.get(name, torch.zeros(size)) for name, size in vectors.items()}
-    if wrong := [name for name, size in vectors.items() if made[name].shape != (size,)]:
-        raise BadInput(
-            f"path: {wrong[0]} has {vectors[wrong[0]]} numbers, got {tuple(made[wrong[0]].shape)}; write it again"
-        )
-    k = config.get("k") if kind == "topk" else None
-    if kind == "topk" and not (isinstance(k, int) and 0 < k <= width):
-        raise BadInput(f"path: {CONFIG} names no k from 1 to {width}, got {k!r}; write it again")
-    centred = bool(config.get("apply_b_dec_to_input", True))
-    threshold = made["threshold"] if kind == "jumprelu" else torch.zeros(width)
-    return Dictionary(encoder, made["b_enc"], decoder, made["b_dec"], threshold, k, centred)
-
-
-# ---- training ----
 
 
 class Autoencoder(nn.Module):

@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.hook_points import HookPoint
+from repsim_cli.activations.next_token import HEAD, has_next
 from repsim_cli.activations.places import rows_of
 from repsim_cli.activations.readings import loading
 from repsim_cli.activations.rows import used
@@ -49,7 +50,7 @@ from repsim_cli.studies.layers.columns import (
 )
 from repsim_cli.studies.layers.gathered import OfLayer, gather, texts_of
 from repsim_cli.studies.layers.scores import Estimate, over_texts
-from repsim_cli.studies.layers.without import HEAD, Lost, has_next, lost, refusal
+from repsim_cli.studies.layers.without import Lost, lost, refusal
 
 LEAST = 40  # texts of which an intrinsic dimension is estimated
 SCALE = (1, 2, 4, 8, 16, 32, 64)

@@ -11,15 +11,13 @@ import torch.nn.functional as F
 from repsim_cli.base.errors import BadInput
 from repsim_cli.studies.dictionaries import train as dictionaries
 from repsim_cli.studies.dictionaries.compare import cosines, cross_reconstruction, linear_maps, one_to_one, quality
+from repsim_cli.studies.dictionaries.formats import Dictionary, load, save
 from repsim_cli.studies.dictionaries.train import (
     Autoencoder,
-    Dictionary,
     DictionaryRecipe,
     folders,
     largest,
-    load,
     loss_of,
-    save,
     trained_dictionary,
 )
 from repsim_cli.training import loop
@@ -165,6 +163,43 @@ def test_dictionaries_of_saelens(tmp_path, config, expected):
     assert found.decode(code).tolist() == [[a + c + 1, b - c]]
 
 
+X = torch.tensor([[2.0, 1.0], [0.3, -1.0]])
+BIAS, OFFSET, CUT = torch.tensor([0.0, 0.5, 0.0]), torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.2, 0.5])
+
+
+def of_others(name):
+    """The file, its config and tensors, and what the other program makes of X, written anew from its description."""
+    linear = {"encoder.weight": ENCODER.T.contiguous(), "encoder.bias": BIAS}
+    raw = {"W_enc": ENCODER, "b_enc": BIAS, "W_dec": ENCODER.T.contiguous(), "b_dec": OFFSET}
+    centred, plain = (X - OFFSET) @ ENCODER + BIAS, X @ ENCODER + BIAS
+    top = torch.zeros_like(centred).scatter_(1, centred.relu().topk(1, dim=1).indices, 1.0)
+    return {
+        "sparsify": ("sae.safetensors", {"k": 1}, {**linear, "W_dec": ENCODER.T.contiguous(), "b_dec": OFFSET}, centred.relu() * top, OFFSET),
+        "gemma scope": ("params.npz", None, {**raw, "threshold": CUT}, plain.relu() * (plain > CUT), OFFSET),
+        "jumprelu": ("ae.safetensors", None, {**raw, "threshold": CUT}, plain.relu() * (plain > CUT), OFFSET),
+        "batch top k": ("ae.safetensors", None, {**linear, "decoder.weight": ENCODER.contiguous(), "b_dec": OFFSET, "k": torch.tensor(1), "threshold": torch.tensor(0.6)}, centred.relu() * (centred > 0.6), OFFSET),
+        "top k": ("ae.safetensors", None, {**linear, "decoder.weight": ENCODER.contiguous(), "b_dec": OFFSET, "k": torch.tensor(1), "threshold": torch.tensor(-1.0)}, centred.relu() * top, OFFSET),
+        "standard": ("mine.safetensors", None, {**linear, "decoder.weight": ENCODER.contiguous(), "bias": OFFSET}, centred.relu(), OFFSET),
+        "april update": ("mine.safetensors", None, {**linear, "decoder.weight": ENCODER.contiguous(), "decoder.bias": OFFSET}, plain.relu(), OFFSET),
+    }[name]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["sparsify", "gemma scope", "jumprelu", "batch top k", "top k", "standard", "april update"]
+)
+def test_dictionaries_of_other_programs(tmp_path, name):
+    file, config, tensors, code, offset = of_others(name)
+    if file.endswith(".npz"):
+        np.savez(tmp_path / file, **{key: x.numpy() for key, x in tensors.items()})
+    else:
+        safetensors.torch.save_file(tensors, tmp_path / file)
+    if config is not None:
+        (tmp_path / "cfg.json").write_text(json.dumps(config))
+    found = load(tmp_path / file if file.startswith("mine") else tmp_path)
+    assert torch.allclose(found.encode(X), code)
+    assert torch.allclose(found.decode(code), code @ ENCODER.T + offset)
+
+
 def test_a_dictionary_is_read_as_it_was_written(tmp_path):
     made = Dictionary(ENCODER, torch.ones(3), ENCODER.T, torch.ones(2), torch.full((3,), 0.5))
     save(made, tmp_path / "own")
@@ -176,7 +211,10 @@ def test_a_dictionary_is_read_as_it_was_written(tmp_path):
     [
         ({"architecture": "gated"}, {}, "path: unknown architecture of a dictionary, got 'gated'; use standard, jumprelu, topk"),
         ({"normalize_activations": "layer_norm"}, {}, "path: cfg.json asks for more than is supported, got normalize_activations=layer_norm; fold it first"),
-        ({"architecture": "topk", "k": 4}, {}, "path: cfg.json names no k from 1 to 3, got 4; write it again"),
+        ({"architecture": "topk", "k": 4}, {}, "path: k is from 1 to 3, got 4; write it again"),
+        ({"architecture": "topk", "k": 1.5}, {}, "path: k is from 1 to 3, got none; write it again"),
+        ({}, {"r_mag": torch.ones(3)}, "path: a gated dictionary cannot be read, got r_mag in sae_weights.safetensors; use another"),
+        ({}, {"b_enc": torch.full((3,), torch.nan)}, "path: not finite, got b_enc in sae_weights.safetensors; write it again"),
         ({}, {"W_dec": None}, r"path: W_enc \(d, m\) and W_dec \(m, d\) are needed, got .*'W_enc': \(2, 3\).*; write it again"),
         ({}, {"W_dec": torch.ones(2, 2)}, r"path: W_enc \(d, m\) and W_dec \(m, d\) are needed, got"),
         ({}, {"b_dec": torch.ones(3)}, r"path: b_dec has 2 numbers, got \(3,\); write it again"),
@@ -189,12 +227,26 @@ def test_broken_dictionaries_are_refused(tmp_path, config, tensors, message):
 
 def test_folders_that_hold_no_dictionary_are_refused(tmp_path):
     with pytest.raises(
-        BadInput, match="path: no cfg.json in the folder, got '.*'; name a dictionary as SAELens writes"
+        BadInput, match="path: no dictionary in the folder, got '.*'; name one with sae_weights.safetensors, sae.safe"
     ):
+        load(tmp_path)
+    (tmp_path / "ae.pt").write_bytes(b"pickled")
+    with pytest.raises(BadInput, match="params.npz, ae.safetensors; save the tensors of ae.pt as ae.safetensors"):
         load(tmp_path)
     folder = written(tmp_path / "given", {})
     (folder / "sae_weights.safetensors").write_bytes(b"broken")
     with pytest.raises(BadInput, match="path: sae_weights.safetensors cannot be read, got .*; write it again"):
+        load(folder)
+    (folder / "params.npz").write_bytes(b"broken")
+    with pytest.raises(BadInput, match="path: params.npz cannot be read, got .*; write it again"):
+        load(folder / "params.npz")
+    written(tmp_path / "other", {}, threshold=torch.tensor(1.0))
+    (tmp_path / "other" / "cfg.json").unlink()
+    with pytest.raises(BadInput, match="path: no cfg.json in the folder, got '.*other'; copy it too"):
+        load(tmp_path / "other")
+    folder = written(tmp_path / "list", {})
+    (folder / "cfg.json").write_text("[]")
+    with pytest.raises(BadInput, match="path: cfg.json is no mapping, got list; write it again"):
         load(folder)
     (folder / "cfg.json").write_text("{")
     with pytest.raises(BadInput, match="path: cfg.json cannot be read, got .*; write it again"):

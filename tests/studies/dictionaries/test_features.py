@@ -14,8 +14,9 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.studies.dictionaries.compare import correlated, matched, one_to_one, random_directions, spaces
 from repsim_cli.studies.dictionaries.finding import SHARED as SHARED_COLUMNS
 from repsim_cli.studies.dictionaries.finding import shares
+from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.study import Features, GivenDictionary
-from repsim_cli.studies.dictionaries.train import Dictionary, DictionaryRecipe, save
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe
 
 WIDTH, SHARED = 40, 15
 

@@ -1,0 +1,126 @@
+"""What a dictionary of the base is worth in each model, beside the base and a shuffled dictionary."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from repsim_cli.figures.lines import quantities
+from repsim_cli.figures.panels import headline
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import REUSED, Axis, Curve, Table
+from repsim_cli.studies.dictionaries.columns import (
+    BY_SHUFFLED,
+    DEAD,
+    EXPLAINED,
+    FROM_BASE,
+    IN_MODELS,
+    MORE,
+    RECOVERED,
+)
+
+Row = Mapping[str, Any]
+MEANT = {
+    EXPLAINED: "share of the variance that is explained",
+    RECOVERED: "share of the loss that is recovered",
+    DEAD: "share of latents that are never active",
+}
+TOLD = 2  # errors
+NAMED = 2  # models in the title
+
+
+@dataclass(frozen=True, kw_only=True)
+class DictionaryTransferOptions:
+    """What each dictionary is worth in each model. There are no settings."""
+
+
+def rows_of(table: Table) -> list[Row]:
+    return [dict(zip(table.columns, values, strict=True)) for values in table.rows]
+
+
+def sentence(row: Row, base: Row) -> str:
+    """Says what a dictionary is worth in a model, beside the base."""
+    said = [_said(row, base, EXPLAINED, "explains", "of the variance")]
+    if row[RECOVERED] is not None:
+        said.append(_said(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
+    return "; ".join([*said, f"{row[DEAD]:.0%} of latents are dead ({base[DEAD]:.0%})"])
+
+
+def _said(row: Row, base: Row, score: str, verb: str, of: str) -> str:
+    beside = f"{row[f'{score} {BY_SHUFFLED}']:.2f} shuffled"
+    return f"{verb} {row[score]:.2f} {of}, {_against(row, base, score)} ({beside})"
+
+
+def _against(row: Row, base: Row, score: str) -> str:
+    """Says how far a score is from the base's, in errors of their difference over documents."""
+    if base[score] is None:
+        return "which is not known of the base"
+    apart, error = row[f"{score} {FROM_BASE}"], row[f"± {score} {FROM_BASE}"]
+    if error is None:
+        return f"{base[score]:.2f} in the base"
+    if abs(apart) <= TOLD * error:
+        return f"not told apart from the base ({base[score]:.2f}; {apart:+.3f} ± {error:.3f})"
+    return f"{abs(apart):.3f} ± {error:.3f} {'more' if apart > 0 else 'less'} than in the base"
+
+
+def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """The rows of models that are not the base, each with that of the same dictionary in the base."""
+    base = {row["dictionary"]: row for row in rows if row["model"] == rows[0]["model"]}
+    for row in rows:
+        if row["model"] != rows[0]["model"]:
+            yield row, base[row["dictionary"]]
+
+
+def curves(rows: Sequence[Row]) -> Iterator[Curve]:
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    for score, meant in MEANT.items():
+        for model in models:
+            of = [row for row in rows if row["model"] == model]
+            if any(row[score] is None for row in of):
+                continue
+            errors = [row.get(f"± {score}") for row in of]
+            yield Curve(
+                x=Axis(name="layer"),
+                y=Axis(name=meant),
+                at=[row["dictionary"] for row in of],
+                lines={score: [row[score] for row in of]},
+                errors={score: errors} if any(error is not None for error in errors) else {},
+                bounds=[None, 1.0],
+                about={"quantity": score, "model": model},
+            )
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """dictionaries: what each dictionary explains and recovers, and its dead latents, a line per model"""
+    groups: dict[str, list[Curve]] = {}
+    for curve in run.results.curves.values():
+        if curve.analysis == "dictionary_transfer":
+            groups.setdefault(curve.about["quantity"], []).append(curve)
+    yield "dictionaries", partial(_drawn, list(groups.values()), rows_of(run.results.tables[IN_MODELS]))
+
+
+def _drawn(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
+    figure = quantities(groups, ())
+    least = min((row for row, _ in pairs(rows)), key=lambda row: row[EXPLAINED], default=rows[0])
+    base, *others = (row for row in rows if row["dictionary"] == least["dictionary"])
+    whose = [f"{row[EXPLAINED]:.2f} of that of {row['model']}" for row in others[:NAMED]]
+    headline(
+        figure,
+        f"{least['dictionary']}: a dictionary of {base['model']} explains {base[EXPLAINED]:.2f} of its variance"
+        + "".join(f", {each}" for each in whose),
+        f"the dictionary that explains least in one of the models; shuffled ones explain "
+        f"{max(row[f'{EXPLAINED} {BY_SHUFFLED}'] for row in rows):.2f} at most",
+    )
+    return figure
+
+
+@analysis(studies=("dictionary_transfer",), unasked=lambda planned: True, figures=figures)
+def dictionary_transfer(run: Finished, options: DictionaryTransferOptions, claims: Sequence[Claim]) -> Part:
+    """Says what each dictionary of the base is worth in the other models, and draws it."""
+    rows = rows_of(run.results.tables[IN_MODELS])
+    said = [[f"{row['dictionary']} in {row['model']}", sentence(row, base)] for row, base in pairs(rows)]
+    return Part(
+        tables={REUSED: Table(columns=["dictionary", "what"], rows=said)},
+        curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows)},
+    )

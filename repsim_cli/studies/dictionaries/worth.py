@@ -1,0 +1,72 @@
+"""The numbers of a dictionary in a model, with errors over documents."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
+from repsim_cli.studies.dictionaries.spliced import Told
+
+Sums = Float[np.ndarray, "p ..."]
+
+
+def jackknifed(value: Callable[[Sums], Any], sums: Float[np.ndarray, "p N"], documents: Int[np.ndarray, " N"]) -> tuple:
+    """Computes value(sums over all sequences), and its standard error from leaving out one document at a time; None for
+    what has no value, and for an error of fewer than three documents."""
+    known = ~np.isnan(sums).any(0)
+    _, place = np.unique(documents[known], return_inverse=True)
+    if not len(place):
+        return None, None
+    of_each = np.stack([np.bincount(place, part[known]) for part in sums])
+    whole = of_each.sum(1)
+    found, count = float(value(whole)), of_each.shape[1]
+    if not np.isfinite(found):
+        return None, None
+    without = value(whole[:, None] - of_each)
+    error = np.sqrt((count - 1) / count * np.square(without - without.mean()).sum())
+    return found, float(error) if count > 2 and np.isfinite(error) else None
+
+
+def explained(sums: Sums) -> Any:
+    """The share of squares (second) that is not left (first)."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 1 - sums[0] / sums[1]
+
+
+def mean(sums: Sums) -> Any:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sums[0] / sums[1]
+
+
+def differing(sums: Sums) -> Any:
+    """What the first two explain, less what the last two do."""
+    return explained(sums[:2]) - explained(sums[2:])
+
+
+def numbers_of(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) -> list[Any]:
+    """Makes the cells of `COLUMNS` behind the layer. base: the same dictionary in the base, of the same sequences; None
+    for the base itself."""
+    by_rows = {kind: np.stack([told.left[kind], told.squares]) for kind in (SAID, SHUFFLED)}
+    cells: list[Any] = [*jackknifed(explained, by_rows[SAID], documents)]
+    cells.append(jackknifed(explained, by_rows[SHUFFLED], documents)[0])
+    by_loss, more, divergence = None, (None, None), None
+    if told.loss is not None and told.kl is not None:
+        ones = np.ones_like(told.rows)
+        by_loss = {kind: np.stack([told.loss[kind], told.loss[MEAN]]) for kind in (SAID, SHUFFLED)}
+        more = jackknifed(mean, np.stack([told.loss[SAID], ones]), documents)
+        divergence = jackknifed(mean, np.stack([told.kl[SAID], ones]), documents)[0]
+        by_loss = by_loss if (jackknifed(mean, np.stack([told.loss[MEAN], ones]), documents)[0] or 0) > 0 else None
+    recovered: tuple[Any, Any] = (None, None) if by_loss is None else jackknifed(explained, by_loss[SAID], documents)
+    cells += [*recovered, None if by_loss is None else jackknifed(explained, by_loss[SHUFFLED], documents)[0]]
+    cells += [*more, divergence, float(told.active.sum() / told.rows.sum()), 1 - float(told.alive.mean())]
+    if base is None:
+        return [*cells, None, None, None, None]
+    cells += jackknifed(differing, np.stack([*by_rows[SAID], base.left[SAID], base.squares]), documents)
+    if by_loss is None or base.loss is None:
+        return [*cells, None, None]
+    return [
+        *cells,
+        *jackknifed(differing, np.stack([*by_loss[SAID], base.loss[SAID], base.loss[MEAN]]), documents),
+    ]

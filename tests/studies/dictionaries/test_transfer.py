@@ -1,0 +1,100 @@
+"""Dictionaries of a base in other models: exact ones, copies, hand-made passes, whole runs, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import special_ortho_group
+
+from repsim_cli.studies.dictionaries.formats import Dictionary, save
+from repsim_cli.studies.dictionaries.worth import differing, explained, jackknifed, mean
+
+WIDTH = 64  # of the shipped models
+READ = ("data=embedded", "extract.sequences=24", "extract.length=32", "extract.skip=4", "extract.normalise=none")
+
+
+def exact(bias=0.0):
+    """Says every row: a latent for either sign of each coordinate of a rotation."""
+    turn = torch.from_numpy(special_ortho_group.rvs(WIDTH, random_state=0)).float()
+    both = torch.cat([turn, -turn], 1)
+    return Dictionary(both, torch.zeros(2 * WIDTH), both.T, torch.full((WIDTH,), bias), torch.zeros(2 * WIDTH))
+
+
+def table(newest):
+    found = json.loads((newest() / "results.json").read_text())["tables"]["dictionaries in models"]
+    return {(row[0], row[1]): dict(zip(found["columns"], row, strict=True)) for row in found["rows"]}
+
+
+def run(repsim, *words):
+    return repsim("run", "study=dictionary_transfer", "measure=[]", "base=tiny_a", *READ, *words)
+
+
+def test_exact_dictionaries_lose_nothing_and_copies_do_not_differ(repsim, newest, tmp_path):
+    save(exact(bias=0.3), tmp_path / "exact")
+    some = exact()
+    part = Dictionary(some.encoder[:, :40], some.encoder_bias[:40], some.decoder[:40], some.bias, some.threshold[:40])
+    save(part, tmp_path / "part")
+    code, out, err = run(
+        repsim,
+        "model=[tiny_a]",
+        "+model.copy={kind: shipped, name: tiny_a}",
+        f"+options.dictionaries={{exact: {{path: '{tmp_path}/exact', layer: resid_post@2}}, "
+        f"part: {{path: '{tmp_path}/part', layer: mlp_out@1}}}}",
+    )
+    assert code == 0, err
+    rows = table(newest)
+    for model in ("tiny_a", "copy"):
+        row = rows[model, "exact"]
+        assert row["explained"] == pytest.approx(1, abs=1e-5)
+        assert row["recovered"] == pytest.approx(1, abs=1e-3)
+        assert row["active"] == pytest.approx(WIDTH, abs=0.5)
+        assert row["explained shuffled"] < 0.5
+    for name in ("exact", "part"):
+        same = rows["copy", name]
+        assert (same["explained minus base"], same["recovered minus base"]) == (0, 0)
+        assert same["KL"] == rows["tiny_a", name]["KL"]
+    assert rows["tiny_a", "part"]["explained"] < 0.9
+    assert "exact in copy: explains 1.00 of the variance, not told apart from the base (1.00; " in out
+
+
+def test_errors_are_those_of_leaving_out_documents():
+    rng = np.random.default_rng(0)
+    sums, documents = rng.random((2, 30)) + np.array([[0.2], [2.0]]), rng.permutation(np.repeat(np.arange(6), 5))
+    value, error = jackknifed(explained, sums, documents)
+    assert value == pytest.approx(1 - sums[0].sum() / sums[1].sum())
+    without = [1 - sums[0][documents != i].sum() / sums[1][documents != i].sum() for i in range(6)]
+    assert error == pytest.approx(np.sqrt(5 / 6 * np.square(without - np.mean(without)).sum()))
+    assert jackknifed(explained, sums, np.zeros(30, int)) == (pytest.approx(value), None)
+    assert jackknifed(mean, np.stack([np.full(30, np.nan), np.ones(30)]), documents) == (None, None)
+    both = jackknifed(differing, np.stack([*sums, *sums]), documents)
+    assert both == (0, 0)
+    lacking = np.where(documents == 2, np.nan, sums)
+    assert jackknifed(explained, lacking, documents)[0] == pytest.approx(
+        1 - sums[0][documents != 2].sum() / sums[1][documents != 2].sum()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "base: the model that the dictionaries are of is needed, got base=null; set base=LABEL"),
+        (("base=tiny_a", "extract=words"), "extract.unit: dictionaries say tokens, got word; use extract=tokens"),
+        (("base=tiny_a", "extract.sequences=7"), "extract.sequences: errors are over texts, got 7; read 8 or more"),
+        (("base=tiny_a", "options.recipe.k=600"), "k: more active latents than there are, got 600 of 512; lower k"),
+        (("base=tiny_a", "+options.dictionaries.x={path: /none, layer: resid_post@1}"),
+         "options.dictionaries.x: path: no dictionary in the folder, got '/none'; name one with sae_weights"),
+        (("base=tiny_a", "+options.dictionaries.x={path: /none, layer: resid_post@9}"),
+         "options.dictionaries.x: resid_post@9: layer out of range, got 9; the model has layers 0 to 5"),
+        (("base=tiny_a", "+options.dictionaries.x={path: FOLDER, layer: mlp_post@1}"),
+         "options.dictionaries: 'x' says 64 features, got 256 at mlp_post@1 of 'tiny_a'; compare models of one base"),
+        (("base=tiny_a", "+options.dictionaries.x={path: FOLDER, layer: pattern@1}"),
+         "model.tiny_a: what passes at pattern@1 of gpt_neox cannot be replaced; use resid_post, mlp_out or attn_out"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(repsim, tmp_path, words, message):
+    save(exact(), tmp_path / "given")
+    words = [word.replace("FOLDER", str(tmp_path / "given")) for word in words]
+    code, _, err = repsim("run", "study=dictionary_transfer", "measure=[]", "model=[tiny_a,tiny_b]", *words)
+    assert code == 2
+    assert message in err
