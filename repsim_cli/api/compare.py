@@ -190,7 +190,7 @@ def _modules(
     plain = [model for model in models.values() if isinstance(model, nn.Module) and not is_transformers(model)]
     if not plain and not _are_batches(data):
         return {}
-    if data is None or isinstance(data, str):
+    if isinstance(data, str) or not isinstance(data, Iterable | Dataset):
         raise BadInput(f"data: a torch module takes batches, got {data!r}; give a DataLoader, or a tensor")
     whole = {label: model[0] if isinstance(model, tuple) else model for label, model in models.items()}
     live = {label: model for label, model in whole.items() if isinstance(model, nn.Module)}

@@ -205,6 +205,8 @@ def _png(figure: Any) -> bytes:
 
 def load(run: str | os.PathLike[str]) -> Result:
     """The result of a run folder, its name, or `latest`. Raises BadInput where there is none."""
+    if not isinstance(run, str | os.PathLike):
+        raise BadInput(f"run: not a path or a name, got {run!r}; give the folder of a run, its name, or 'latest'")
     folder = folders.find(os.fspath(run))
     reader.read_results(folder)
     return Result(folder)

@@ -15,6 +15,7 @@ from repsim_cli.base.errors import BadInput, RepsimError, panic
 
 PERMISSION = "change its permissions or ask its owner, or choose another path"
 ROOM = "free space there, or choose another place"
+NO_SCRATCH = "No usable temporary directory found in"  # how `tempfile` says it
 ADVICE = {
     errno.EACCES: PERMISSION,
     errno.EPERM: PERMISSION,
@@ -32,6 +33,9 @@ def explained(error: OSError, path: Path | str | None = None, advice: str | None
 
     path, advice: where they tell more than the error does.
     """
+    if (error.strerror or "").startswith(NO_SCRATCH):
+        tried = error.strerror.removeprefix(NO_SCRATCH).strip()
+        return f"TMPDIR: no folder for temporary files can be written, got {tried}; set it to one that can"
     place = path or error.filename or "a file"
     reason = f"'{error.strerror or error}'"
     if error.errno in (errno.EACCES, errno.EPERM) and (closed := _closed(Path(os.fsdecode(place)))):

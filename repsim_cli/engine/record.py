@@ -1,4 +1,4 @@
-"""Matrices of all layers as results.json has them: a file per pair of models."""
+"""Matrices of all layers as results.json has them: a file per pair of models, or a block of one where they are many."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +15,7 @@ from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import is_cosine
 from repsim_cli.runs.content import Matrix, Measured, Side
+from repsim_cli.runs.reader import block_of
 from repsim_cli.runs.results import Run
 from repsim_cli.runs.so_far import Writer
 
@@ -26,7 +27,9 @@ def card_record(measure: Measure) -> dict[str, Any]:
 
 UNTESTED = "no test or error: some batch, random pairing or sample without it leaves the measure undefined"
 CORRECTED = ("p_family", "q")  # not given for every map
-CELLS = ("se", "p", "p_family", "q", "calibrated", "tested", "low", "high")  # of a Matrix; all else are details
+# of a Matrix; all else are details
+CELLS = ("values", "se", "p", "p_family", "q", "calibrated", "tested", "low", "high")
+APART = 1000  # matrices of a measure that have files of their own; of more all cells stand in one
 
 
 class Sampled(NamedTuple):
@@ -48,7 +51,7 @@ def measure_record(
     available: int | None = None,
 ) -> Measured:
     """A measure in results.json; its matrices are saved, one per pair of models (both ways if asymmetric), where any
-    of their cells was wanted.
+    of their cells was wanted. Where these are more than `APART`, they are blocks of one array.
 
     extra: further numbers of every cell (se, p, ...), saved beside the values; None is left out.
     available: how many rows matrix.rows were taken of, by default the rows of the run. Cells without a value are NaN,
@@ -69,30 +72,33 @@ def measure_record(
     why = {**matrix.undefined, **{(i, j): UNTESTED for i, j in np.argwhere(untested).tolist()}}
     if untested.any():
         run.warn(f"{label}: {untested.sum():,} cells with a value: {UNTESTED}")
+    symmetric, count = measure.card.symmetric, len(readings)
+    pairs = [(i, j) for i in range(count) for j in range(i if symmetric else 0, count)]
+    pairs = [(i, j) for i, j in pairs if kept[places[i], places[j]].any()]
+    arrays = {"values": values, **beside}
+    together = {key: run.write_array(slug(label, key), x) for key, x in arrays.items()} if len(pairs) > APART else {}
     matrices = []
-    for i, row in enumerate(readings):
-        for j, column in enumerate(readings):
-            if measure.card.symmetric and j < i:
-                continue
-            block = (places[i], places[j])
-            if not kept[block].any():
-                continue
+    for i, j in pairs:
+        row, column, block = readings[i], readings[j], (places[i], places[j])
+        run.without_value += listed(label, row, column, *block, why)
+        given = {key: part[block] for key, part in arrays.items()}
+        given = {key: part for key, part in given.items() if key not in CORRECTED or not np.isnan(part).all()}
+        if together:
+            files = {key: block_of(together[key], *block) for key in given}
+        else:
             stem = slug(label, f"{i:02d}", f"{j:02d}", row.label, column.label)
-            run.without_value += listed(label, row, column, places[i], places[j], why)
-            given = {key: part[block] for key, part in beside.items()}
-            given = {key: part for key, part in given.items() if key not in CORRECTED or not np.isnan(part).all()}
-            files = {key: run.write_array(slug(stem, key), part) for key, part in given.items()}
-            cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
-            matrices.append(
-                Matrix(
-                    rows=Side(model=row.label, layers=[layer.name for layer in row.layers]),
-                    columns=Side(model=column.label, layers=[layer.name for layer in column.layers]),
-                    values=run.write_array(stem, values[block]),
-                    n=matrix.rows,
-                    details={key: file for key, file in files.items() if key not in CELLS},
-                    **cells,
-                )
+            names = {key: stem if key == "values" else slug(stem, key) for key in given}
+            files = {key: run.write_array(names[key], part) for key, part in given.items()}
+        cells: dict[str, Any] = {key: file for key, file in files.items() if key in CELLS}
+        matrices.append(
+            Matrix(
+                rows=Side(model=row.label, layers=[layer.name for layer in row.layers]),
+                columns=Side(model=column.label, layers=[layer.name for layer in column.layers]),
+                n=matrix.rows,
+                details={key: file for key, file in files.items() if key not in CELLS},
+                **cells,
             )
+        )
     sampled = Sampled(matrix.estimate, matrix.rows, matrix.batches, available)
     measured = _measured(run, label, measure, sampled, matrices, null)
     return replace(measured, estimate={**measured.estimate, "pairs": comparison.pairs_of(measure)})

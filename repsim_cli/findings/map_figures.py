@@ -68,6 +68,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     """The matrices of all pairs of models in one, its layers in the order of the analysis."""
     layers = {matrix.rows.model: matrix.rows.layers for matrix in measured.matrices}
     models = list(layers)
+    places = {model: i for i, model in enumerate(models)}
     ends = np.cumsum([0, *map(len, layers.values())])
     larger = measured.card["larger_is_closer"]
     order = run.results.analyses["maps"].get("options", {}).get("order", "model")
@@ -75,7 +76,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     def joined(quantity: str) -> np.ndarray:
         cells = np.full((ends[-1], ends[-1]), np.nan)
         for matrix in measured.matrices:
-            i, j = (models.index(side.model) for side in (matrix.rows, matrix.columns))
+            i, j = (places[side.model] for side in (matrix.rows, matrix.columns))
             file = getattr(matrix, quantity)
             block = (
                 np.full((len(layers[models[i]]), len(layers[models[j]])), np.nan) if file is None else run.array(file)

@@ -1,6 +1,6 @@
 """The head of a run's page: what was asked, what the run says in sentences, and how a paper says and cites it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from repsim_cli.findings import answering
 from repsim_cli.findings.sentences import sentences as written
 from repsim_cli.report.studies import QUESTIONS
 from repsim_cli.runs.behind import Kept
-from repsim_cli.runs.content import Measured, Results
+from repsim_cli.runs.content import Matrix, Measured, Results
 
 MOST = 600  # ordered pairs of models under measures that are put into words
 OTHERS = 3  # further measures beside each
@@ -47,19 +47,27 @@ def question(manifest: Mapping[str, Any], whole: Results) -> str:
 def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[list[Any]]:
     """Lists for every two models, in both orders, and each measure what it says of them: the models, the measure's
     label, and the sentences, of the other measures after it. Of very many models only the first pairs."""
-    found = ((m.rows.model, m.columns.model) for measured in whole.measures for m in measured.matrices)
-    pairs: dict[frozenset[str], tuple[str, str]] = {}
-    for a, b in found:
-        if a != b:
-            pairs.setdefault(frozenset((a, b)), (a, b))
+    between: dict[frozenset[str], list[list[Matrix]]] = {}  # by two models, the matrices of each measure
+    for i, measured in enumerate(whole.measures):
+        for matrix in measured.matrices:
+            pair = frozenset((matrix.rows.model, matrix.columns.model))
+            between.setdefault(pair, [[] for _ in whole.measures])[i].append(matrix)
     read, said = cache(read), []
-    ways = [way for pair in pairs.values() for way in (pair, pair[::-1])]
-    for a, b in ways[: MOST // max(1, len(whole.measures))]:
-        for first in whole.measures:
-            ordered = [first, *(each for each in whole.measures if each is not first)][: 1 + OTHERS]
+    ways = [(pair, way) for pair, of in between.items() if len(pair) == 2 for way in _ways(of)]
+    for pair, (a, b) in ways[: MOST // max(1, len(whole.measures))]:
+        of_two = [replace(m, matrices=some) for m, some in zip(whole.measures, between[pair], strict=True)]
+        for first in of_two:
+            ordered = [first, *(each for each in of_two if each is not first)][: 1 + OTHERS]
             some = list(written(replace(whole, measures=ordered), read, a, b, kept))
             said.append([a, b, first.label, some])
     return said
+
+
+def _ways(matrices: Iterable[Sequence[Matrix]]) -> list[tuple[str, str]]:
+    """Names two models in both orders, that of their first matrix first."""
+    first = next(matrix for some in matrices for matrix in some)
+    pair = (first.rows.model, first.columns.model)
+    return [pair, pair[::-1]]
 
 
 def methods(manifest: Mapping[str, Any], whole: Results) -> str:

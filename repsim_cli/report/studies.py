@@ -1,7 +1,7 @@
 """The head of the page of each study that is no comparison of layers: one sentence or a few, with what they are to be
 held against, and which section of the page comes first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -55,11 +55,16 @@ def _stitching(whole: Results) -> Iterator[str]:
     ):
         known = sorted(some, key=lambda row: row["penalty"])
         least, most = known[0], known[-1]
-        error = "" if least["penalty se"] is None else f" (se {least['penalty se']:.2g})"
+        error = "" if least["penalty se"] is None else f" (se {round(least['penalty se'], 5):.2g})"
         yield (
-            f"{tail} goes on from {head} at a loss of {least['penalty']:.2g} nats{error} more than alone after "
-            f"{least['head layer']}, and {most['penalty']:.2g} after {most['head layer']}"
+            f"{tail} goes on from {head} at a loss of {_lost(least)} than alone{error} after {least['head layer']}, "
+            f"and {_lost(most)} after {most['head layer']}"
         )
+
+
+def _lost(row: Mapping[str, Any]) -> str:
+    """A penalty in words: that of a better stitch is negative, and rounding is none."""
+    return f"{round(abs(row['penalty']), 5):.2g} nats {'less' if row['penalty'] < -5e-6 else 'more'}"
 
 
 def _universality(whole: Results) -> Iterator[str]:

@@ -1,11 +1,15 @@
 """Reads a run folder after the run; what is read is checked before it is used."""
 
+import fcntl
 import hashlib
+import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +30,7 @@ from repsim_cli.runs.content import (
 )
 
 LOCK, STATE = ".lock", "state.safetensors"
+BLOCK = re.compile(r"(.+\.npy)\[(\d{1,9}):(\d{1,9}),(\d{1,9}):(\d{1,9})\]")  # of an array, after its path
 # keys that results do not depend on
 HOW = (
     "resume",
@@ -136,14 +141,18 @@ def lasted(manifest: Mapping[str, Any]) -> float | None:
 
 
 def held(folder: Path) -> bool:
-    """Whether a process writes this run; yes where its lock cannot be read."""
-    import filelock
-
+    """Whether a process writes this run, of whichever user; yes where its lock cannot be read."""
     try:
-        with filelock.FileLock(folder / LOCK, timeout=0):
-            return False
-    except OSError:  # filelock's Timeout is one
+        lock = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
         return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def read_results(folder: Path, *, arrays: bool = True) -> Results:
@@ -241,14 +250,46 @@ def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.nd
     return mask
 
 
+def block_of(relative: str, rows: slice, columns: slice) -> str:
+    """The path of a block of an array of the run, as `read_array` takes it.
+
+    >>> block_of("arrays/cka.npy", slice(0, 2), slice(4, 6))
+    'arrays/cka.npy[0:2,4:6]'
+    """
+    return f"{relative}[{rows.start}:{rows.stop},{columns.start}:{columns.stop}]"
+
+
 def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:
-    """An array of a run; the path may not leave the folder. mapped: its content is read when it is used."""
+    """An array of a run, or a block of one (as of `block_of`); the path may not leave the folder. mapped: its content
+    is read when it is used."""
+    if part := BLOCK.fullmatch(relative):
+        name, *ends = part.groups()
+        top, bottom, left, right = map(int, ends)
+        try:
+            whole = _shared(folder, name, os.stat(folder / name).st_mtime_ns)
+        except (OSError, ValueError):
+            whole = _loaded(folder, name, "r")  # says why it cannot be read
+        if whole.ndim != 2 or not (top <= bottom <= len(whole) and left <= right <= whole.shape[1]):
+            raise BadInput(
+                f"{folder / name}: no such block, got '{relative}' of {whole.shape}; the run is damaged, run it again"
+            )
+        return whole[top:bottom, left:right] if mapped else np.array(whole[top:bottom, left:right])
+    return _loaded(folder, relative, "r" if mapped else None)
+
+
+@lru_cache(maxsize=8)
+def _shared(folder: Path, name: str, changed: int) -> np.ndarray:
+    """An array of which blocks are read one after the other, thousands in a run of many models. changed: its time."""
+    return _loaded(folder, name, "r")
+
+
+def _loaded(folder: Path, relative: str, mode: Literal["r"] | None) -> np.ndarray:
     file = inside(folder, relative)
     if file is None:
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
     if file.exists() and not file.is_file():  # reading a pipe would never return
         raise BadInput(f"{file}: cannot be read, got no regular file; the run is damaged, run it again")
     try:
-        return np.load(file, mmap_mode="r" if mapped else None, allow_pickle=False)
+        return np.load(file, mmap_mode=mode, allow_pickle=False)
     except (FileNotFoundError, ValueError, EOFError) as error:
         raise BadInput(f"{file}: cannot be read, got '{error}'; the run is damaged, run it again") from None

@@ -62,9 +62,10 @@ def test_an_explanation_names_the_folder_on_the_way(tmp_path, monkeypatch):
         (OSError(28, "No space left on device"), "a file: cannot be used, got 'No space left on device'; free space"),
         (OSError(5, "Input/output error", "x"), "x: cannot be used, got 'Input/output error'; check the disk"),
         (FileNotFoundError(2, "No such file or directory", "x"), "x: cannot be used, got 'No such file .*; check the"),
+        (FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"), r"TMPDIR: no folder for temporary files can be written, got \['/tmp'\]; set it to one that can"),
         (OSError("said by a library"), "a file: cannot be used, got 'said by a library'; check the path"),
     ],
-)
+)  # fmt: skip
 def test_explanations(error, text):
     import re
 

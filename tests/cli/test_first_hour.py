@@ -284,3 +284,45 @@ def test_a_plan_tokenizes_the_beginning_of_the_text(text):
     assert inputs.tokenizers(*given) == {"mine": tokenizer}
     with checking(dry=True), pytest.raises(BadInput, match="^model.mine: its vocabulary has 100 tokens, got id 11"):
         inputs.tokenizers(*given)
+
+
+def test_matrices_of_very_many_models_share_a_file(repsim, pair, newest, monkeypatch):
+    """Values, chance and what is made of them are the same; a path that names no block is one line."""
+    words = ["compare", *pair, "--measure", "cka_unbiased,linear_regression"]
+    assert repsim(*words)[0] == 0
+    apart = newest()
+    monkeypatch.setattr("repsim_cli.engine.record.APART", 0)
+    assert repsim(*words)[0] == 0
+    together = newest()
+    names = {
+        f"{measure}-{what}.npy" for measure in ("cka_unbiased", "linear_regression") for what in ("values", "chance")
+    }
+    assert {file.name for file in (together / "arrays").iterdir()} == names
+    found, before = (reader.read_results(folder) for folder in (together, apart))
+    for measured, other in zip(found.measures, before.measures, strict=True):
+        for matrix, same in zip(measured.matrices, other.matrices, strict=True):
+            assert [*matrix.cells] == [*same.cells]
+            for what, path in matrix.cells.items():
+                assert np.array_equal(reader.read_array(together, path), reader.read_array(apart, same.cells[what]))
+    for block in ("[0:2,3:9]", "[1:0,0:1]"):
+        with pytest.raises(BadInput, match=r"no such block, got 'arrays/.*' of \(4, 4\); the run is damaged"):
+            reader.read_array(together, f"arrays/cka_unbiased-values.npy{block}")
+    for path in ("arrays/none.npy[0:1,0:1]", "../x.npy[0:1,0:1]"):
+        with pytest.raises(BadInput, match="; the run is damaged"):
+            reader.read_array(together, path)
+
+
+def test_whether_a_run_is_written_is_seen_of_the_lock_of_another_user(tmp_path, monkeypatch):
+    """Which may be read, and not written."""
+    assert not reader.held(tmp_path)
+    lock = results.claim(tmp_path)
+    assert reader.held(tmp_path)
+    lock.release()
+    assert not reader.held(tmp_path)
+
+    def closed(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.os, "open", closed)
+        assert reader.held(tmp_path)

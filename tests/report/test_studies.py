@@ -56,8 +56,8 @@ COURSE = Curve(
             "stitching",
             {"tables": {"stitching": STITCHES}},
             [
-                "b goes on from a at a loss of 0.5 nats (se 0.01) more than alone after embed, and 1.2 after resid_post@0",
-                "a goes on from a at a loss of 0 nats (se 0) more than alone after embed, and 0 after embed",
+                "b goes on from a at a loss of 0.5 nats more than alone (se 0.01) after embed, and 1.2 nats more after resid_post@0",
+                "a goes on from a at a loss of 0 nats more than alone (se 0) after embed, and 0 nats more after embed",
             ],
         ),
         (

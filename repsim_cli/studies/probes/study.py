@@ -63,11 +63,11 @@ class Probes(StudyOfRows):
         side of every split; null: each document is drawn for itself.
     probes: which of linear_regression (of numbers), linear_classification (least squares on indicators of the classes),
         ridge_classification (the same, with a penalty chosen by leaving out rows), logistic_classification,
-        mlp_regression and mlp_classification.
+        mlp_regression and mlp_classification; null: ridge_classification.
     train_share: the share of the documents that probes are fitted on, drawn under the run's seed.
     splits: how many times documents are drawn; errors are means over the splits.
     Example: repsim run study=probes model=[tiny_a,tiny_b] data=overlap_nli extract=pooled
-        options.probes=[ridge_classification] options.splits=5
+        options.splits=5
     """
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
@@ -76,7 +76,7 @@ class Probes(StudyOfRows):
     def __init__(
         self,
         *,
-        probes: list[str],
+        probes: list[str] | None = None,
         targets: str | None = None,
         labels: list[str] | None = None,
         keep_together: str | None = None,
@@ -85,6 +85,7 @@ class Probes(StudyOfRows):
         **given: Unpack[OfRows],
     ):
         model, extract = given["model"], given["extract"]
+        probes = ["ridge_classification"] if probes is None else probes
         stored = {label: source for label, source in model.items() if isinstance(source, Precomputed)}
         live = [label for label, source in model.items() if isinstance(source, Source)]
         self.probed = [label for label in model if label != targets]

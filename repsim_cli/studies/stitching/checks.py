@@ -8,6 +8,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.source import AnySource, Source
+from repsim_cli.studies.stitching.evaluate import Held, held_out
 from repsim_cli.studies.stitching.models import EMBED, Layer, check_stitchable
 from repsim_cli.studies.stitching.train import StitchRecipe
 
@@ -24,13 +25,14 @@ def stitchable(given: Mapping[str, AnySource], auto: Any) -> dict[str, Source]:
     return models
 
 
-def check_recipe(recipe: StitchRecipe, evaluation: int | None, extract: Extract, hardware: Hardware) -> None:
-    """Raises BadInput where nothing is left to train on, or gradients underflow."""
+def check_recipe(recipe: StitchRecipe, evaluation: Held, extract: Extract, hardware: Hardware) -> None:
+    """Raises BadInput where nothing is left to train on or to evaluate, or gradients underflow."""
     sequences = extract.sequences
-    if recipe.fitted and (evaluation or sequences) >= sequences:
+    held = held_out(evaluation, sequences, recipe.fitted)
+    if recipe.fitted and not 0 < held < sequences:
         raise BadInput(
-            f"options.evaluation: no sequences are left to train on, got {evaluation} of {sequences}; "
-            "raise extract.sequences"
+            f"options.evaluation: no sequences are left to train on, got {held} of {sequences}; raise extract.sequences"
+            " or lower options.evaluation"
         )
     if hardware.dtype == "float16" and recipe.trained:
         raise BadInput("hardware.dtype: gradients underflow, got float16; use bfloat16 or float32")

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.settings import Several
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labels import scoring
 from repsim_cli.runs.cache import Entry
@@ -28,6 +29,8 @@ from repsim_cli.studies.stitching.models import (
 
 HeadKind = Literal["model", "random", "shuffled"]
 SCORES = ("loss", "correct", "kl", "differs")
+Held = Several | Literal["auto"] | None
+USUAL = 64  # sequences that are kept for evaluation
 
 
 class Head(NamedTuple):
@@ -303,15 +306,25 @@ def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 
     return torch.stack([_sums(value, given, count) for value in values])
 
 
-def split(sequences: Sequences, evaluation: int | None, fitted: bool) -> tuple[Sequences, Sequences]:
-    """The first sequences for training and the last `evaluation` (None: all) for evaluation; none of a document is in
-    both, unless there is only one.
+def held_out(evaluation: Held, sequences: int, fitted: bool) -> int:
+    """How many of the sequences are kept for evaluation.
+
+    evaluation: None: all; `auto`: 64, at most half of them where anything is fitted.
+    """
+    if evaluation == "auto":
+        return min(USUAL, sequences // 2 if fitted else sequences)
+    return sequences if evaluation is None else evaluation
+
+
+def split(sequences: Sequences, evaluation: Held, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` (as in `held_out`) for evaluation; none of a document
+    is in both, unless there is only one.
 
     fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
     empty.
     """
     count = len(sequences.ids)
-    evaluation = count if evaluation is None else evaluation
+    evaluation = held_out(evaluation, count, fitted)
     if fitted and count <= evaluation:
         raise BadInput(
             f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "

@@ -14,7 +14,7 @@ from repsim_cli.activations.readings import devices
 from repsim_cli.base.closure import code_of
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import Group, Several
+from repsim_cli.base.settings import Group
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.engine.bounds import check_memory, enough, shown, usual_length
@@ -31,6 +31,7 @@ from repsim_cli.studies.stitching.checks import check_groups, check_recipe, diff
 from repsim_cli.studies.stitching.evaluate import (
     Head,
     HeadKind,
+    Held,
     Passes,
     PredictionTask,
     Scores,
@@ -38,6 +39,7 @@ from repsim_cli.studies.stitching.evaluate import (
     classification,
     content,
     evaluate_stitches,
+    held_out,
     next_token,
     split,
 )
@@ -64,7 +66,8 @@ class Stitching(Study):
     pairs: [[HEAD, TAIL], ...], by label; null: every model with every other.
     grid: the head's blocks up to every layer with the tail's blocks after every layer, not only after the same one.
     evaluation: the last so many of extract.sequences are kept for evaluation: nothing is fitted on them, nor on their
-        documents, unless the text is one document; null: all of them, for stitch layers that are not fitted.
+        documents, unless the text is one document; `auto`: 64, at most half of them where layers are fitted; null: all
+        of them, for stitch layers that are not fitted.
     baselines: heads for every tail beside other models: the tail itself (`self`), with its weights in random order
         (`random`), or with the rows of every batch in random order (`shuffled`); null: none.
     recipe: the stitch layers and how they are fitted.
@@ -72,7 +75,7 @@ class Stitching(Study):
         of configs.
     Example: repsim run study=stitching model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' data=local_text data.path=FILE data.sample_by=paragraph
-        extract.sequences=500 options.recipe.steps=1000
+        extract.sequences=100 extract.layers=[0,10,20] options.recipe.layer=least_squares
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class Stitching(Study):
         groups: Mapping[str, Group] | None = None,
         pairs: list[list[str]] | None = None,
         grid: bool = False,
-        evaluation: Several | None = 64,
+        evaluation: Held = "auto",
         baselines: list[Baseline] | None = None,
         recipe: StitchRecipe,
         labels: list[str] | None = None,
@@ -182,7 +185,7 @@ class Stitching(Study):
         return pairs, len(self.stitches) * pairs // len(self.pairs)
 
     def _evaluated(self) -> int:
-        return min(self.evaluation or self.extract.sequences, self.extract.sequences)
+        return min(held_out(self.evaluation, self.extract.sequences, self.recipe.fitted), self.extract.sequences)
 
     def costs(self, steps: int) -> dict[str, Cost]:
         """A step is a forward pass of head and tail and a backward pass of the tail; evaluating,

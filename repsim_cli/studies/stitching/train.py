@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.torch
@@ -42,7 +42,7 @@ class StitchRecipe:
     init: what training starts from: the `identity`, or the map fitted by `least_squares`.
     init_sequences: sequences that least squares are fitted on, drawn under the seed, with all their tokens.
     steps: how many steps of training.
-    warm_up: the steps over which the rate rises linearly.
+    warm_up: the steps over which the rate rises linearly; `auto`: 200, at most a tenth of the training.
     batch: sequences per step.
     learning_rate: the largest rate, after the warm-up.
     momentum: of SGD.
@@ -55,7 +55,7 @@ class StitchRecipe:
     init: Init = "least_squares"
     init_sequences: Medium = 16
     steps: Positive = 2000
-    warm_up: NotNegative = 200
+    warm_up: NotNegative | Literal["auto"] = "auto"
     batch: Medium = 8
     learning_rate: Above0 = 1.0
     momentum: Fraction = 0.9
@@ -64,8 +64,13 @@ class StitchRecipe:
     decay: bool = False
 
     def __post_init__(self) -> None:
-        if self.trained and self.warm_up >= self.steps:
+        if self.rising >= self.steps and self.trained:
             raise BadInput(f"warm_up: as long as the training, got {self.warm_up}; lower it, or raise steps")
+
+    @property
+    def rising(self) -> int:
+        """The steps of the warm-up."""
+        return min(200, self.steps // 10) if self.warm_up == "auto" else self.warm_up
 
     @property
     def trained(self) -> bool:
@@ -83,9 +88,9 @@ class StitchRecipe:
         [0.05, 0.1, 0.1, 0.05, 0.0125]
         """
         rate = self.learning_rate * (1 - self.momentum if self.scale_rate else 1)
-        if step < self.warm_up:
-            return rate * (step + 1) / self.warm_up
-        return rate * (self.steps - step) / (self.steps - self.warm_up) if self.decay else rate
+        if step < self.rising:
+            return rate * (step + 1) / self.rising
+        return rate * (self.steps - step) / (self.steps - self.rising) if self.decay else rate
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ def fit_key(
             "data": sequences.hash(),
             "labels": codes,
             "task": [task.auto, task.outputs, task.labels],
-            "recipe": asdict(recipe),
+            "recipe": asdict(recipe) | {"warm_up": recipe.rising},
             "settings": dict(settings),
         }
     )

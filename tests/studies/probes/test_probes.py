@@ -251,7 +251,7 @@ def test_parts_of_speech_are_told_from_words(repsim, newest, tmp_path):
     (tmp_path / "a.conllu").write_text(conllu(sentences))
     words = (
         "-q", "study=probes", "model=[tiny_a]", "data=ewt", f"data.path={tmp_path}/a.conllu", "extract=words",
-        "extract.skip=0", "hardware.processes=1", "options.probes=[ridge_classification]",
+        "extract.skip=0", "hardware.processes=1",
     )  # fmt: skip
     code, _, err = repsim("run", *words, "extract.hook_points=[embed]", "options.splits=3")
     assert code == 0, err

@@ -16,7 +16,7 @@ from repsim_cli.findings.claims import known
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
-from repsim_cli.studies.stitching.evaluate import split
+from repsim_cli.studies.stitching.evaluate import held_out, split
 from repsim_cli.studies.stitching.finding import Stitching as Options
 from repsim_cli.studies.stitching.finding import both_ways, directions, figures, stitching
 from repsim_cli.studies.stitching.results import PENALTIES
@@ -81,6 +81,24 @@ CLAIMS = known(
 def test_what_is_refused_before_any_weight_loads(options, match):
     with pytest.raises(BadInput, match=match):
         study(**options)
+
+
+@pytest.mark.parametrize(
+    ("sequences", "fitted", "held"), [(500, True, 64), (24, True, 12), (24, False, 24), (500, False, 64)]
+)
+def test_how_much_is_evaluated_by_default(sequences, fitted, held):
+    assert held_out("auto", sequences, fitted) == held
+    assert held_out(None, sequences, fitted) == sequences
+    assert held_out(7, sequences, fitted) == 7
+
+
+def test_short_trainings_warm_up_within_their_steps():
+    """Defaults fit each other: few sequences, few steps."""
+    assert (
+        study(recipe={"steps": 10, "warm_up": "auto"}, evaluation="auto").plan()["evaluation tokens, at most"]
+        == 12 * 16
+    )
+    assert [StitchRecipe(steps=steps).rising for steps in (1, 10, 150, 2000, 9000)] == [0, 1, 15, 200, 200]
 
 
 def test_no_model_and_other_tokenizers_are_refused(tokenizer_folder):
