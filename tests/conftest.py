@@ -35,7 +35,7 @@ import torch
 
 from repsim_cli.base import closure, registry
 from repsim_cli.config.compose import register
-from repsim_cli.data import network
+from repsim_cli.data import network, packing
 
 register()  # for the tests that compose without the command line
 
@@ -71,6 +71,35 @@ def no_network(monkeypatch, request):
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
     network.unreachable.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def tokenized_once():
+    """The text that ships is tokenized once by each tokenizer, and not in each of a worker's runs."""
+    known: dict[tuple[str, str], tuple[list, Iterator]] = {}
+    original = packing._tokenized
+
+    def tokenized(text, tokenizer):
+        words = getattr(tokenizer, "backend_tokenizer", None)
+        if words is None or not text.source.startswith("Jargon File"):
+            yield from original(text, tokenizer)
+            return
+        key, place = (text.source, words.to_str()), 0
+        made, rest = known.setdefault(key, ([], original(text, tokenizer)))
+        while True:
+            if place == len(made):
+                try:
+                    made.append(next(rest))
+                except StopIteration:
+                    return
+                except BaseException:  # of a test that breaks off here
+                    known.pop(key, None)
+                    raise
+            yield made[place]
+            place += 1
+
+    with mock.patch.object(packing, "_tokenized", tokenized):
+        yield
 
 
 def pytest_collection_finish():

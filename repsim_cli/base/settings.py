@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import psutil
@@ -312,7 +313,13 @@ class Hardware:
         """Bytes."""
         if self.memory_gb is not None:
             return self.memory_gb * 1e9
-        return 0.8 * psutil.virtual_memory().total
+        return 0.8 * _installed()
+
+
+@cache
+def _installed() -> int:
+    """Bytes of this machine's memory, for which a plan asks thousands of times."""
+    return psutil.virtual_memory().total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,14 +125,15 @@ OWN: dict[tuple[str, ...], dict[Place, Any]] = {}  # composed once in a process
 
 def _own(loader: ConfigLoader, *chosen: str) -> dict[Place, Any]:
     """Hydra's part of the package's own tree with this launcher and sweeper."""
+    if chosen in OWN:
+        return OWN[chosen]
     for word in chosen:
         group, _, name = word.partition("=")
         known = loader.get_group_options(group)
         if name not in known:
             raise BadInput(f"{group}: no such plugin is installed, got '{name}'; {did_you_mean(name, known)}")
-    if chosen not in OWN:
-        config = loader.load_configuration("config", [*chosen, "model=[]", "measure=[]"], RunMode.RUN)
-        OWN[chosen] = dict(_leaves(OmegaConf.to_container(config.hydra)))
+    config = loader.load_configuration("config", [*chosen, "model=[]", "measure=[]"], RunMode.RUN)
+    OWN[chosen] = dict(_leaves(OmegaConf.to_container(config.hydra)))
     return OWN[chosen]
 
 

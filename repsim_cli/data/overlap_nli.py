@@ -8,6 +8,7 @@ letter n). The vocabulary is original; sentences are generated under a seed and 
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from random import Random
 from typing import Literal
 
@@ -84,6 +85,7 @@ SORT = {word: sort for sort in SORTS for word in sort}  # the words that can rep
 VERBS = frozenset(word for sort in SORTS[2:] for word in sort)
 TEST_PART = 5  # every fifth premise, by its hash, belongs to the test split
 REWORDED = 0.25  # of neutral and entailed hypotheses, exceptions aside, name a person of the premise "someone"
+NLI_LABELS = FORMATS["mnli"].labels
 RESTATED = 0.1  # of entailed pairs repeat the premise: otherwise a premise that short would never entail anything
 
 Split = Literal["train", "test"]
@@ -144,12 +146,22 @@ def overlap_nli(
     details: of the other neutral pairs, the share whose hypothesis adds a detail; in the rest one word is replaced.
     heuristics: only premises of the subcases of these heuristics; null: all.
     """
-    names = FORMATS["mnli"].labels
-    every = chosen_subcases(heuristics, None)
+    every = tuple(chosen_subcases(heuristics, None))
+    source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
+    return Examples(
+        lambda: iter(_nli(split, examples, seed, exceptions, details, every)), NLI_LABELS, source, public=True
+    )
+
+
+@lru_cache(maxsize=4)  # models of a run, and the jobs of a sweep, are trained on the same pairs
+def _nli(
+    split: Split, examples: int, seed: int, exceptions: float, details: float, every: tuple[str, ...]
+) -> tuple[Example, ...]:
+    """The pairs of `overlap_nli`, with premises of these subcases."""
     by_label = {letter: [subcase for subcase in every if subcase[1] == letter] for letter in "en"}
 
     def draw(random: Random, number: int) -> Example:
-        label = names[number % len(names)]
+        label = NLI_LABELS[number % len(NLI_LABELS)]
         exception = label == "neutral" and random.random() < exceptions
         subcase = random.choice(by_label["n"] if exception else every if label == "neutral" else by_label["e"])
         premise, hypothesis = _pair(random, subcase)
@@ -159,8 +171,7 @@ def overlap_nli(
             hypothesis = _sentence(_changed(random, premise, hypothesis, label, details))
         return Example((premise, hypothesis), label, HEURISTIC[subcase], subcase)
 
-    source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
-    return Examples(lambda: _drawn(draw, split, examples, seed), names, source, public=True)
+    return tuple(_drawn(draw, split, examples, seed))
 
 
 def _drawn(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:

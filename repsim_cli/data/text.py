@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -76,16 +77,22 @@ def embedded_text(
         and `train_odd` are its halves, entry by entry.
     shuffle_words: put the words of every entry in a random order, the same in every pass.
     """
-    file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
 
     def documents() -> Generator[str, None, None]:
         order = np.random.default_rng(0)
-        for index, text in enumerate(read(file, "text", "document")):
+        for index, text in enumerate(_jargon()):
             if SPLITS[split](index):
                 yield " ".join(order.permutation(text.split())) if shuffle_words else text
 
     shuffled = ", words shuffled" if shuffle_words else ""
     return Text(documents, f"Jargon File 4.4.7 (public domain), {split}{shuffled}", public=True)
+
+
+@cache
+def _jargon() -> list[str]:
+    """The entries of the text that ships, of which every pass takes a part."""
+    file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.jsonl.zst"
+    return [*read(file, "text", "document")]
 
 
 PILE = "hf://datasets/monology/pile-uncopyrighted/val.jsonl.zst"

@@ -110,9 +110,12 @@ def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     lower, split = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    # a space ends a word, whatever stands around it: equal pieces are looked at once
+    pieces = Counter(piece for text in texts for piece in text.split(" "))
     counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(word for word, _ in split.pre_tokenize_str(lower.normalize_str(text)))
+    for piece, count in pieces.items():
+        for word, _ in split.pre_tokenize_str(lower.normalize_str(piece)):
+            counts[word] += count
     words = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - len(SPECIAL)]
     ids = {word: number for number, word in enumerate([*SPECIAL.values(), *words])}
     whole = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL["unk_token"]))

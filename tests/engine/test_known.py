@@ -49,6 +49,9 @@ def files(tmp_path_factory):
     return folder
 
 
+QUICK = {"gromov_wasserstein": {"start": "pot"}}  # in place of all starts
+
+
 @pytest.fixture
 def compared(files, tmp_path):
     """compared(labels, measures, **settings): what a run of the similarity study leaves -> (its numbers, its run)."""
@@ -71,7 +74,9 @@ def compared(files, tmp_path):
         study = registry.studies.get("similarity").function(
             model={**sources, **dict(change)},
             data=data or registry.data.get("embedded_text").function(split="validation"),
-            measure=names if isinstance(names, dict) else {name: measures.get(name) for name in names},
+            measure=names
+            if isinstance(names, dict)
+            else {name: measures.get(name, **QUICK.get(name, {})) for name in names},
             extract=Extract(
                 hook_points=["resid_post"], **{"estimate": "full", "rows": 48, "batch_rows": 12, **extract}
             ),
