@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Annotated, Any, Literal
 
-import psutil
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
+from repsim_cli.base.memory import installed
 
 # the types bound the settings: larger numbers would overflow, take all memory or run without end
 Positive = Annotated[int, Field(ge=1, le=10**9)]
@@ -313,13 +312,7 @@ class Hardware:
         """Bytes."""
         if self.memory_gb is not None:
             return self.memory_gb * 1e9
-        return 0.8 * _installed()
-
-
-@cache
-def _installed() -> int:
-    """Bytes of this machine's memory, for which a plan asks thousands of times."""
-    return psutil.virtual_memory().total
+        return 0.8 * installed()
 
 
 @dataclass(frozen=True, kw_only=True)
