@@ -13,10 +13,20 @@ from repsim_cli.figures.panels import headline, panels
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import KEPT, Axis, Band, Curve, Table
-from repsim_cli.studies.vectors.scores import AS_THEY_ARE, AT, BY_CHANCE, MAIN, RENEWED, VECTOR_MAPS
+from repsim_cli.studies.vectors.scores import (
+    AS_THEY_ARE,
+    AT,
+    BEFORE,
+    BY_CHANCE,
+    DIRECTION,
+    MAIN,
+    PROBE,
+    RENEWED,
+    VECTOR_MAPS,
+)
 
 Row = Mapping[str, Any]
-BESIDE = (BY_CHANCE, AS_THEY_ARE, RENEWED)  # what is no map
+BESIDE = (BY_CHANCE, AS_THEY_ARE, BEFORE, RENEWED)  # what is no map
 OF = "95 % over held-out documents"
 PANEL, GAPS = (2.9, 1.9), (0.6, 0.75)  # inches
 
@@ -59,7 +69,21 @@ def sentence(rows: Sequence[Row]) -> str:
         f"that new vectors would, and {old['value']:.2f} of the old ones (new vectors: {again['value']:.2f}); R^2 "
         f"{fit['value']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}], from {new['rows']:,} rows"
         + ("" if left is None else f"; without a map {left['value']:.2f}")
+        + "".join(f"; {each}" for each in _read(rows, by_score))
     )
+
+
+def _read(rows: Sequence[Row], by_score: Mapping[str, Row]) -> Iterator[str]:
+    """Says what a probe and a direction are worth that were carried over, where the data has labels."""
+    for name in (PROBE, DIRECTION):
+        if name in by_score:
+            beside, row = whole(rows, name), by_score[name]
+            others = {"in the old model": BEFORE, "fitted anew": RENEWED, "the largest class": BY_CHANCE}
+            said = ", ".join(f"{what} {beside[kind]['value']:.2f}" for what, kind in others.items() if kind in beside)
+            yield (
+                f"a {name.partition(':')[0]} that is carried over is right for {row['value']:.2f} "
+                f"[{row['low']:.2f}, {row['high']:.2f}] of new rows ({said})"
+            )
 
 
 def curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:

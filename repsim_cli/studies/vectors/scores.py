@@ -11,7 +11,9 @@ from repsim_cli.studies.vectors.fits import Rows
 AT = (1, 10)  # neighbours
 # in place of a kind of map
 AS_THEY_ARE, RENEWED, BY_CHANCE = "as they are", "all rows made anew", "chance"
+BEFORE = "old rows on old rows"  # of a probe, before anything is mapped
 MAIN = f"recall@{max(AT)} of new neighbours"  # what the best map is chosen by
+PROBE, DIRECTION = "probe: right of held-out rows", "direction: right of held-out rows"
 VECTOR_MAPS = "vector maps"  # the table of all scores
 MAPS_COLUMNS = [
     "from", "from layer", "to", "to layer", "map", "rows", "documents", "rows held out", "documents held out", "score",

@@ -8,7 +8,7 @@ from jaxtyping import Int
 
 import repsim_cli
 from repsim_cli.activations.inputs import documents_of
-from repsim_cli.activations.places import row_documents
+from repsim_cli.activations.places import row_documents, row_labels
 from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -25,9 +25,11 @@ from repsim_cli.engine.study import OfRows
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.vectors.fits import KINDS, Fit, Rows, centred
+from repsim_cli.studies.vectors.readers import Labelled, carried, known, largest_class
 from repsim_cli.studies.vectors.scores import (
     AS_THEY_ARE,
     AT,
+    BEFORE,
     BY_CHANCE,
     MAPS_COLUMNS,
     RENEWED,
@@ -60,6 +62,16 @@ class Half(NamedTuple):
     held_out: Int[np.ndarray, " k"]
 
 
+class Given(NamedTuple):
+    """Rows of both models, with the document of each, and its class where the data has labels."""
+
+    x: Rows
+    y: Rows
+    documents: Int[np.ndarray, " n"]
+    classes: Int[np.ndarray, " n"] | None
+    half: Half
+
+
 @studies.register("vector_map")
 class VectorMaps(StudyOfRows):
     """Fits maps from the rows of the first model to those of the second, and scores them on held-out documents.
@@ -69,6 +81,8 @@ class VectorMaps(StudyOfRows):
     Queries are rows of the second model, the store is the mapped rows of the first: recall at 1 and 10 is the share of
     neighbours that the old rows had among each other, or that new rows would have. Each score has a 95 % interval over
     held-out documents, for all fitted documents, half of them, a quarter and so on. The maps are in the run folder.
+    Where the data has labels, a probe is carried over, and of two classes the direction between their means: fitted on
+    mapped old rows, they read held-out rows of the new model.
 
     layers: pairs of layers, [[LAYER, LAYER], ...]; null: those at the same place where both models have as many, else
         the last of each.
@@ -156,25 +170,31 @@ class VectorMaps(StudyOfRows):
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             extraction = self.extraction.paired(run, sequences).counted(run, sequences)
-            documents = documents_read(extraction, sequences)
+            documents, classes = documents_read(extraction, sequences), classes_read(extraction, sequences)
             half = halves(documents, self.train_share, self.seed)
         taken, tables = sample(run, extraction, sequences)
         rows: list[list[Any]] = []
         with run.stage("maps"):
             for pair in run.progress(self.pairs, label="maps", unit="pairs of layers"):
                 x, y = (taken[place].cpu().numpy().astype(np.float64) for place in pair)
-                rows += self._of_pair(run, [extraction.layers[place] for place in pair], x, y, documents, half)
+                given = Given(x, y, documents, classes, half)
+                rows += self._of_pair(run, [extraction.layers[place] for place in pair], given)
         maps = {VECTOR_MAPS: Table(columns=MAPS_COLUMNS, rows=rows)}
         return Results(study="vector_map", tables=maps | tables)
 
-    def _of_pair(
-        self, run: Run, layers: Sequence[Layer], x: Rows, y: Rows, documents: Int[np.ndarray, " n"], half: Half
-    ) -> Iterator[list[Any]]:
+    def _of_pair(self, run: Run, layers: Sequence[Layer], given_rows: "Given") -> Iterator[list[Any]]:
         """Makes the rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
-        old, new = layers
+        (old, new), (x, y, documents, classes, half) = layers, given_rows
         out = held_out(x[half.held_out], y[half.held_out], documents[half.held_out])
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
+
+        def read(rows: Rows, chosen: Int[np.ndarray, " m"], on: Rows = out.y) -> dict[str, Score]:
+            """What is fitted on these labelled rows, on held-out rows of the new model, or others."""
+            if classes is None or not known(classes[chosen]):
+                return {}
+            left = Labelled(on, classes[half.held_out])
+            return carried(Labelled(rows, classes[chosen]), left, out.documents)
 
         def listed(kind: str, fitted: Sequence[int], found: Mapping[str, Score]) -> Iterator[list[Any]]:
             for name, score in found.items():
@@ -185,14 +205,19 @@ class VectorMaps(StudyOfRows):
             fitted, given = [len(chosen), size], centred(x[chosen], y[chosen])
             for kind in self.kinds:
                 fit = KINDS[kind](given, self.rank or max(1, min(old.width, new.width) // 4))
-                found = scores(out, fit(out.x), mean)
+                found = scores(out, fit(out.x), mean) | read(fit(x[chosen]), chosen)
                 yield from listed(kind, fitted, found)
                 if size == len(half.fitted):
                     self._write(run, layers, kind, fit, fitted + counts, found)
-        yield from listed(BY_CHANCE, [0, 0], by_chance(out))
-        yield from listed(RENEWED, [0, 0], neighbours_kept(out, out.y))
+        every = np.concatenate(half.fitted)
+        chance = by_chance(out)
+        if classes is not None and known(classes[every]):
+            chance |= largest_class(classes[every], Labelled(out.y, classes[half.held_out]), out.documents)
+        yield from listed(BY_CHANCE, [0, 0], chance)
+        yield from listed(RENEWED, [0, 0], neighbours_kept(out, out.y) | read(y[every], every))
+        yield from listed(BEFORE, [0, 0], read(x[every], every, out.x))
         if old.width == new.width:
-            yield from listed(AS_THEY_ARE, [0, 0], scores(out, out.x, mean))
+            yield from listed(AS_THEY_ARE, [0, 0], scores(out, out.x, mean) | read(x[every], every))
 
     def _write(
         self, run: Run, layers: Sequence[Layer], kind: str, fit: Fit, counts: list[int], found: Mapping[str, Score]
@@ -229,6 +254,13 @@ def documents_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -
         return row_documents(given, extraction.extract)[numbers]
     told = documents_of(extraction.readings)
     return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
+
+
+def classes_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"] | None:
+    """Finds the class of every sampled row, where the data has labels."""
+    given = next(iter(sequences.values()), None)
+    labels = None if given is None else row_labels(given, extraction.extract)
+    return None if labels is None else labels[extraction.numbers(0)]
 
 
 def halves(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:

@@ -15,7 +15,17 @@ from helpers.recorded import recorded
 
 import repsim_cli
 from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centred
-from repsim_cli.studies.vectors.scores import MAIN, VECTOR_MAPS, held_out, nearest, over_documents, scores
+from repsim_cli.studies.vectors.readers import Labelled, carried, known
+from repsim_cli.studies.vectors.scores import (
+    DIRECTION,
+    MAIN,
+    PROBE,
+    VECTOR_MAPS,
+    held_out,
+    nearest,
+    over_documents,
+    scores,
+)
 from repsim_cli.studies.vectors.stored import load_map
 
 PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "keep_vectors.md"
@@ -248,3 +258,40 @@ def test_models_are_mapped_too(repsim, newest):
     assert record["from"]["weights_hash"]
     assert record["data"]["hash"]
     assert len(list((newest() / "figures").glob("maps-*.png"))) == 2
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
+    """As right as they were where nothing is lost; not without the map."""
+    x, y, _ = planted(noise, 3)
+    classes = (x[:, 0] + 0.5 * x[:, 1] > 0).astype(int) * 4 + 3  # codes of any kind
+    half, documents = (slice(FITTED), slice(FITTED, None)), np.arange(HELD)
+    fit = KINDS["rotation"](centred(x[half[0]], y[half[0]]), D)
+    on = {side: Labelled(rows[half[1]], classes[half[1]]) for side, rows in (("old", x), ("new", y))}
+
+    def found(rows, side):
+        return carried(Labelled(rows, classes[half[0]]), on[side], documents)
+
+    before, after = found(x[half[0]], "old"), found(fit(x[half[0]]), "new")
+    anew, unmapped = found(y[half[0]], "new"), found(x[half[0]], "new")
+    for name in (PROBE, DIRECTION):
+        assert before[name].value > 0.85
+        assert after[name].value == pytest.approx((anew if noise else before)[name].value, abs=0.05 if noise else 0.01)
+        assert unmapped[name].value < before[name].value - 0.2
+        assert after[name].low < after[name].value < after[name].high
+    three = np.arange(len(x)) % 3
+    assert set(carried(Labelled(x, three), Labelled(x, three), np.arange(len(x)))) == {PROBE}
+    assert (known(three), known(np.zeros(9)), known(np.array([0, 0, 1]))) == (True, False, False)
+
+
+def test_a_run_on_labelled_data_says_what_a_probe_is_worth(repsim, newest):
+    code, out, err = repsim(
+        "run", "study=vector_map", "model=[tiny_a_step400,tiny_a]", "data=overlap_nli", "data.examples=120",
+        "extract=pooled", "extract.layers=[-1]", "extract.length=40", "extract.sequences=120", "options.kinds=[ridge]",
+    )  # fmt: skip
+    assert code == 0, err
+    rows = json.loads((newest() / "results.json").read_text())["tables"][VECTOR_MAPS]["rows"]
+    by_map = {row[4]: row[10] for row in rows if row[9] == PROBE}
+    assert by_map.keys() == {"ridge", "chance", "all rows made anew", "old rows on old rows", "as they are"}
+    assert "; a probe that is carried over is right for 0." in out
+    assert " of new rows (in the old model 0." in out
