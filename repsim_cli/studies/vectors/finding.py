@@ -118,12 +118,13 @@ def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
 
 def _drawn(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
     figure, axes = panels(len(drawn), 3, *PANEL, gaps=GAPS)
+    beside = [kind for kind in BESIDE if any(kind in curve.about["levels"] for curve in drawn)]
     for panel, curve in zip(axes, drawn, strict=True):
         for (kind, values), style in zip(curve.lines.items(), line_styles(len(curve.lines)), strict=True):
             band = curve.bands[kind]
             panel.fill_between(curve.at, gaps(band.low), gaps(band.high), color=style["color"], alpha=0.15, linewidth=0)
             panel.plot(curve.at, gaps(values), **style, markersize=3.5, linewidth=1.3, label=kind)
-        draw_levels(panel, curve.about["levels"])
+        draw_levels(panel, curve.about["levels"], names=beside)
         panel.set_xscale("log", base=2)
         panel.set_xticks(curve.at, [f"{at:,}" for at in curve.at], fontsize=7)
         panel.set_xticks([], minor=True)
