@@ -33,6 +33,7 @@ COLUMN: dict[str, Any] = {
 }  # about that of captions
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^v<>P"
+SHADES = 0.25, 0.85  # of viridis: lines that are seen on white and on the dark scheme of the page
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1, 1.2)), (0, (5, 1.2, 1, 1.2)))
 PLAIN = "DejaVu Sans"  # comes with matplotlib
 OTHER_SCRIPTS = ("Noto Sans", "Noto Naskh", "Source Han Sans", "WenQuanYi", "IPA", "Nanum", "Droid Sans Fallback")
@@ -305,7 +306,7 @@ def shades(count: int) -> list[Any]:
     import numpy as np
     from matplotlib import colormaps
 
-    return list(colormaps["viridis"](np.linspace(0, 0.9, count)))
+    return list(colormaps["viridis"](np.linspace(*SHADES, count)))
 
 
 def legend_beside(axes: Any, **options: Any) -> None:

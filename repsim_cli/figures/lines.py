@@ -97,7 +97,7 @@ def by_layer(curves: Sequence[Curve]) -> Any:
 def _seen(curves: Sequence[Curve]) -> str:
     """The title of lines over layers: of which models, and what."""
     models = list(dict.fromkeys(curve.about["model"] for curve in curves))
-    return f"{listed(models)}: {curves[0].y} over depth"
+    return f"{listed(models)}: {curves[0].y} over depth".replace("\n", " ")
 
 
 def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:

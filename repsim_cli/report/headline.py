@@ -22,9 +22,11 @@ ESTIMATES = {
 }
 
 
-def title(manifest: Mapping[str, Any]) -> str:
-    """Names the models of a run, or the run where they are many."""
-    models = list(manifest.get("models", {}))
+def title(manifest: Mapping[str, Any], whole: Results) -> str:
+    """Names the models of a run, a training by its name, or the run where they are many."""
+    models = list(manifest.get("facts") or manifest.get("models", {}))
+    if compared := whole.about.get("verify"):
+        models = [compared["reference"], compared["candidate"]]
     if not 2 <= len(models) <= LISTED:
         return manifest["name"]
     return f"{', '.join(models[:-1])} and {models[-1]}"
@@ -35,10 +37,11 @@ def question(manifest: Mapping[str, Any], whole: Results) -> str:
     if asked := QUESTIONS.get(manifest["study"]):
         return asked
     models = list(manifest.get("models", {}))
-    if not whole.measures:
+    matrices = [matrix for measured in whole.measures for matrix in measured.matrices]
+    if not matrices:
         return ""
-    if len(models) == 1:
-        return f"Which layers of {models[0]} are alike, and how much is above chance?"
+    if all(matrix.rows.model == matrix.columns.model for matrix in matrices):
+        return "Which layers of a model are alike, and how much is above chance?"
     if len(models) == 2:
         return f"Which layers of {models[0]} and {models[1]} answer to each other, and how much is above chance?"
     return f"Which layers of {len(models)} models answer to each other, and how much is above chance?"

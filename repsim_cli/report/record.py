@@ -86,7 +86,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
         "config": list(flat(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "title": headline.title(manifest),
+        "title": headline.title(manifest, whole),
         "question": headline.question(manifest, whole),
         "said": headline.sentences(whole, partial(read_array, folder), kept) if not maps else [],
         "rows": _coded(kept) if kept and among == 1 else None,

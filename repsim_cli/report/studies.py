@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Any
 
+from repsim_cli.base.plain import escaped
 from repsim_cli.runs.content import Curve, Results, Table
 
 MOST = 6  # sentences
@@ -70,16 +71,16 @@ def _lost(row: Mapping[str, Any]) -> str:
 def _universality(whole: Results) -> Iterator[str]:
     """The verdict of every measure on every factor."""
     for measure, rows in groupby(_records(whole, "universality of factors"), key=lambda row: row["measure"]):
-        yield f"By {measure}, and how far the way to seeds is gone: " + "; ".join(
-            f"{row['factor']}: {_verdict(row)}" for row in rows
+        found = [f"{row['factor']} {row['verdict']}{_way(row)}" for row in rows]
+        yield f"By {measure}: " + "; ".join(
+            [f"{found[0]}{' of the way from untrained to seeds' * (', ' in found[0])}", *found[1:]]
         )
 
 
-def _verdict(row: dict[str, Any]) -> str:
-    """A verdict with the shares of the way from untrained models to seeds, those of the values that differ most."""
+def _way(row: dict[str, Any]) -> str:
+    """The shares of the way from untrained models to seeds, of the values that differ most."""
     ends = [row.get(f"{end} share of seeds") for end in ("least", "largest")]
-    shares = "" if None in ends else f" ({ends[0]:.2f} to {ends[1]:.2f})"
-    return row["verdict"].replace("not told apart", "undecided") + shares
+    return "" if None in ends else f", {ends[0]:.2f} to {ends[1]:.2f}"
 
 
 def _convergence(whole: Results) -> Iterator[str]:
@@ -124,6 +125,18 @@ def _verify(whole: Results) -> Iterator[str]:
             yield f"{what}: {said.strip()}"
         else:
             yield f"{about['candidate']} beside {about['reference']}: {' '.join(line.split())}"
+
+
+def _tuned(whole: Results) -> Iterator[str]:
+    """On which tokens the outputs change most."""
+    for (model, by), rows in groupby(
+        _records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
+    ):
+        most = ", ".join(
+            f"'{escaped(row['token'].strip(' '))}' {row['value']:.2g}"
+            for row, _ in zip(rows, range(MOST), strict=False)
+        )
+        yield f"{model}: the tokens that change most, by {by}: {most}"
 
 
 def _neurons(whole: Results) -> Iterator[str]:
@@ -249,6 +262,7 @@ LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
     "convergence": _convergence,
     "similarity": _sub_networks,
     "verify": _verify,
+    "tuned": _tuned,
     "universal_neurons": _neurons,
     "features": _features,
     "finetune": _classifiers,

@@ -25,7 +25,7 @@ FACTORS = Table(
     rows=[
         ["cka", "seed", 3, 0.9, 1.0, "same"],
         ["cka", "data", 2, 0.4, 0.6, "related"],
-        ["knn", "seed", 3, None, None, "not told apart"],
+        ["knn", "seed", 3, None, None, "undecided"],
     ],
 )
 NEAREST = Table(
@@ -64,8 +64,8 @@ COURSE = Curve(
             "universality",
             {"tables": {"universality of factors": FACTORS}},
             [
-                "By cka, and how far the way to seeds is gone: seed: same (0.90 to 1.00); data: related (0.40 to 0.60)",
-                "By knn, and how far the way to seeds is gone: seed: undecided",
+                "By cka: seed same, 0.90 to 1.00 of the way from untrained to seeds; data related, 0.40 to 0.60",
+                "By knn: seed undecided",
             ],
         ),
         (

@@ -768,7 +768,7 @@ function stepChart(curve, heading) {
       series.push({ spanGaps: false, points: { show: curve.at.length < 60, size: 4 }, ...more });
     };
     const colours = colourTable("viridis");
-    const shade = (i) => `rgb(${colours[Math.round((220 * i) / Math.max(1, names.length - 1))].join(",")})`;
+    const shade = (i) => `rgb(${colours[70 + Math.round((150 * i) / Math.max(1, names.length - 1))].join(",")})`;
     if (several) values.forEach((y, i) => add(y, { stroke: shade(i), width: 1 }));
     if (mean) add(mean, { stroke: ink, width: 2.5 });
     if (band) {
@@ -891,14 +891,15 @@ function matrices() {
   const inModel = (layers, side) => layers.filter((layer) => chosenModel(side) === null || layer.model === chosenModel(side));
   const inView = (cell) => maps.length && ["rows", "columns"].every((side) => chosenModel(side) === null || cell[side === "rows" ? "row" : "column"].model === chosenModel(side));
 
-  // The closest layers of the two models that are shown; of more, or of one, the first cell with a value.
+  // The closest layers of the two models that are shown, of more of the first two; of one the first cell with a value.
   function start() {
     for (const entry of shown) {
       if (!entry.grid) continue;
       const { grid } = entry, rows = kept(entry, "rows"), columns = kept(entry, "columns");
       const [a, b] = [rows, columns].map((layers) => unique(layers.map(({ model }) => model)));
-      if (a.length === 1 && b.length === 1 && a[0] !== b[0]) {
-        const pair = pairOf(entry, a[0], b[0]), { forth, value, sign } = pair;
+      const two = a.length === 1 && b.length === 1 ? [a[0], b[0]] : views?.first ?? [a[0], b[0]];
+      if (two[0] !== two[1] && a.includes(two[0]) && b.includes(two[1])) {
+        const pair = pairOf(entry, ...two), { forth, value, sign } = pair;
         const best = forth.reduce((x, j, i) => (j >= 0 && (x < 0 || sign * value(i, j) > sign * value(x, forth[x])) ? i : x), -1);
         if (best >= 0) return { row: pair.rows[best], column: pair.columns[forth[best]] };
         continue;

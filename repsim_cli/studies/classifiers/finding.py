@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.figures.frame import SHADES, shades
 from repsim_cli.figures.lines import gaps, plain
 from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -84,8 +85,8 @@ def _metrics(table: Table) -> Any:
     names = [name for name in table.columns[1:] if name != "loss"]
     figure = Figure(figsize=PANEL)
     axes = figure.add_subplot()
-    shades, by = _shades(table)
-    for number, (row, colour) in enumerate(zip(table.rows, shades, strict=True)):
+    inks, by = _shades(table)
+    for number, (row, colour) in enumerate(zip(table.rows, inks, strict=True)):
         aside = 0.36 * (number / max(len(table.rows) - 1, 1) - 0.5)
         heights = [row[table.columns.index(name)] for name in names]
         axes.plot(np.arange(len(names)) + aside, heights, "o", color=colour, markersize=4, markeredgewidth=0)
@@ -120,10 +121,10 @@ def _shades(table: Table) -> tuple[Any, str]:
     from matplotlib import colormaps
 
     if BY not in table.columns:
-        return colormaps["viridis"](np.linspace(0, 0.9, len(table.rows))), ""
+        return shades(len(table.rows)), ""
     values = np.array(table.column(BY))
     scaled = (values - values.min()) / (np.ptp(values) or 1.0)
-    return colormaps["viridis"](0.9 * scaled), "right on lexical overlap, not entailed"
+    return colormaps["viridis"](SHADES[0] + (SHADES[1] - SHADES[0]) * scaled), "right on lexical overlap, not entailed"
 
 
 @analysis(studies=("finetune",), unasked=lambda planned: True, figures=figures)

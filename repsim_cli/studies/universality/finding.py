@@ -55,7 +55,7 @@ class Universality:
     """The verdict of every measure on every factor of a run of `study=universality`.
 
     Every verdict is shown by tests (see `options.margin` of the study), corrected for the number of values; what none
-    shows is `not told apart`. `same`: more than 1 - margin of the way from untrained twins, and from chance, to seeds
+    shows is `undecided`. `same`: more than 1 - margin of the way from untrained twins, and from chance, to seeds
     of the base. `related`: less similar than seeds, but more than chance and untrained twins. `below untrained`: less
     similar than seeds and than untrained twins, but more than chance: the input may be what they share. `unrelated`:
     less than `margin` of the way from chance to seeds, and not more than chance. A factor has the weakest verdict of
@@ -238,7 +238,7 @@ def _mark(verdict: str, size: float) -> dict[str, Any]:
     hollow = {"markerfacecolor": "none"} if verdict == SAME else {}
     edge = 1.6 if verdict in (SAME, UNTRAINED, UNRELATED) else 0
     return {
-        "marker": MARKERS[verdict],
+        "marker": MARKERS.get(verdict, MARKERS[UNCLEAR]),  # of runs in which it had another name
         "markersize": size,
         "markeredgewidth": edge * size / 8,
         "linestyle": "none",

@@ -1,6 +1,6 @@
 """What is said of the models of a value, from the similarities of single models: each verdict is shown, none assumed.
 
-No verdict rests on a p above the level: what is not shown is `not told apart`. So a correction of p for the number of
+No verdict rests on a p above the level: what is not shown is `undecided`. So a correction of p for the number of
 values, which makes p larger, makes no verdict easier.
 """
 
@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from repsim_cli.findings.jackknife import Error, interval, over_models, satterthwaite
 
-SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "below untrained", "unrelated", "not told apart"
+SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "below untrained", "unrelated", "undecided"
 WEAKEST = (UNRELATED, UNTRAINED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
 MARGIN = 0.2  # share of the way from untrained twins to seeds that `same` may miss
 FEWEST = 3  # models of a value below which their spread is not known
@@ -174,7 +174,7 @@ def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list
     >>> p = {"chance": [.01, .01, .01, .9, .01], "above": [.01, .01, .9, .9, .3], "under": [.9, .9, .01, .1, .7]}
     >>> p |= {"below": [.4, .01, .01, .01, .01], "alike": [.01, .4, .9, .9, .9], "apart": [.9, .9, .9, .01, .9]}
     >>> verdicts({name: np.array(values) for name, values in p.items()}, 0.05)
-    ['same', 'related', 'below untrained', 'unrelated', 'not told apart']
+    ['same', 'related', 'below untrained', 'unrelated', 'undecided']
     """
     shown = {name: values <= alpha for name, values in p.items()}
     less = shown["below"] | np.isnan(p["below"])  # of single models seeds say nothing

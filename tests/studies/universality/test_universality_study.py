@@ -101,7 +101,7 @@ def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, mon
     ]
     assert not {row["verdict"] for row in rows} - {*MARKERS}
     # two steps of training change nothing
-    assert {row["verdict"] for row in rows} == {"not told apart"}
+    assert {row["verdict"] for row in rows} == {"undecided"}
     assert {row["margin"] for row in rows} == {0.2}
     assert sorted(file.stem for file in (newest() / "figures").glob("*.png"))[0] == "universality-factors"
     for name in ("factors", "values"):
