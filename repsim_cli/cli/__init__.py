@@ -167,7 +167,7 @@ def add_first(add: Add) -> None:
         _command("compare", "compare_command"),
         "compare the layers of two models",
         "repsim compare models/small models/large --data texts.txt",
-        "Compare all layers of two models, into a new run folder.",
+        "Compare all layers of two models, into a new run folder; repsim run model.LABEL=MODEL ... compares more.",
     )
     sub.add_argument("first", metavar="MODEL", help="a folder, .gguf file, hub id or name of repsim list model")
     sub.add_argument("second", metavar="MODEL", help="the same")

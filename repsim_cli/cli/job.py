@@ -10,8 +10,10 @@ from repsim_cli.base import signals
 from repsim_cli.base.environment import commanded
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
 from repsim_cli.base.files import explained
-from repsim_cli.cli.terminal import Lines, log, say, terminal_log
+from repsim_cli.cli.terminal import Lines, log, quiet, say, terminal_log
 from repsim_cli.runs import folders, reader, results
+
+LARGE = 5_000_000  # bytes of results whose page takes more than seconds
 
 
 class Job(NamedTuple):
@@ -77,6 +79,9 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
                     _finish(current, status, problem)
     if status != "complete" or current is None:
         return status, None
+    found = current.folder / "results.json"
+    if found.is_file() and found.stat().st_size > LARGE and not quiet():
+        say("report ...", aside=True)
     report.save([current.folder], current.folder / report.FILE)
     return status, current.folder
 

@@ -4,22 +4,26 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from repsim_cli.base.plain import escaped
+from repsim_cli.base.errors import BadInput
 
 
 class Parser(argparse.ArgumentParser):
-    """Its errors show the words as `say` does; settings may follow each other (--set a=1 b=2)."""
+    """Its errors are lines like all others; settings may follow each other (--set a=1 b=2)."""
 
     def parsed(self, words: Sequence[str]) -> argparse.Namespace:
         found, left = self.parse_known_args(words)
         if left and hasattr(found, "set") and all("=" in word and not word.startswith("-") for word in left):
             found.set, left = [*found.set, *left], []
+        command = f"repsim {words[0]}"
         if left:
-            self.error(f"unrecognized arguments: {' '.join(left)}")
+            raise BadInput(f"{command}: unknown words, got {' '.join(left)}; see {command} --help")
+        for name, value in vars(found).items():
+            if value == "" or (isinstance(value, list) and "" in value):
+                raise BadInput(f"{command}: {name.replace('_', '-')} is empty, got ''; give a value, or drop it")
         return found
 
     def error(self, message: str) -> NoReturn:
-        super().error(escaped(message))
+        raise BadInput(f"{self.prog}: {message}; see {self.prog} --help")
 
 
 def add_map(add: Callable[..., argparse.ArgumentParser], command: Callable[[str, str], Callable]) -> None:

@@ -137,7 +137,7 @@ def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> 
         yield f"    {measure.token_alone}"
     if brief:
         return
-    width = max(len(name) for name, _ in shown[:SHOWN_PAIRS])
+    width = max((len(name) for name, _ in shown[:SHOWN_PAIRS]), default=0)
     for name, values in shown[:SHOWN_PAIRS]:
         yield f"    {name:{width}}  {spread(values)}"
     if len(shown) > SHOWN_PAIRS:

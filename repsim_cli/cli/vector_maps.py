@@ -15,7 +15,7 @@ from repsim_cli.studies.vectors.stored import best_of, check_target, load_map, m
 def fit_command(parsed: argparse.Namespace) -> int:
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
-    if parsed.out:
+    if parsed.out is not None:
         check_target(parsed.out)
     check_torch()
     from repsim_cli.api.vector_maps import fit_map
@@ -29,9 +29,9 @@ def fit_command(parsed: argparse.Namespace) -> int:
                 parsed.old,
                 parsed.new,
                 data,
-                kinds=parsed.kind.split(",") if parsed.kind else (),
+                kinds=() if parsed.kind is None else parsed.kind.split(","),
                 layers=[pair.split(",") for pair in parsed.layers],
-                names=parsed.names.split(",") if parsed.names else None,
+                names=None if parsed.names is None else parsed.names.split(","),
                 settings=parsed.set,
                 folder=place,
                 progress=Bar(),

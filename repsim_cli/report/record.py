@@ -5,7 +5,7 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from repsim_cli.runs.results import outputs_root
 SHARES = ("p", "p_family", "q", "calibrated")  # quantities from 0 to 1 whatever the measure
 NUMBERS = 1_100_000  # in a page: those of 60 models with 12 layers, four quantities of a symmetric measure
 MOST, LARGEST = 6_000_000, 400_000  # bytes of all figures in a page, and of an SVG there
+EACH = 1000  # matrices of a measure that have a level of chance of their own; of more there is one of all
 LONGEST = 300  # letters of what a figure shows
 BOTH = 9_500_000  # bytes of numbers and figures
 # of figures, by how their names begin
@@ -197,25 +198,26 @@ def _measure(
         if kept:
             scales[what] = _scale(np.concatenate(kept), measure.card, what)
 
-    def level(some: slice) -> dict[str, list[float]] | None:
-        pairs = list(zip(measure.matrices, arrays, strict=True))[some]
-        drawn = [cells[CHANCE] for _, cells in pairs if CHANCE in cells]
+    pairs = list(zip(measure.matrices, arrays, strict=True))
+
+    def level(some: Sequence[tuple[Matrix, Mapping[str, np.ndarray]]]) -> dict[str, list[float]] | None:
+        drawn = [cells[CHANCE] for _, cells in some if CHANCE in cells]
         across = [
-            c["values"].ravel() for m, c in pairs if (m.rows.model in untrained) != (m.columns.model in untrained)
+            c["values"].ravel() for m, c in some if (m.rows.model in untrained) != (m.columns.model in untrained)
         ]
         chance, said = level_of(measure.chance, measure.null, drawn, np.concatenate([np.empty(0), *across]))
         return None if chance is None else {said: [chance.low, chance.middle, chance.high]}
 
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
     matrices, near = [], []
-    for i, (m, cells) in enumerate(zip(measure.matrices, arrays, strict=True)):
+    for m, cells in pairs:
         places = {side: sides.setdefault(_side(getattr(m, side), block), len(sides)) for side in ("rows", "columns")}
         shown = {what: _base64(array, block) for what, array in cells.items()}
         matrices.append(
             {
                 **places,
                 "n": m.n,
-                "level": level(slice(i, i + 1)),
+                "level": level([(m, cells)]) if len(pairs) <= EACH else None,
                 "beyond": beyond(measure, cells["values"].size),
                 **shown,
             }
@@ -223,7 +225,7 @@ def _measure(
         if m.rows.model != m.columns.model and (found := closest(measure, m, cells)):
             near.append([m.rows.model, m.columns.model, *found])
     about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}
-    return {**about, "scales": scales, "block": block, "level": level(slice(None)), "closest": near}
+    return {**about, "scales": scales, "block": block, "level": level(pairs), "closest": near}
 
 
 def _side(side: Side, block: int) -> str:

@@ -91,6 +91,10 @@ MANIFEST = {
     "data?": dict,
     "executor?": dict,
 }
+# of a measure in results.json
+CARD = {"label": str, "larger_is_closer": bool, "symmetric": bool, "bounds": [NUMBER | None]}
+ESTIMATE = {"kind": str, "rows": int, "rows_available": int, "batches": int}
+FLOOR = {"value": NUMBER, "unit": str, "of": str, "pairs?": NUMBER}
 GROUPS = ("model", "measure", "data", "extract", "significance", "hardware", "options")
 CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)
 
@@ -168,9 +172,15 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
                 raise BadInput(f"{folder / name}: not as the run left it, got another or no file; run it again")
     file = folder / "results.json"
     try:
-        return from_json(_read_json(file, dict))
+        results = from_json(_read_json(file, dict))
     except Unreadable as error:
         raise BadInput(f"{file}: {error}; the run is damaged, run it again") from None
+    for measured in results.measures:
+        floor = {} if measured.floor is None else {"floor": (measured.floor, FLOOR)}
+        parts = {"card": (measured.card, CARD), "estimate": (measured.estimate, ESTIMATE), **floor}
+        for name, (value, shape) in parts.items():
+            _shaped(file, value, shape, f"measures.{measured.label}.{name}")
+    return results
 
 
 def has_results(manifest: Mapping[str, Any]) -> bool:
@@ -196,8 +206,8 @@ def _read(file: Path, reader: Callable[[Path], Any], shape: Any) -> Any:
         raise BadInput(f"{file}: cannot be read, got {error}; the run is damaged, run it again") from None
 
 
-def _shaped(file: Path, value: Any, shape: Any) -> Any:
-    wrong = misfit(value, shape)
+def _shaped(file: Path, value: Any, shape: Any, path: str = "") -> Any:
+    wrong = misfit(value, shape, path)
     if wrong:
         raise BadInput(f"{file}: {wrong}; the run is damaged, run it again")
     return value

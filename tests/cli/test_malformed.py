@@ -1,6 +1,7 @@
 """Malformed input by kinds that enter in several places: YAML of one's own, texts that no file can hold, arrays, run
 folders, tokenizers, chat templates. Each is one line that says what to do, and nothing hangs."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -209,6 +210,57 @@ def test_manifests_of_other_types(tmp_path, finished, key):
     (tmp_path / "manifest.json").write_text(json.dumps(document | {key: value}))
     with pytest.raises(BadInput, match=f"manifest.json: {text}.*; the run is damaged, run it again"):
         reader.read_manifest(tmp_path)
+
+
+RECORDS = {
+    "card": ({}, "card: no label, got"),
+    "estimate": ({"kind": "full"}, "estimate: no rows, got"),
+    "floor": ({"value": "x", "unit": "token", "of": "two"}, "floor.value: not "),
+}
+
+
+@pytest.mark.parametrize("key", RECORDS)
+def test_records_of_measures_of_other_types(tmp_path, finished, key):
+    value, text = RECORDS[key]
+    folder = shutil.copytree(finished("model=[tiny_a]", "measure=[cka]", "extract.sequences=10"), tmp_path / "run")
+    document = json.loads((folder / "results.json").read_text())
+    document["measures"][0][key] = value
+    changed = json.dumps(document).encode()
+    (folder / "results.json").write_bytes(changed)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["results.json"] = hashlib.sha256(changed).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match=f"results.json: measures.cka.{text}.*; the run is damaged, run it again"):
+        reader.read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["compare", "a", "b", "c"], "compare: unknown words, got c; see repsim compare --help"),
+        (["compare", "a"], "compare: the following arguments are required: MODEL; see repsim compare --help"),
+        (["compare", "a", ""], "compare: second is empty, got ''; give a value, or drop it"),
+        (["compare", "a", "b", "--names", ""], "compare: names is empty, got ''; give a value, or drop it"),
+        (["map", "fit", "a", "b", "--out", ""], "map: out is empty, got ''; give a value, or drop it"),
+        (["map"], "map: the following arguments are required: PART; see repsim map --help"),
+        (["verify", "a", "b", "--memory-gb", "x"], "verify: argument --memory-gb: invalid float value: 'x'; see repsim verify --help"),
+        (["report", ""], "report: runs is empty, got ''; give a value, or drop it"),
+    ],
+)  # fmt: skip
+def test_words_that_no_command_takes(repsim, words, said):
+    assert repsim(*words) == (2, "", f"error: repsim {said}\n")
+
+
+@pytest.mark.parametrize("first", ["x", "same"])
+def test_maps_of_rows_that_are_all_equal(repsim, tmp_path, first):
+    np.save(tmp_path / "x.npy", X.astype("f4"))
+    np.save(tmp_path / "same.npy", np.ones((60, 3), "f4"))
+    second = "same" if first == "x" else "x"
+    code, out, err = repsim("map", "fit", tmp_path / f"{first}.npy", tmp_path / f"{second}.npy")
+    assert (code, out) == (2, "")
+    assert err.endswith("one vector in all rows of rows of 'same'; leave it out\n")
+    code, _, err = repsim("map", "fit", tmp_path / "x.npy", tmp_path / "x.npy", "--set", "resume=latest")
+    assert (code, err) == (2, "error: resume: of repsim run, got latest; use repsim run study=vector_map\n")
 
 
 def test_lines_of_unequal_lengths():

@@ -185,6 +185,12 @@ class VectorMaps(StudyOfRows):
     def _of_pair(self, run: Run, layers: Sequence[Layer], given_rows: "Given") -> Iterator[list[Any]]:
         """Makes the rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
         (old, new), (x, y, documents, classes, half) = layers, given_rows
+        for layer, values in zip(layers, (x, y), strict=True):
+            if (values == values[0]).all():
+                raise BadInput(
+                    f"options.layers: rows that differ are mapped, got one vector in all rows of {layer.name} of "
+                    f"'{layer.model}'; leave it out"
+                )
         out = held_out(x[half.held_out], y[half.held_out], documents[half.held_out])
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
