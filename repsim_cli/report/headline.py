@@ -69,8 +69,8 @@ def sentences(whole: Results, read: answering.Read, kept: Kept | None) -> list[l
 def _ways(matrices: Iterable[Sequence[Matrix]]) -> list[tuple[str, str]]:
     """Names two models in both orders, that of their first matrix first."""
     first = next(matrix for some in matrices for matrix in some)
-    pair = (first.rows.model, first.columns.model)
-    return [pair, pair[::-1]]
+    a, b = first.rows.model, first.columns.model
+    return [(a, b), (b, a)]
 
 
 def methods(manifest: Mapping[str, Any], whole: Results) -> str:

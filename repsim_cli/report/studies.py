@@ -276,6 +276,7 @@ LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
 QUESTIONS = {
     "architecture": "How are the models built, and does one stand apart from the others?",
     "convergence": "When in its training does each layer become what it is in the end?",
+    "dictionary_transfer": "Does a dictionary of the base still work in a tuned model?",
     "effective_rank": "Do layers whose parameters have a large rank converge early?",
     "features": "Which features of sparse dictionaries do seeds and models share?",
     "finetune": "How accurate are the classifiers, and do they agree?",
