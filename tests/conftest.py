@@ -102,6 +102,11 @@ def tokenized_once():
         yield
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    """The files beside the folders first, whose tests are the longest: workers end together."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 def pytest_collection_finish():
     """What is imported stays to the end: collections of garbage, which runs ask for, need not look at it."""
     gc.collect()
@@ -341,14 +346,10 @@ def finished(shared) -> Callable[..., Path]:
 def edited(monkeypatch, tmp_path):
     """edited(module, old, new): from now on the file of the module has this other text for the keys of the cache, or a
     line more."""
-    places, real = {}, closure._place
-
-    def anew() -> None:
-        closure.code_of.cache_clear()
-        closure._file.cache_clear()
+    places, real, known = {}, closure._place, closure._file
 
     def edit(module: str, old: str = "", new: str = "") -> None:
-        anew()
+        closure.code_of.cache_clear()
         file, folders = real(module)
         text = Path(file).read_text()
         assert old in text
@@ -356,9 +357,11 @@ def edited(monkeypatch, tmp_path):
         changed.write_text(text.replace(old, new) if old else text + "MORE = 1\n")
         places[module] = (str(changed), folders)
         monkeypatch.setattr(closure, "_place", lambda name: places.get(name) or real(name))
+        # what is not edited is read once by all tests
+        monkeypatch.setattr(closure, "_file", lambda name: (known.__wrapped__ if name in places else known)(name))
 
     yield edit
-    anew()
+    closure.code_of.cache_clear()
 
 
 @pytest.fixture

@@ -752,7 +752,7 @@ def test_ctrl_c(tmp_path, sent):
 
 def test_pretraining_makes_models_that_a_run_can_use(repsim, newest):
     code, _, err = repsim(
-        "run", "-q", "experiment=pretrain_tiny", "options.recipe.steps=3", "options.recipe.save=[0,3]"
+        "run", "-q", "experiment=pretrain_tiny", "data=embedded", "options.recipe.steps=3", "options.recipe.save=[0,3]"
     )
     assert code == 0, err
     folder = newest()
