@@ -88,8 +88,8 @@ def compare(  # noqa: PLR0913 - the public interface
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else labelled(models)
-        measures, layers = _names("measures", _registered(measures)), _names("layers", layers)
-        _check_keys(settings)
+        measures, layers = names_of("measures", _registered(measures)), names_of("layers", layers)
+        check_keys(settings)
         if not given:
             raise BadInput("models: none is named, got {}; name two")
         for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
@@ -132,7 +132,7 @@ def _registered(given: Any) -> Any:
     return [getattr(each, NAME, each) for each in several] if any(map(callable, several)) else given
 
 
-def _names(key: str, given: Any) -> list[str]:
+def names_of(key: str, given: Any) -> list[str]:
     """One name, or several. Raises BadInput for what are none."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
@@ -140,7 +140,7 @@ def _names(key: str, given: Any) -> list[str]:
     return names
 
 
-def _check_keys(settings: Any) -> None:
+def check_keys(settings: Any) -> None:
     if not isinstance(settings, Mapping | list | tuple) or not all(isinstance(key, str) for key in settings):
         raise BadInput(f"settings: not by key, got {settings!r:.60}; write {{'extract.sequences': 256}}")
 

@@ -92,7 +92,7 @@ class Result:
                     return matrix
         models = sorted({side.model for matrix in measured.matrices for side in (matrix.rows, matrix.columns)})
         unknown = first if first not in models else second
-        raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(unknown, models)}")
+        raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(str(unknown), models)}")
 
     def _measured(self, label: str | None) -> Measured:
         """The measure of this label, or the first. Raises BadInput where the run does not have it."""

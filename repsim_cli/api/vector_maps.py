@@ -9,11 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from repsim_cli.api.compare import held, perform_in
+from repsim_cli.api.compare import check_keys, held, names_of, perform_in
 from repsim_cli.api.entries import configuration, labelled, model_entry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import local, refusing
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import validate
 from repsim_cli.config.words import setting
@@ -50,13 +51,16 @@ def fit_map(  # noqa: PLR0913 - the public interface
     finite.
     Example: repsim_cli.fit_map(old_rows, new_rows, kinds=["ridge"])[0](old_rows)
     """
+    check_keys(settings)
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise BadInput(f"layers: not pairs of layers, got {layers!r:.60}; give a list of pairs")
     with held():
         named = all(isinstance(each, str | os.PathLike) for each in (old, new))
-        models = labelled([old, new] if named else ["old", "new"], names)
+        models = labelled([old, new] if named else ["old", "new"], None if names is None else names_of("names", names))
         entries = {label: model_entry(label, given) for label, given in zip(models, (old, new), strict=True)}
         live = [label for label, entry in entries.items() if not isinstance(bind_model(label, entry), Precomputed)]
         own: dict[str, Any] = {"study": "vector_map", "name": "vector_map"}
-        own |= {"options.kinds": list(kinds)} if kinds else {}
+        own |= {"options.kinds": found} if (found := names_of("kinds", kinds)) else {}
         own |= {"options.layers": [list(pair) for pair in layers]} if layers else {}
         own |= {"extract.layers": [-1]} if live and not layers else {}
         by_key = settings if isinstance(settings, Mapping) else {}
@@ -85,5 +89,9 @@ def apply_map(given: VectorMap | str | os.PathLike[str], rows: Any) -> np.ndarra
     Raises repsim_cli.BadInput for rows of another width, and for numbers that are not finite.
     Example: repsim_cli.apply_map("map.safetensors", rows)
     """
-    chosen = given if isinstance(given, VectorMap) else load_map(os.fspath(given))
-    return chosen(np.asarray(rows))
+    chosen = given if isinstance(given, VectorMap) else load_map(given)
+    if isinstance(rows, Tensor):
+        rows = rows.detach().cpu()
+    with refusing("rows: not numbers (n, d)", type(rows).__name__, "give an array"):
+        array = np.asarray(rows)
+    return chosen(array)

@@ -33,8 +33,8 @@ def explained(error: OSError, path: Path | str | None = None, advice: str | None
 
     path, advice: where they tell more than the error does.
     """
-    if (error.strerror or "").startswith(NO_SCRATCH):
-        tried = error.strerror.removeprefix(NO_SCRATCH).strip()
+    if (reason := error.strerror or "").startswith(NO_SCRATCH):
+        tried = reason.removeprefix(NO_SCRATCH).strip()
         return f"TMPDIR: no folder for temporary files can be written, got {tried}; set it to one that can"
     place = path or error.filename or "a file"
     reason = f"'{error.strerror or error}'"
@@ -64,6 +64,8 @@ def in_utf8(path: Path, variable: str) -> Path:
 
 def local(path: str | os.PathLike[str]) -> Path:
     """The path with `~` expanded, whether it exists or not. Raises BadInput for what no path can be."""
+    if not isinstance(path, str | os.PathLike):
+        raise BadInput(f"path: not usable, got {path!r:.60}; give text or a path")
     with refusing("path: not usable", os.fspath(path), "check the path"):
         place = Path(path).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):

@@ -202,9 +202,7 @@ def _measure(
 
     def level(some: Sequence[tuple[Matrix, Mapping[str, np.ndarray]]]) -> dict[str, list[float]] | None:
         drawn = [cells[CHANCE] for _, cells in some if CHANCE in cells]
-        across = [
-            c["values"].ravel() for m, c in some if (m.rows.model in untrained) != (m.columns.model in untrained)
-        ]
+        across = [c["values"].ravel() for m, c in some if (m.rows.model in untrained) != (m.columns.model in untrained)]
         chance, said = level_of(measure.chance, measure.null, drawn, np.concatenate([np.empty(0), *across]))
         return None if chance is None else {said: [chance.low, chance.middle, chance.high]}
 

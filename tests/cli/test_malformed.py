@@ -137,6 +137,24 @@ PYTHON = {
 }
 
 
+OTHER_TYPES = {
+    "a folder": (lambda: repsim_cli.compare({"a": X, "b": X}, folder=5), "path: not usable, got 5; give text"),
+    "a map": (lambda: repsim_cli.apply_map(None, X), "path: not usable, got None; give text"),
+    "kinds": (lambda: repsim_cli.fit_map(X, X, kinds=5), "kinds: not names, got 5; give"),
+    "names": (lambda: repsim_cli.fit_map(X, X, names=5), "names: not names, got 5; give"),
+    "layers": (lambda: repsim_cli.fit_map(X, X, layers=5), "layers: not pairs of layers, got 5; give"),
+    "settings of a map": (lambda: repsim_cli.fit_map(X, X, settings=5), "settings: not by key, got 5; write"),
+    "a run": (lambda: repsim_cli.load(5), "run: not a path or a name, got 5; give"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_TYPES)
+def test_arguments_of_other_types(what):
+    call, text = OTHER_TYPES[what]
+    with pytest.raises(BadInput, match=f"^{text}"):
+        call()
+
+
 @pytest.mark.parametrize("what", PYTHON)
 def test_what_a_program_gives(tmp_path, monkeypatch, what):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def _hash(tensors: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def load_map(path: str | Path) -> VectorMap:
+def load_map(path: str | os.PathLike[str]) -> VectorMap:
     """Reads a map that `save` wrote. Raises BadInput for any other file, and for one whose numbers were changed."""
     file = local(path)
     if not file.is_file():
