@@ -202,7 +202,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     left.set_xlabel("mean rank", fontsize=7)
     left.tick_params(axis="x", labelsize=6)
     left.grid(alpha=0.25, linewidth=0.5)
-    shown = right.imshow(values, cmap=chosen(small_is_bright=True), vmin=1, vmax=len(order), aspect="auto")
+    shown = right.imshow(values, cmap=chosen(small_is_bright=True), aspect="auto")
     right.set_facecolor("0.85")
     right.set_yticks([])
     names = [f"{SAID[test].format(models=models) if test in SAID else test}, {data}" for test, data, models in tests]
@@ -214,7 +214,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
         parse_math=False,
     )
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
-    bar_beside(figure, shown, "rank in the test; 1: the best, also where several are; grey: no score")
+    bar_beside(figure, shown, "rank in the test; equal where it does not separate measures; grey: no score")
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
     headline(figure, f"{len(order)} measures in tests with known answers, the best at the top: {point}", bands)
     return figure
