@@ -136,7 +136,9 @@ def of_run(folder: Path) -> dict[str, Any]:
         **{key: manifest[key] for key in ("name", "study", "status", "error", "seed")},
         "seconds": reader.lasted(manifest),
         "models": models,
-        "sentences": list(answer.sentences(whole, read, *models[:2], kept_rows(folder))) if len(models) > 1 else [],
+        "sentences": list(answer.sentences(whole, read, models[0], models[1], kept_rows(folder)))
+        if len(models) > 1
+        else [],
         "answers": [{"of": who, "says": what} for who, what in whole.answers],
         "measures": [
             {

@@ -92,7 +92,8 @@ class Stitching(Study):
     ):
         self.data, self.hardware, self.seed = given["data"], given["hardware"], given["seed"]
         self.cache = given.get("cache", True)
-        self.groups, self.grid, self.evaluation, self.baselines = groups or {}, grid, evaluation, baselines or []
+        self.groups, self.grid, self.baselines = groups or {}, grid, baselines or []
+        self.evaluation: Held = evaluation
         self.extract = replace(given["extract"], unit="token", padding="drop")
         self.recipe, self.labels = recipe, labels
         models = of_groups(given["model"], listed(self.groups))
