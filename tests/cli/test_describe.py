@@ -161,7 +161,7 @@ def test_all_meanings_of_a_name_are_shown(repsim):
         ("extract.unit.token", "extract.unit: no such setting, got 'token'; unit has no settings"),
         ("mutual_knn.kk", "measure mutual_knn: no such setting, got 'kk'; did you mean 'k'?"),
         ("data.spilt", "NAME: unknown name, got 'data.spilt'; "),
-        ("", "NAME: unknown name, got ''; see repsim list"),
+        ("", "repsim describe: name is empty, got ''; give a value, or drop it"),
     ],
 )
 def test_a_name_of_nothing(repsim, tmp_path, name, message):

@@ -75,7 +75,7 @@ class Stitching(Study):
         of configs.
     Example: repsim run study=stitching model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' data=local_text data.path=FILE data.sample_by=paragraph
-        extract.sequences=100 extract.layers=[0,10,20] options.recipe.layer=least_squares
+        extract.sequences=100 extract.layers=[0,2,5] options.recipe.layer=least_squares
     """
 
     def __init__(
