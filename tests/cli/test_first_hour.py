@@ -51,7 +51,10 @@ def test_compare_keeps_what_run_keeps(repsim, pair, newest):
     assert "similarity ..." in (newest() / "repsim.log").read_text()
     assert repsim("compare", *pair, "-q")[:2] == (0, "")
     code, _, err = repsim("compare", *pair, "--set", "seed=1", "--nothing", "b=2")
-    assert (code, err.splitlines()[-1]) == (2, "error: repsim compare: unknown words, got --nothing b=2; see repsim compare --help")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "error: repsim compare: unknown words, got --nothing b=2; see repsim compare --help",
+    )
 
 
 def test_an_interrupted_comparison_goes_on(repsim, pair, newest, monkeypatch):

@@ -99,7 +99,10 @@ def test_modules_of_a_program():
     [
         (("tiny_a", "nowhere"), "MODEL: neither a model nor a folder, got 'nowhere'"),
         (("tiny_a", "tiny_a", "--text", "nowhere.txt"), "nowhere.txt"),
-        (("tiny_a", "tiny_a", "--junit", "nowhere/v.xml"), "--junit: not a file in a folder that exists, got 'nowhere/v.xml'"),
+        (
+            ("tiny_a", "tiny_a", "--junit", "nowhere/v.xml"),
+            "--junit: not a file in a folder that exists, got 'nowhere/v.xml'",
+        ),
     ],
 )
 def test_bad_input_ends_with_2(repsim, words, message):
