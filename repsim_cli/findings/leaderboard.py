@@ -10,29 +10,26 @@ FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "grades.csv"
 
 
 def leaderboard() -> dict[str, dict[str, str]]:
-    """By measure, the lowest mean rank on language first, columns of the table `measures by grade`; `images`, `images
-    low` and `images high` are the mean rank on images and its band."""
+    """By measure, the lowest mean rank on language first, columns of the table `measures by grade`; `images` is the
+    mean rank on images, `images low` and `images high` its band, and so on."""
     with FILE.open(newline="") as stream:
         rows = csv.DictReader(line for line in stream if not line.startswith("#"))
         return {row["measure"]: row for row in rows}
 
 
-LANGUAGE, IMAGES = ("low", "high"), ("images low", "images high")
+LANGUAGE, IMAGES = ("ahead of", "behind"), ("images ahead of", "images behind")
 
 
-def apart(measure: str, ends: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
-    """Of how many graded measures it is told to be better, and worse: those whose whole band lies above, and below, its
-    own; None without a grade.
+def apart(measure: str, counts: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
+    """Of how many graded measures it is told to be better, and worse: the interval of the difference of both mean ranks
+    does not hold 0; None without a grade.
 
     >>> apart("no such measure") is None
     True
     """
-    graded, (low, high) = leaderboard(), ends
-    if not graded.get(measure, {}).get(low):
-        return None
-    mine, others = graded[measure], [row for row in graded.values() if row[low]]
-    worse = sum(float(row[low]) > float(mine[high]) for row in others)
-    return worse, sum(float(row[high]) < float(mine[low]) for row in others)
+    mine = leaderboard().get(measure, {})
+    ahead, behind = (mine.get(name, "") for name in counts)
+    return (int(ahead), int(behind)) if ahead and behind else None
 
 
 def grade(measure: str) -> str:
@@ -41,7 +38,7 @@ def grade(measure: str) -> str:
     >>> grade("no such measure")
     ''
     """
-    told = [apart(measure, ends) for ends in (LANGUAGE, IMAGES)]
+    told = [apart(measure, counts) for counts in (LANGUAGE, IMAGES)]
     of = [f"ahead of {each[0]}, behind {each[1]}" for each in told if each is not None]
     return f" [of {len(leaderboard())} measures {'; on images '.join(of)}]" if len(of) == len(told) else ""
 

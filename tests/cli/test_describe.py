@@ -399,23 +399,20 @@ def test_the_list_of_measures_says_what_each_allows(repsim):
 
 
 def test_the_list_of_measures_shows_their_grades(repsim):
-    """How many measures each is told apart from, by the bands of experiment=grounding and experiment=grounding_images,
-    of those that both could grade."""
+    """How many measures each is told apart from in experiment=grounding and experiment=grounding_images, of those that
+    both could grade."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
     graded = leaderboard()
     assert graded.keys() < set(ROOMS["measure"].names())
     assert len(graded) > 50
     for name, row in graded.items():
-        counts = []
-        for low, high in (("low", "high"), ("images low", "images high")):
-            counts.append(sum(float(other[low]) > float(row[high]) for other in graded.values()))
-            counts.append(sum(float(other[high]) < float(row[low]) for other in graded.values()))
-        told = (
-            f"of {len(graded)} measures ahead of {counts[0]}, behind {counts[1]}; on images ahead of {counts[2]}, beh"
-        )
-        assert f" [{told}ind {counts[3]}]" in lines[name]
+        told = [f"ahead of {row[f'{of}ahead of']}, behind {row[f'{of}behind']}" for of in ("", "images ")]
+        assert f" [of {len(graded)} measures {told[0]}; on images {told[1]}]" in lines[name]
         assert all(1 <= float(row[key]) <= len(graded) for key in ("mean rank", "images"))
-    assert "ahead of" not in lines["attention_js"] + lines["ridge"]
+    for of in ("", "images "):
+        ahead, behind = (sum(int(row[of + side]) for row in graded.values()) for side in ("ahead of", "behind"))
+        assert ahead == behind > 0
+    assert "ahead of" not in lines["attention_js"] + lines["ulp"]
     assert [float(row["mean rank"]) for row in graded.values()] == sorted(
         float(x["mean rank"]) for x in graded.values()
     )
