@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.base.errors import BadInput, Degenerate
+from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
@@ -164,6 +164,4 @@ def ulp(*, precision: Literal["float32", "float16", "bfloat16"] = "float32") -> 
     >>> measures.get("ulp", precision="float16")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     128.0
     """
-    if precision not in PRECISIONS:
-        raise BadInput(f"precision: not one of {', '.join(PRECISIONS)}, got {precision!r}; give one of them")
     return of_values(lambda x, y: in_places(x, y, PRECISIONS[precision]))
