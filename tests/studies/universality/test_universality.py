@@ -238,4 +238,4 @@ def test_measures_weigh_by_their_grades():
     assert found["unheard_of"] == 0.5
     ahead, behind = apart("euclidean")
     assert found["euclidean"] == pytest.approx(0.5 - (behind - ahead) / (2 * (len(leaderboard()) - 1)))
-    assert 0 <= found["euclidean"] < 0.5 <= found["procrustes"] <= found["cka_rbf"] <= 1
+    assert 0 <= found["euclidean"] < 0.5 <= found["cka_rbf"] <= found["procrustes"] <= 1
