@@ -182,7 +182,7 @@ def test_what_is_refused(tmp_path):
         ({"given": saved(64) | {"layer": "resid_post@4"}}, "options.dictionaries.mine.layer: no such layer, got 'resid_post@4'; did you mean"),
         ({"given": saved(32)}, "options.dictionaries.mine: it is of another layer, got 32 features for 64 of resid_post@3 of 'tiny_a'; name another"),
         ({"given": saved(64), "extract": {"normalise": "features"}}, "options.dictionaries.mine: it reads activations as models give them, got .*; set extract.normalise=none"),
-        ({"given": saved(64) | {"path": str(tmp_path)}}, "options.dictionaries.mine.path: no cfg.json in the folder"),
+        ({"given": saved(64) | {"path": str(tmp_path)}}, "options.dictionaries.mine.path: no dictionary in the folder"),
         ({"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about"),
     ]  # fmt: skip
     for changes, message in cases:
