@@ -1,5 +1,6 @@
 """The next token: where a text has one, and what predicts it worse than the whole model does."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,19 @@ def following(batch: Sequences) -> Following:
 def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
     """Tells which sequences have a token with a next one."""
     return np.asarray(following(sequences).places.any(1))
+
+
+def documents_of(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
+    """Numbers what errors are over: the document of each sequence; where there is one document, it warns and numbers the
+    sequences. what: whose text it is, as the warning begins."""
+    if not sequences.of_one:
+        return sequences.document[np.arange(len(sequences.text)), sequences.text.argmax(1)]
+    warn(
+        f"{what}: the text is one document, got its {len(sequences.text):,} sequences in place of documents; "
+        "errors may be too small where sequences next to each other are alike; data.sample_by=paragraph makes "
+        "documents"
+    )
+    return np.arange(len(sequences.text))
 
 
 def logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:

@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.hook_points import HookPoint, expand
-from repsim_cli.activations.next_token import HEAD
+from repsim_cli.activations.next_token import HEAD, documents_of
 from repsim_cli.activations.places import rows_of
 from repsim_cli.activations.readings import loading, width
 from repsim_cli.activations.rows import used
@@ -33,7 +33,7 @@ from repsim_cli.studies.dictionaries.columns import COLUMNS, IN_MODELS
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
 from repsim_cli.studies.dictionaries.spliced import CELLS, KINDS, Reader, Told, refusal, tell
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, trained_dictionary
-from repsim_cli.studies.dictionaries.worth import numbers_of
+from repsim_cli.studies.dictionaries.worth import check_told, numbers_of
 
 LEAST = 8  # sequences
 TRAINED_ON = 0.75  # of the sequences, where dictionaries are trained here
@@ -188,7 +188,7 @@ class DictionaryTransfer(Study):
         if len(chosen) < LEAST:
             raise BadInput(f"extract.sequences: {LEAST} texts are needed, the data have {len(chosen)}; give more")
         kept = 0 if self.given else round(TRAINED_ON * len(chosen))
-        documents = self._documents(run, sequences[self.base])[chosen[kept:]]
+        documents = documents_of(sequences[self.base], run.warn, "data")[chosen[kept:]]
         found: dict[str, dict[str, Told]] = {}
         dictionaries = dict(self.given)
         for label in [self.base, *(label for label in self.live if label != self.base)]:
@@ -199,22 +199,14 @@ class DictionaryTransfer(Study):
             moved = {name: (point, dictionaries[name].to(reader.device)) for name, point in self.points.items()}
             with run.stage(f"dictionaries in {label}"), torch.inference_mode():
                 found[label] = tell(reader, batches, members, moved, self.seed)
+            for name, told in found[label].items():
+                check_told(told, f"{label}@{self.points[name]}")
         rows = [
             [label, name, str(point),
              *numbers_of(found[label][name], found[self.base][name] if label != self.base else None, documents)]
             for name, point in self.points.items() for label in found
         ]  # fmt: skip
         return Results(study="dictionary_transfer", tables={IN_MODELS: Table(columns=COLUMNS, rows=rows)})
-
-    def _documents(self, run: Run, given: Sequences) -> Int[np.ndarray, " N"]:
-        """Numbers what errors are over: the document of each sequence, or the sequence where there is one document."""
-        if not given.of_one:
-            return given.document[np.arange(len(given.text)), given.text.argmax(1)]
-        run.warn(
-            f"the text is one document, got its {len(given.text):,} sequences in place of documents; errors may be too "
-            "small where sequences next to each other are alike; data.sample_by=paragraph makes documents"
-        )
-        return np.arange(len(given.text))
 
     def _reader(self, run: Run, label: str) -> Reader:
         source, how = self.live[label], loading(self.hardware, self.extraction.devices[label])

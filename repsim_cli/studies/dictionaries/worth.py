@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from repsim_cli.base.errors import RunFailed
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
 from repsim_cli.studies.dictionaries.spliced import Told
 
@@ -43,6 +44,15 @@ def mean(sums: Sums) -> Any:
 def differing(sums: Sums) -> Any:
     """What the first two explain, less what the last two do."""
     return explained(sums[:2]) - explained(sums[2:])
+
+
+def check_told(told: Told, layer: str) -> None:
+    """Raises RunFailed where nothing can be explained of a layer, or what a dictionary says is no number."""
+    squares, left = float(told.squares.sum()), float(sum(each.sum() for each in told.left.values()))
+    if not squares > 0:
+        raise RunFailed(f"{layer}: its rows are all the same, got {int(told.rows.sum())} of them; leave it out")
+    if not np.isfinite(squares + left):
+        raise RunFailed(f"{layer}: what the dictionary says is not finite; use hardware.dtype=float32")
 
 
 def numbers_of(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) -> list[Any]:

@@ -12,7 +12,7 @@ from jaxtyping import Int
 
 from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.hook_points import HookPoint
-from repsim_cli.activations.next_token import HEAD, has_next
+from repsim_cli.activations.next_token import HEAD, documents_of, has_next
 from repsim_cli.activations.places import rows_of
 from repsim_cli.activations.readings import loading
 from repsim_cli.activations.rows import used
@@ -174,7 +174,7 @@ class Layers(Study):
                     known = diagnosed.setdefault(name, table)
                     if known is not table:
                         known.rows.extend(table.rows)
-            units = self._units(run, label, given)
+            units = documents_of(given, run.warn, f"model.{label}")
             without = self._without(run, counted, given, units)
             with run.stage("layers"):
                 made = self._rows(run, counted, given, units, gathered, without)
@@ -187,17 +187,6 @@ class Layers(Study):
         names, columns = (OF_LAYER, OF_LAYER_ERRORS, BY_SCALE), (OF_LAYER_COLUMNS, OF_LAYER_COLUMNS, BY_SCALE_COLUMNS)
         tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
         return Results(study="layers", tables=tables | diagnosed, about={"k": self.k})
-
-    def _units(self, run: Run, label: str, given: Sequences) -> Int[np.ndarray, " N"]:
-        """Numbers what errors are over: the document of each sequence, or the sequence where there is one document."""
-        if not given.of_one:
-            return given.document[np.arange(len(given.text)), given.text.argmax(1)]
-        run.warn(
-            f"model.{label}: the text is one document, got its {len(given.text):,} sequences in place of documents; "
-            "errors may be too small where sequences next to each other are alike; data.sample_by=paragraph makes "
-            "documents"
-        )
-        return np.arange(len(given.text))
 
     def _without(self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]) -> Lost | None:
         """Measures what is lost without each block, on the first sequences; None where blocks cannot be left out."""

@@ -7,8 +7,10 @@ import pytest
 import torch
 from scipy.stats import special_ortho_group
 
+from repsim_cli.base.errors import RunFailed
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
-from repsim_cli.studies.dictionaries.worth import differing, explained, jackknifed, mean
+from repsim_cli.studies.dictionaries.spliced import Told
+from repsim_cli.studies.dictionaries.worth import check_told, differing, explained, jackknifed, mean
 
 WIDTH = 64  # of the shipped models
 READ = ("data=embedded", "extract.sequences=24", "extract.length=32", "extract.skip=4", "extract.normalise=none")
@@ -98,3 +100,13 @@ def test_bad_input_is_one_line(repsim, tmp_path, words, message):
     code, _, err = repsim("run", "study=dictionary_transfer", "measure=[]", "model=[tiny_a,tiny_b]", *words)
     assert code == 2
     assert message in err
+
+
+def test_what_says_nothing_is_no_number():
+    ones = np.ones(3)
+    told = Told(ones, {"dictionary": ones, "shuffled": ones}, ones, ones, None, None, np.ones(4, bool))
+    check_told(told, "a@resid_post@1")
+    with pytest.raises(RunFailed, match="a@resid_post@1: its rows are all the same, got 3 of them; leave it out"):
+        check_told(told._replace(squares=0 * ones), "a@resid_post@1")
+    with pytest.raises(RunFailed, match="a@resid_post@1: what the dictionary says is not finite; use hardware.dtype"):
+        check_told(told._replace(left={"dictionary": np.inf * ones}), "a@resid_post@1")
