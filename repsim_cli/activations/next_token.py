@@ -38,7 +38,7 @@ def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
 
 
 def documents_of(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
-    """Numbers what errors are over: the document of each sequence; where there is one document, it warns and numbers the
+    """Numbers what errors are over: the document of each sequence; where there is one document, warns and numbers the
     sequences. what: whose text it is, as the warning begins."""
     if not sequences.of_one:
         return sequences.document[np.arange(len(sequences.text)), sequences.text.argmax(1)]
