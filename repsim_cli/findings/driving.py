@@ -1,4 +1,4 @@
-"""Which rows are behind the similarity of two models: the tokens or texts with the largest shares of it, and those on
+"""Names the rows behind the similarity of two models: the tokens or texts with the largest shares of it, and those on
 which nearest rows differ most."""
 
 from collections.abc import Iterator, Sequence
@@ -25,6 +25,8 @@ def driving(kept: Kept, first: str, second: str) -> Iterator[str]:
         return
     place = int(np.argmax(np.where(of, arrays["values"], -np.inf)))
     layers, shares = arrays["pairs"][place].tolist(), arrays["shares"][place]
+    if not shares.sum() > 0:  # nothing that rows could have a share of
+        return
     word, _ = layer_words([about["layers"][layer][1] for layer in layers])
     where = " and ".join(word(about["layers"][layer][1]) for layer in layers)
     if not about["texts"]:

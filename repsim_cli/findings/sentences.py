@@ -34,7 +34,7 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         what = said if said == NOTHING else said.removeprefix("are ")
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}{what}"
         yield f"{measured.card['label']} {how}: {numbers}"
-    if told and kept:
+    if told not in ("", NOTHING) and kept:
         yield from driving(kept, first, second)
 
 

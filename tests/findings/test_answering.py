@@ -105,6 +105,7 @@ def test_which_tokens_are_behind_a_similarity():
     assert said == "which tokens are behind it is not kept: texts of local files are kept with extract.keep_texts=true"
     assert not list(driving(Kept(about, arrays), "a", "c"))
     assert not list(driving(Kept(about, {"nearest": near}), "a", "b"))
+    assert not list(driving(Kept(about, arrays | {"shares": -arrays["shares"]}), "a", "b"))  # no similarity to share
     (said,) = driving(Kept(about | {"tokens": None}, arrays), "a", "b")  # pooled: each row is a text
     assert said.startswith(
         "the texts behind it, at block 1 and embed: '\\x1b[2J', 'the' and 'the' (3 of 8 rows) make 75 %"
