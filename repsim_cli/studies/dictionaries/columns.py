@@ -5,7 +5,7 @@ SAID, SHUFFLED, MEAN = "dictionary", "shuffled", "mean"  # what stands in for a 
 EXPLAINED, RECOVERED, MORE, DIVERGENCE = "explained", "recovered", "loss more", "KL"
 ACTIVE, DEAD, BY_SHUFFLED, FROM_BASE = "active", "dead", "shuffled", "minus base"
 COLUMNS = [
-    "model", "dictionary", "layer", EXPLAINED, f"± {EXPLAINED}", f"{EXPLAINED} {BY_SHUFFLED}",
+    "model", "dictionary", "layer", "documents", EXPLAINED, f"± {EXPLAINED}", f"{EXPLAINED} {BY_SHUFFLED}",
     RECOVERED, f"± {RECOVERED}", f"{RECOVERED} {BY_SHUFFLED}", MORE, f"± {MORE}", DIVERGENCE, ACTIVE, DEAD,
     f"{EXPLAINED} {FROM_BASE}", f"± {EXPLAINED} {FROM_BASE}", f"{RECOVERED} {FROM_BASE}", f"± {RECOVERED} {FROM_BASE}",
 ]  # fmt: skip

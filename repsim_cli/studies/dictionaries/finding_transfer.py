@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from scipy.special import stdtrit
+
 from repsim_cli.figures.lines import quantities
 from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -26,7 +28,7 @@ MEANT = {
     RECOVERED: "share of the loss that is recovered",
     DEAD: "share of latents that are never active",
 }
-TOLD = 2  # errors
+LEVEL = 0.95  # of the t interval of a difference over documents, that does not hold 0 where it is told
 NAMED = 2  # models in the title
 
 
@@ -53,15 +55,24 @@ def _said(row: Row, base: Row, score: str, verb: str, of: str) -> str:
 
 
 def _against(row: Row, base: Row, score: str) -> str:
-    """Says how far a score is from the base's, in errors of their difference over documents."""
+    """Says how far a score is from the base's, with the error of their difference over documents."""
     if base[score] is None:
         return "which is not known of the base"
     apart, error = row[f"{score} {FROM_BASE}"], row[f"± {score} {FROM_BASE}"]
     if error is None:
         return f"{base[score]:.2f} in the base"
-    if abs(apart) <= TOLD * error:
+    if abs(apart) <= told_beyond(row["documents"]) * error:
         return f"not told apart from the base ({base[score]:.2f}; {apart:+.3f} ± {error:.3f})"
     return f"{abs(apart):.3f} ± {error:.3f} {'more' if apart > 0 else 'less'} than in the base"
+
+
+def told_beyond(documents: int) -> float:
+    """Gives how many errors a difference over so many documents is told beyond.
+
+    >>> round(told_beyond(8), 2), round(told_beyond(200), 2)
+    (2.36, 1.97)
+    """
+    return float(stdtrit(documents - 1, (1 + LEVEL) / 2))
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:

@@ -155,7 +155,9 @@ def tell(
     for batch, numbers in zip(reader.progress(batches), members, strict=True):
         whole = reader.replaced(batch, None, None, points)
         places, wanted = following(batch)
-        at, sequence = reader.places(batch), torch.from_numpy(numbers)[reader.places(batch)[0]]
+        at = reader.places(batch)
+        sequence = torch.from_numpy(numbers)[at[0]]
+        by_mean: dict[HookPoint, list[Tensor]] = {}
         for name, (point, dictionary) in dictionaries.items():
             x, found = whole[point][at].float(), sums[name]
             said = found.add(x, dictionary, others[name], middle[point], sequence)
@@ -164,8 +166,12 @@ def tell(
             chosen, ids = torch.from_numpy(places), wanted.to(x.device)
             before = whole[LOGITS][chosen.to(x.device)]
             for kind, rows in said.items():
-                changed = reader.replaced(batch, locate(point, reader.source), rows, ())[LOGITS]
-                found.lose(kind, compared(before, changed[chosen.to(x.device)], ids), places, numbers)
+                if kind != MEAN or point not in by_mean:
+                    changed = reader.replaced(batch, locate(point, reader.source), rows, ())[LOGITS]
+                    lost = compared(before, changed[chosen.to(x.device)], ids)
+                if kind == MEAN:  # the same for all dictionaries of a layer
+                    lost = by_mean.setdefault(point, lost)
+                found.lose(kind, lost, places, numbers)
     return {name: found.told(reader.head) for name, found in sums.items()}
 
 

@@ -202,7 +202,7 @@ class DictionaryTransfer(Study):
             for name, told in found[label].items():
                 check_told(told, f"{label}@{self.points[name]}")
         rows = [
-            [label, name, str(point),
+            [label, name, str(point), len(np.unique(documents)),
              *numbers_of(found[label][name], found[self.base][name] if label != self.base else None, documents)]
             for name, point in self.points.items() for label in found
         ]  # fmt: skip

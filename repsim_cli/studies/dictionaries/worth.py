@@ -56,8 +56,8 @@ def check_told(told: Told, layer: str) -> None:
 
 
 def numbers_of(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) -> list[Any]:
-    """Makes the cells of `COLUMNS` behind the layer. base: the same dictionary in the base, of the same sequences; None
-    for the base itself."""
+    """Makes the cells of `COLUMNS` behind the documents. base: the same dictionary in the base, of the same sequences;
+    None for the base itself."""
     by_rows = {kind: np.stack([told.left[kind], told.squares]) for kind in (SAID, SHUFFLED)}
     cells: list[Any] = [*jackknifed(explained, by_rows[SAID], documents)]
     cells.append(jackknifed(explained, by_rows[SHUFFLED], documents)[0])

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import special_ortho_group
 
 from repsim_cli.base.errors import RunFailed
+from repsim_cli.studies.dictionaries.finding_transfer import told_beyond
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.spliced import Told
 from repsim_cli.studies.dictionaries.worth import check_told, differing, explained, jackknifed, mean
@@ -42,7 +43,7 @@ def test_exact_dictionaries_lose_nothing_and_copies_do_not_differ(repsim, newest
         "model=[tiny_a]",
         "+model.copy={kind: shipped, name: tiny_a}",
         f"+options.dictionaries={{exact: {{path: '{tmp_path}/exact', layer: resid_post@2}}, "
-        f"part: {{path: '{tmp_path}/part', layer: mlp_out@1}}}}",
+        f"part: {{path: '{tmp_path}/part', layer: mlp_out@1}}, again: {{path: '{tmp_path}/exact', layer: resid_post@2}}}}",
     )
     assert code == 0, err
     rows = table(newest)
@@ -52,6 +53,7 @@ def test_exact_dictionaries_lose_nothing_and_copies_do_not_differ(repsim, newest
         assert row["recovered"] == pytest.approx(1, abs=1e-3)
         assert row["active"] == pytest.approx(WIDTH, abs=0.5)
         assert row["explained shuffled"] < 0.5
+        assert list(rows[model, "again"].values())[2:] == list(row.values())[2:]
     for name in ("exact", "part"):
         same = rows["copy", name]
         assert (same["explained minus base"], same["recovered minus base"]) == (0, 0)
@@ -110,3 +112,22 @@ def test_what_says_nothing_is_no_number():
         check_told(told._replace(squares=0 * ones), "a@resid_post@1")
     with pytest.raises(RunFailed, match="a@resid_post@1: what the dictionary says is not finite; use hardware.dtype"):
         check_told(told._replace(left={"dictionary": np.inf * ones}), "a@resid_post@1")
+
+
+@pytest.mark.parametrize(("count", "length", "tail"), [(8, 2, 0.3), (30, 1, 0.8), (100, 3, 0.3)])
+def test_models_that_do_not_differ_are_seldom_told_apart(count, length, tail):
+    """Documents of unequal length, whose sequences are alike, with few that have most of the variance."""
+    rng, told, held = np.random.default_rng([count, length]), 0, 0
+    for _ in range(400):
+        documents = np.repeat(np.arange(count), 1 + rng.poisson(length, count))
+        size = np.exp(0.5 * rng.normal(size=count)[documents] + tail * rng.normal(size=len(documents)))
+        of_both, sums = 0.3 + 0.1 * rng.normal(size=count)[documents], []
+        for _ in range(2):
+            own = 0.05 * rng.normal(size=count)[documents] + 0.05 * rng.normal(size=len(documents))
+            sums += [np.clip(of_both + own, 0, 1.5) * size, size]
+        apart, error = jackknifed(differing, np.stack(sums), documents)
+        told += abs(apart) > told_beyond(count) * error
+        value, error = jackknifed(explained, np.stack(sums[:2]), documents)
+        held += abs(value - 0.7) < told_beyond(count) * error
+    assert told / 400 < 0.09
+    assert 0.91 < held / 400 < 0.98
