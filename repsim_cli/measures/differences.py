@@ -18,12 +18,12 @@ _BLOCK = 1024  # rows held at a time in float64
 
 
 def of_values(value: Callable[[Tensor, Tensor], float], prepare: Callable[[Tensor], Tensor] = in_working) -> Measure:
-    """The measure of value(x, y) for rows as they are."""
+    """Makes the measure of value(x, y) for rows as they are."""
     return Pairwise(prepare=prepare, compare=value, cubes=None)
 
 
 def relative(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
-    """|x - y| / |y| over all cells. Raises Degenerate where y is zero."""
+    """Computes |x - y| / |y| over all cells. Raises Degenerate where y is zero."""
     size = max(float(y.abs().max()), float(x.abs().max()))
     squares = torch.zeros(2, dtype=torch.float64)
     for a, b in zip(x.split(_BLOCK), y.split(_BLOCK), strict=True):
@@ -47,7 +47,7 @@ def largest(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
 
 
 def in_places(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"], precision: torch.dtype) -> float:
-    """The largest difference of two values in the spacing, at the larger, of the numbers of a precision."""
+    """Finds the largest difference of two values in the spacing, at the larger, of the numbers of a precision."""
     numbers, most = torch.finfo(precision), 0.0
     for a, b in zip(x.split(_BLOCK), y.split(_BLOCK), strict=True):
         a, b = a.double(), b.double()
@@ -68,7 +68,7 @@ def card(
     is_metric: bool = False,
     infinite_to_itself: bool = False,
 ) -> Card:
-    """The card of a difference of values in the same coordinates."""
+    """Makes the card of a difference of values in the same coordinates."""
     return Card(
         label=label,
         larger_is_closer=larger_is_closer,

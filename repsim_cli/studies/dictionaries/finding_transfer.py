@@ -1,4 +1,4 @@
-"""What a dictionary of the base is worth in each model, beside the base and a shuffled dictionary."""
+"""Says what a dictionary of the base is worth in each model, beside the base and a shuffled dictionary."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ NAMED = 2  # models in the title
 
 @dataclass(frozen=True, kw_only=True)
 class DictionaryTransferOptions:
-    """What each dictionary is worth in each model. There are no settings."""
+    """Says what each dictionary is worth in each model. There are no settings."""
 
 
 def rows_of(table: Table) -> list[Row]:
@@ -76,7 +76,7 @@ def told_beyond(documents: int) -> float:
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """The rows of models that are not the base, each with that of the same dictionary in the base."""
+    """Pairs the rows of models that are not the base with those of the same dictionary in the base."""
     base = {row["dictionary"]: row for row in rows if row["model"] == rows[0]["model"]}
     for row in rows:
         if row["model"] != rows[0]["model"]:

@@ -93,7 +93,7 @@ def save(dictionary: Dictionary, folder: Path) -> None:
 
 
 class Form(NamedTuple):
-    """What a dictionary does with its tensors. threshold: whether the file's counts."""
+    """Says how a dictionary uses its tensors. threshold: whether the file's counts."""
 
     k: int | None
     centred: bool

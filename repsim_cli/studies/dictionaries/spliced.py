@@ -1,4 +1,4 @@
-"""How well a dictionary says the rows of a layer, and what the next token loses where it stands in for them."""
+"""Measures how well a dictionary says rows of a layer, and what the next token loses where it stands in for them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ def _putting(rows: Tensor, at: tuple[Tensor, Tensor]) -> Callable[..., Any]:
 
 
 class Told(NamedTuple):
-    """What is known of a dictionary in a model, by sequence of the data.
+    """Holds what is measured of a dictionary in a model, by sequence of the data.
 
     squares: of the rows' distances to their mean. left: of what the dictionary, and the shuffled one, do not say.
     active: latents, summed over rows. rows: how many. loss, kl: by what rows are replaced by, of the sequences that
@@ -176,7 +176,7 @@ def tell(
 
 
 class _Sums:
-    """What `tell` adds up, by sequence."""
+    """Adds up what `tell` measures, by sequence."""
 
     def __init__(self, count: int, width: int):
         self.of_rows = {

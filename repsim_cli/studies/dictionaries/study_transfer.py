@@ -1,4 +1,4 @@
-"""Does a dictionary of a base still work in models that were made from it?"""
+"""Measures dictionaries of a base in the models that were made from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What read the old rows, carried over: a probe, and the direction from one class to the other."""
+"""Carries over what read the old rows: a probe, and the direction from one class to the other."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
