@@ -27,7 +27,7 @@ from repsim_cli.activations.places import places_read, rows_of, rows_run
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
-from repsim_cli.base.settings import LARGEST, WORDS, Extract, Hardware
+from repsim_cli.base.settings import LARGEST, STREAMED, WORDS, Extract, Hardware
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.models.loading import like_inputs
 from repsim_cli.models.source import Precomputed, Source
@@ -59,7 +59,7 @@ def blocks(
     modules, sequences, recorders = running.modules, running.sequences, running.recorders
     if not sequences:
         total = min(r.source.rows for r in readings if isinstance(r.source, Precomputed))
-        size = min(extract.batch_rows, AT_ONCE) if extract.estimate == "moments" else extract.batch_rows
+        size = min(extract.batch_rows, AT_ONCE) if extract.estimate in STREAMED else extract.batch_rows
         for start in progress(range(0, total, size)):
             if start + size > first_row:
                 yield Block(start, _stored(readings, slice(start, min(total, start + size)), hardware.device))
@@ -294,13 +294,13 @@ def batches(
     whole: Int[np.ndarray, " N"] | None = None,
 ) -> Iterator[list[Tensor]]:
     """The stream regrouped for the estimate: one batch of rows sampled under the seed (`full`), all rows as they come
-    (`moments`), or batches of exactly `batch_rows` rows in row order from first_row on, without the remainder.
+    (`moments`, `sampled`), or batches of exactly `batch_rows` rows in row order from first_row on, without the remainder.
 
     whole: as in `row_numbers`.
     """
     if extract.estimate == "full":
         return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
-    if extract.estimate == "moments":
+    if extract.estimate in STREAMED:
         return (rows for _, rows in stream if len(rows[0]))
     return regrouped(stream, extract.batch_rows, first_row, rest=False)
 
@@ -312,6 +312,8 @@ def row_numbers(
 
     whole: the number of rows of each sequence, to sample whole sequences (one at least).
     """
+    if extract.estimate == "sampled":
+        return np.arange(total)
     if extract.estimate != "full":
         return np.arange(batch * extract.batch_rows, (batch + 1) * extract.batch_rows)
     if whole is None or total <= extract.rows:

@@ -25,12 +25,14 @@ From0 = Annotated[float, Field(ge=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Finite = Annotated[float, Field(ge=-1e30, le=1e30)]
-ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments"]
+ESTIMATES = Literal["full", "per_batch", "ratio_of_sums", "moments", "sampled"]
 
 # of rows or features that outweigh the others
 ALL_REMEDIES = ("skip", "skip_tokens", "drop_features", "normalise")
 WORDS = ("word", "span")  # units of rows that are parts of a text, whatever its tokens
 IN_BATCHES = ("per_batch", "ratio_of_sums")  # estimates
+STREAMED = ("moments", "sampled")  # those that all rows pass for, in order
+OF_SAMPLE = ("full", "sampled")  # those for which `rows` are drawn
 EVERYTHING = 1 << 30  # sequences, where all are wanted
 LEFT_OUT = 0.1  # of the rows, where batches are whole, without a word
 LARGEST = 1e15  # of activations: the squares of larger ones, summed, leave the range of float32
@@ -70,10 +72,11 @@ class Extract:
         tokenizer has.
     estimate: `full`: one value from `rows` rows, sampled once. `per_batch`: the mean over batches of `batch_rows` rows,
         with its standard error. `ratio_of_sums`: HSIC summed over batches and normalised at the end. `moments`: exact
-        second moments of all rows, in as few passes over them as fit into memory.
+        second moments of all rows, in as few passes over them as fit into memory. `sampled`: neighbours of `rows` sampled
+        rows among all, with the standard error of the sample, in two passes.
     batch_rows: rows per batch; what fills no batch is left out. `auto` in a configuration: 1024; where that leaves out
         more than a tenth of the rows, batches are smaller and equal, and fewer rows than two batches are one sample.
-    rows: rows in the sample of `full`, at most. `auto` in a configuration: 4096; 1024 pooled ones.
+    rows: rows in the sample of `full` and `sampled`, at most. `auto` in a configuration: 4096; 1024 pooled ones.
     pairs: which pairs of rows count. `all`; or those of `other_documents`: rows of one document are alike in any two
         models, related or not, so pairs of them are left out (of documents that `significance.clusters` names) by
         cka_unbiased, rsa, rsa_euclidean and measures of nearest neighbours but cknna; the others have no such form and

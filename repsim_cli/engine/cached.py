@@ -23,6 +23,7 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.closure import code_behind, code_of
+from repsim_cli.base.settings import STREAMED
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction, places_of
 from repsim_cli.engine.known import KnownPairs
@@ -166,7 +167,7 @@ class Content:
 
 def solved_singly(measure: Measure, estimate: str) -> bool:
     """Whether the pairs of layers are solved one by one."""
-    return isinstance(measure, Pairwise) and measure.compare_all is None and estimate != "moments"
+    return isinstance(measure, Pairwise) and measure.compare_all is None and estimate not in STREAMED
 
 
 def code_of_measure(measure: Measure) -> dict[str, str | None] | None:

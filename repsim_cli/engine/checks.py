@@ -8,7 +8,7 @@ from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import counted
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.base.settings import Extract, Group, Significance
+from repsim_cli.base.settings import STREAMED, Extract, Group, Significance
 from repsim_cli.engine.estimates import check_estimate
 from repsim_cli.engine.grouped import check_metrics
 from repsim_cli.measures import Measure
@@ -51,7 +51,7 @@ def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, 
             "extract.normalise=features, or another measure"
         )
     key = "rows" if extract.estimate == "full" else "batch_rows"
-    rows = sys.maxsize if extract.estimate == "moments" else getattr(extract, key)
+    rows = sys.maxsize if extract.estimate in STREAMED else getattr(extract, key)
     if rows < bound.rows_needed:
         raise BadInput(f"extract.{key}: {bound.name} needs at least {bound.rows_needed} rows, got {rows}; raise it")
     check_widths(bound, layers, rows)

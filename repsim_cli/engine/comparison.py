@@ -10,7 +10,7 @@ import torch
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, WORDS, Significance
+from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, STREAMED, WORDS, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import most_rows
@@ -107,7 +107,9 @@ class Comparison(Extraction):
                 f"extract.batch_rows: {left:,} of {total:,} rows are left out, since they fill no batch of "
                 f"{extract.batch_rows:,}; set extract.batch_rows=auto, or extract.estimate=full"
             )
-        at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
+        at_a_time = {"full": min(total, extract.rows), **dict.fromkeys(STREAMED, total)}.get(
+            extract.estimate, extract.batch_rows
+        )
 
         def check(bound: Measure) -> None:
             if bound.card.labelled and all(inputs.labels is None for inputs in sequences.values()):
@@ -151,8 +153,17 @@ class Comparison(Extraction):
             return None, "significance.chance=false"
         if self.extract.estimate in WITHOUT_CHANCE:
             return None, f"extract.estimate={self.extract.estimate} holds no pairs of rows; use full or per_batch"
+        if self.extract.estimate == "sampled":
+            return self._single_rows()
         units = self.clusters.exchange(self._numbers_of_batches())
         return units, "" if units else "no two documents or sequences of a batch have rows in the same places"
+
+    def _single_rows(self) -> tuple[Exchange | None, str]:
+        """Takes rows that are documents of their own as units, whose neighbours a random pairing makes rows at random."""
+        if len(np.unique(self.documents)) < len(self.documents):
+            return None, "of sampled rows chance is that of rows at random, and rows of a document depend on each other"
+        rows = np.arange(len(self.documents))
+        return Exchange(rows, np.zeros_like(rows), "rows"), ""
 
     def _apart(self, run: Run, clusters: str) -> np.ndarray | None:
         """Finds the documents of whose rows pairs are left out. Raises BadInput where too few would be left."""
@@ -230,6 +241,8 @@ def comparison_of(
     """Raises BadInput where the models cannot be compared like this. among: all models of the run."""
     if not given["measure"]:
         raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
+    if side_by_side and (estimate := given["extract"].estimate) in STREAMED:
+        raise BadInput(f"extract.estimate: layers are compared pair by pair, got {estimate}; use per_batch or full")
     extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)
     if (most := most_rows(extraction.models, extraction.extract)) < 2 * extraction.extract.batch_rows:
         extraction = replace(extraction, extract=extraction.extract.fitted(most))

@@ -146,6 +146,11 @@ def moments_cost(measures: Iterable[Measure], widths: list[int], pairs: int, row
     return products(2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3, hardware)
 
 
+def sampled_cost(widths: Sequence[int], sampled: int, rows: int, hardware: Hardware) -> Cost:
+    """The neighbours of sampled rows among all, from products in float64, and the search of the nearest."""
+    return products(2.0 * sampled * rows * (2 * sum(widths) + 400 * len(widths)), hardware)
+
+
 def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> Cost:
     """The products of all neurons of different models in float64, and rotations of all layers. widths: of the layers
     of each model."""

@@ -56,6 +56,11 @@ def check_estimate(measure: Measure, estimate: str) -> None:
         raise BadInput(
             f"extract.estimate: {measure.name} is not a function of second moments, got moments; use full or per_batch"
         )
+    if estimate == "sampled" and getattr(measure, "of_rows", None) is None:
+        raise BadInput(
+            f"extract.estimate: {measure.name} is not a mean over rows of what the nearest rows of each say, got sampled; "
+            "use full or per_batch"
+        )
     if estimate == "ratio_of_sums":
         of_hsic(measure)
 

@@ -15,7 +15,7 @@ from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer, Reading, devices, readings
 from repsim_cli.activations.rows import row_numbers, total_rows
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.engine.study import OfRows
 from repsim_cli.models.source import AnySource, Source
@@ -128,7 +128,7 @@ class Extraction:
             skipped = run.manifest["data"]["rows_skipped"] if sequences else 0
             share = skipped / (total + skipped)
             run.manifest["remedies"] = {**extract.remedies, "rows_left_out": skipped, "share_left_out": share}
-        if extract.estimate == "full" and total < asked:
+        if extract.estimate in OF_SAMPLE and total < asked:
             cut = bool(sequences) and run.manifest["data"]["sequences"] >= extract.sequences
             advice = "; raise extract.sequences for more" if cut else ""
             if "rows" not in extract.at_most:
@@ -144,7 +144,7 @@ class Extraction:
     @property
     def batches(self) -> int:
         """How many batches the rows fill."""
-        return 1 if self.extract.estimate == "full" else self.total // self.extract.batch_rows
+        return 1 if self.extract.estimate in OF_SAMPLE else self.total // self.extract.batch_rows
 
     def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
         """The classes of the rows of a batch, by its number; None where the data has no classes."""

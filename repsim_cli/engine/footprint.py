@@ -9,6 +9,7 @@ from typing import Any
 from repsim_cli.activations.batching import passes
 from repsim_cli.activations.diagnostics import MOST
 from repsim_cli.activations.rows import AT_ONCE
+from repsim_cli.base.settings import OF_SAMPLE
 from repsim_cli.engine.bounds import (
     activations,
     all_rows,
@@ -21,11 +22,12 @@ from repsim_cli.engine.bounds import (
 )
 from repsim_cli.engine.checks import tells_documents
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost
+from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost, sampled_cost
 from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import Shape, in_groups, kernels_of
 from repsim_cli.engine.moments import BYTES, passes_of
+from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
 from repsim_cli.measures.nearest import BLOCK, places_of
@@ -41,7 +43,7 @@ Bytes = dict[str, float]  # by part
 def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
     """Calls `unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
     needed = memory or (lambda rows: memory_of(comparison, rows))
-    key = "rows" if comparison.extract.estimate == "full" else "batch_rows"
+    key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
     check_rows_fit(needed, rows_at_once(comparison), comparison.hardware, comparison.live, key=key)
     check_disk(
         _packed(comparison),
@@ -61,7 +63,9 @@ def rows_at_once(comparison: Comparison) -> int:
     """Rows that are compared at a time."""
     extract = comparison.extract
     return (
-        min(extract.rows, most_rows(comparison.models, extract)) if extract.estimate == "full" else extract.batch_rows
+        min(extract.rows, most_rows(comparison.models, extract))
+        if extract.estimate in OF_SAMPLE
+        else extract.batch_rows
     )
 
 
@@ -126,6 +130,8 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
     }
     if comparison.extract.estimate == "moments":
         return _of_moments(comparison, parts, rows, features)
+    if comparison.extract.estimate == "sampled":
+        return _of_sampled(comparison, parts, rows, features)
     return {
         **parts,
         "rows": 4.0 * 3 * rows * features,
@@ -212,6 +218,19 @@ def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) 
     return {**parts, "cross products": float(max(least, min(products, left)))}
 
 
+def _of_sampled(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
+    """The same with `rows` sampled rows, whose neighbours are found among the rows of a stream."""
+    widest, total = max(layer.width for layer in comparison.layers), _total(comparison)
+    k = max(places_of(measure.settings["k"], total) for measure in comparison.measures.values())
+    passing = max(TOGETHER, min(comparison.extract.batch_rows, AT_ONCE))
+    return {
+        **parts,
+        "rows": 4.0 * 2 * passing * features + BYTES * (rows * features + rows * features / 2 + 3 * passing * widest),
+        "neighbours": 2.0 * BYTES * (k + 1) * rows * len(comparison.layers) + 4.0 * BYTES * CELLS + passing * rows,
+        "documents": 2.0 * BYTES * total,
+    }
+
+
 def by_block(comparison: Comparison) -> list[str]:
     """Lists the models that are run by block."""
     return [
@@ -257,7 +276,7 @@ def rows_and_passes(comparison: Comparison) -> dict[str, Any]:
 def _passes(comparison: Comparison) -> int:
     """How often the rows of all layers are read."""
     if comparison.extract.estimate != "moments":
-        return 1
+        return 2 if comparison.extract.estimate == "sampled" else 1
     return len(passes_of([layer.width for layer in comparison.layers], room_of(comparison)))
 
 
@@ -272,6 +291,8 @@ def _packed(comparison: Comparison) -> float:
 
 def _form(comparison: Comparison) -> str:
     """How often the rows are read, and what is kept of them meanwhile."""
+    if comparison.extract.estimate == "sampled":
+        return f"2, for the neighbours of {rows_at_once(comparison):,} sampled rows among all"
     if comparison.extract.estimate != "moments":
         if (groups := groups_of(comparison)) is None:
             return "1, a batch of all layers at a time"
@@ -325,6 +346,8 @@ def costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
     widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())
     if extract.estimate == "moments":
         similarity = moments_cost(bounds, widths, pairs, _total(comparison), hardware)
+    elif extract.estimate == "sampled":
+        similarity = sampled_cost(widths, rows_at_once(comparison), _total(comparison), hardware)
     else:
         permutations = comparison.significance.permutations if comparison.significance.method == "permutation" else 0
         similarity = compared(comparison, bounds, pairs, permutations)

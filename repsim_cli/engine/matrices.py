@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
-from repsim_cli.data.base import Sequences
+from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.behind import behind
@@ -37,6 +37,7 @@ from repsim_cli.engine.permuted import silent
 from repsim_cli.engine.processes import Work, filed
 from repsim_cli.engine.record import measure_record, so_far
 from repsim_cli.engine.rows import Rows, identified, opened
+from repsim_cli.engine.sampled import Asked, sampled_pairs
 from repsim_cli.engine.without_value import kept
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.base import own_rows
@@ -92,6 +93,7 @@ def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], ident
         pairs=None if comparison.apart is None else digest([comparison.apart]),
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
         passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
+        sampled=comparison.extract.rows if estimate == "sampled" else None,
     )
 
 
@@ -135,6 +137,8 @@ def matrices_of(
                         deque(rows.stream(partial(run.progress, label="diagnostics", unit="batches")), maxlen=0)
                     elif comparison.extract.estimate == "moments":
                         made = by_moments(run, rows, missing)
+                    elif comparison.extract.estimate == "sampled":
+                        made = of_sampled_rows(run, rows, missing)
                     else:
                         made = estimated(run, rows, missing, known=pairs, fill=fill, watch=watch)
                 except Degenerate as error:
@@ -329,6 +333,20 @@ def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
     with Work(folder=run.folder) as work:
         given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(filed, work)}
         return moment_pairs(comparison.measures, passes, **given)[0]
+
+
+def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+    """The matrices from the neighbours of some rows among all, which pass twice."""
+    progress = partial(run.progress, label="activations and neighbours", unit="batches")
+    asked = draw(comparison.total, comparison.extract.rows, comparison.seed)
+    return sampled_pairs(
+        comparison.measures,
+        partial(rows.of_layers, range(len(comparison.layers)), progress),
+        Asked(torch.from_numpy(asked), comparison.total, comparison.documents_apart(0)),
+        names=comparison.names,
+        seed=comparison.seed,
+        unrelated=comparison.units is not None,
+    )
 
 
 def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[Measured], dict[str, Table]]:

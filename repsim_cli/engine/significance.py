@@ -71,6 +71,11 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
         raise BadInput(
             "significance.family: max_t needs permutations, got closed_form; use holm, or significance=permutation"
         )
+    if estimate == "sampled" and (settings.method != "none" or settings.jackknife or settings.bands):
+        raise BadInput(
+            "significance: values of sampled rows have their standard error and no null, got estimate sampled; use "
+            "significance=none, or extract.estimate=full"
+        )
     if estimate == "moments" and (settings.method != "none" or settings.jackknife or settings.bands):
         raise BadInput(
             "significance: sums over all rows have neither null nor standard error, got estimate moments; use "

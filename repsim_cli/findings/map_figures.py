@@ -253,6 +253,7 @@ SAMPLED = {
     "per_batch": "mean over {}",
     "ratio_of_sums": "HSIC summed over {}",
     "moments": "second moments of all rows",
+    "sampled": "sampled rows among all",
 }
 
 

@@ -22,8 +22,9 @@ from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.platonic import SEEN, Rows, clamped_units
 from repsim_cli.measures.rank import precision
 
-BLOCK = 4096  # rows of the similarity matrix held at a time
-_EXACT = 1024  # rows computed again in float64 at a time
+BLOCK = 4096  # rows of the similarity matrix held at a time, where they are not more than _HELD
+_HELD = 1 << 26  # cells of it
+_EXACT = 1024  # rows computed again in float64 at a time, of a quarter of these cells
 _SEEN = 100  # rows whose median stands for the median of all
 _TILE = 512
 _CELLS = 1 << 17  # (representation, row) cells compared at a time
@@ -72,6 +73,15 @@ def places_of(k: Places, n: int) -> int:
     return k if isinstance(k, int) else round(k * n)
 
 
+def block_of(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
+    """Counts the rows that are compared with n rows at a time.
+
+    >>> block_of(10_000), block_of(100_000)
+    (4096, 671)
+    """
+    return max(1, min(most, cells // n))
+
+
 def fewest_rows(k: Places) -> int:
     """Counts the rows of which each has neighbours, and others. Raises BadInput for no number and no share."""
     if k < 1:
@@ -117,7 +127,7 @@ def nearest(
     x: the rows as they were given. dtype: in which products are taken first. documents: as in `neighbours`."""
     units, left_out = exact.to(dtype), partial(same_document, documents)
     every = torch.arange(len(x), device=x.device)
-    blocks = [largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(BLOCK)]
+    blocks = [largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(block_of(len(x)))]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     near, tied, any_tie = values.double() - 1, 0, False
@@ -127,7 +137,7 @@ def nearest(
             any_tie |= bool((best[:, :-1] == best[:, 1:]).any())
             values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
     places = lists[:, :k].T.contiguous()
-    mutual = (places[:, places] == torch.arange(len(x), device=x.device)).any(0)
+    mutual = torch.stack([(places[:, there] == every).any(0) for there in places])
     found = Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie, documents)
     return found, rounded(near, k, x), tied
 
@@ -197,7 +207,7 @@ def nearness(
         seen = side.nonzero()[:, 0]
         points = distinct - x[seen[:: len(seen) // _SEEN + 1]].median(0).values
         squares = points.square().sum(1)
-        for block in of_side.split(_EXACT):
+        for block in of_side.split(block_of(len(x), _EXACT, _HELD // 4)):
             places = which[block]
             # every distinct row once, so that equal rows are equally near to the last bit
             near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)[:, which]
@@ -300,8 +310,18 @@ def stacked(states: Sequence[Neighbours]) -> Stack:
     return Stack(*(torch.stack([getattr(state, part) for state in states], 1) for part in Stack._fields))
 
 
-def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetric: bool) -> tuple[Callable, Callable]:
-    """(compare, compare_all) of value(single, many): a representation against many."""
+class Functions(NamedTuple):
+    """Of a measure: as in `Pairwise`."""
+
+    compare: Callable[[Neighbours, Neighbours], float]
+    compare_all: Callable[[Sequence[Neighbours], Sequence[Neighbours]], Matrix] | None = None
+    of_rows: Callable[[Sequence[Neighbours], Sequence[Neighbours]], Float[Tensor, "a b n"]] | None = None
+
+
+def against_many(
+    value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetric: bool
+) -> Callable[[Sequence[Neighbours], Sequence[Neighbours]], Matrix]:
+    """All pairs of value(single, many): a representation against many."""
 
     def compare_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
         values = torch.empty(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)
@@ -314,11 +334,22 @@ def by_lists(value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetri
                 values[i, columns] = value(single, many)
         return values.triu() + values.triu(1).T if mirrored else values
 
-    return lambda a, b: float(compare_all([a], [b])), compare_all
+    return compare_all
+
+
+def by_rows(value: Callable[[Neighbours, Stack], Float[Tensor, "r n"]]) -> Functions:
+    """The functions of a symmetric value(single, many) that every row has, of which the measure is the mean."""
+
+    def of_rows(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Float[Tensor, "a b n"]:
+        many = stacked(b)
+        return torch.stack([value(single, many).double() for single in a])
+
+    compare_all = against_many(lambda single, many: value(single, many).mean(1, dtype=torch.float64), symmetric=True)
+    return Functions(lambda a, b: float(compare_all([a], [b])), compare_all, of_rows)
 
 
 def measure(
-    functions: tuple[Callable, Callable | None],
+    functions: Functions,
     k: Places,
     least: int = 0,
     overlap: Callable[[Neighbours], Tensor] | None = None,
@@ -327,15 +358,15 @@ def measure(
     apart: bool = True,
     rows: Rows = "centred",
 ) -> Pairwise:
-    """The measure with these (compare, compare_all), on the table of k neighbours. documents, rows: as in `neighbours`.
+    """The measure with these functions, on the table of k neighbours. documents, rows: as in `neighbours`.
     least: rows. apart: whether it has a form for pairs of rows of different documents."""
-    compare, compare_all = functions
     given = {"k": k, "rows": rows} | ({} if documents is None else {"documents": documents})
     return Pairwise(
         prepare=partial(neighbours, **given),
         apart=partial(measure, functions, k, least, overlap, rows=rows) if apart and documents is None else None,
-        compare=compare,
-        compare_all=compare_all,
+        compare=functions.compare,
+        compare_all=functions.compare_all,
+        of_rows=functions.of_rows if rows == "centred" else None,
         permute=permuted,
         minimum_rows=max(least, fewest_rows(k)),
         overlap=overlap,

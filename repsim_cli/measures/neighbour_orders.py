@@ -7,7 +7,7 @@ from torch import Tensor
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.nearest import TIES, Neighbours, Places, Stack, by_lists, measure
+from repsim_cli.measures.nearest import TIES, Neighbours, Places, Stack, by_rows, measure
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
@@ -26,26 +26,26 @@ def rank_sums(single: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], In
     return sums / best[common.long()], common
 
 
-def rank_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
-    return rank_sums(single, many)[0].mean(1, dtype=torch.float64)
+def rank_value(single: Neighbours, many: Stack) -> Float[Tensor, "r n"]:
+    return rank_sums(single, many)[0]
 
 
-def rank_jaccard_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+def rank_jaccard_value(single: Neighbours, many: Stack) -> Float[Tensor, "r n"]:
     ranks, common = rank_sums(single, many)
-    return (ranks * common / (2 * len(single.lists) - common)).mean(1, dtype=torch.float64)
+    return ranks * common / (2 * len(single.lists) - common)
 
 
-def lcs_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+def lcs_value(single: Neighbours, many: Stack) -> Int[Tensor, "r n"]:
     above = [torch.zeros_like(many.lists[0], dtype=torch.int16)] * (len(many.lists) + 1)
     for left in single.lists:
         row = above[:1]
         for q, right in enumerate(many.lists):
             row.append(torch.maximum(above[q] + (left == right), torch.maximum(above[q + 1], row[q])))
         above = row
-    return above[-1].double().mean(1)
+    return above[-1]
 
 
-def edit_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+def edit_value(single: Neighbours, many: Stack) -> Float[Tensor, "r n"]:
     k = len(single.lists)
     above = [torch.full_like(many.lists[0], q, dtype=torch.int16) for q in range(k + 1)]
     for p, left in enumerate(single.lists, start=1):
@@ -53,7 +53,7 @@ def edit_value(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
         for q, right in enumerate(many.lists):
             row.append(torch.minimum(above[q] + (left != right), torch.minimum(above[q + 1], row[q]) + 1))
         above = row
-    return 1 - above[-1].double().mean(1) / k
+    return 1 - above[-1].double() / k
 
 
 @measures.register(
@@ -87,7 +87,7 @@ def rank_similarity(*, k: Places = 10) -> Measure:
     >>> round(measures.get("rank_similarity", k=2)(x, y), 6)
     0.444444
     """
-    return measure(by_lists(rank_value, symmetric=True), k)
+    return measure(by_rows(rank_value), k)
 
 
 @measures.register(
@@ -119,7 +119,7 @@ def rank_jaccard(*, k: Places = 10) -> Measure:
     >>> round(measures.get("rank_jaccard", k=2)(x, y), 6)
     0.444444
     """
-    return measure(by_lists(rank_jaccard_value, symmetric=True), k)
+    return measure(by_rows(rank_jaccard_value), k)
 
 
 @measures.register(
@@ -153,7 +153,7 @@ def lcs_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("lcs_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(by_lists(lcs_value, symmetric=True), k, rows=rows)
+    return measure(by_rows(lcs_value), k, rows=rows)
 
 
 @measures.register(
@@ -187,4 +187,4 @@ def edit_distance_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("edit_distance_knn", k=2)(x, y), 6)
     0.0
     """
-    return measure(by_lists(edit_value, symmetric=True), k, rows=rows)
+    return measure(by_rows(edit_value), k, rows=rows)

@@ -11,7 +11,7 @@ from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import TIES, Neighbours, Places, Stack, by_lists, measure, stacked
+from repsim_cli.measures.nearest import TIES, Functions, Neighbours, Places, Stack, against_many, block_of, measure, stacked
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
@@ -32,14 +32,18 @@ def in_common(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Iterator[Floa
         yield sets[:, : len(a)] @ sets[:, -len(b) :].mT
 
 
-def by_sets(value: Callable[[Tensor, int], Tensor]) -> tuple[Callable, Callable]:
-    """(compare, compare_all) of the mean over rows of value(|A_i & B_i|, k)."""
+def by_sets(value: Callable[[Tensor, int], Tensor]) -> Functions:
+    """The functions of the mean over rows of value(|A_i & B_i|, k)."""
 
     def compare_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
         k, n = a[0].lists.shape
         return sum(value(count.double(), k).sum(0) for count in in_common(a, b)) / n  # type: ignore[return-value]
 
-    return lambda a, b: float(compare_all([a], [b])), compare_all
+    def of_rows(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Float[Tensor, "a b n"]:
+        k = len(a[0].lists)
+        return torch.cat([value(count.double(), k) for count in in_common(a, b)]).permute(1, 2, 0)
+
+    return Functions(lambda a, b: float(compare_all([a], [b])), compare_all, of_rows)
 
 
 def cycle(a: Neighbours, b: Neighbours) -> float:
@@ -57,7 +61,8 @@ def second_order_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix
     k, n = a[0].lists.shape
     columns = slice(len(both) - len(b), None)
     total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)
-    for rows in torch.arange(n, device=total.device).split(max(1, _GATHERED // (len(both) ** 2 * k))):
+    size = min(max(1, _GATHERED // (len(both) ** 2 * k)), block_of(n))
+    for rows in torch.arange(n, device=total.device).split(size):
         lists = torch.stack([state.lists[:, rows] for state in both], 1)
         where = lists.flatten(0, 1).long()
         # near[c, p, e, i]: the similarity, in c, of the neighbour at place p in e
@@ -110,7 +115,7 @@ def self_hsic(state: Neighbours) -> float:
 
 
 def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
-    cross = by_lists(masked_hsic, symmetric=False)[1](a, b)
+    cross = against_many(masked_hsic, symmetric=False)(a, b)
     norms = [cross.new_tensor([self_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
     for values in norms:
         if not values.all():
@@ -216,7 +221,7 @@ def second_order_cosine(*, k: Places = 10) -> Measure:
     >>> round(measures.get("second_order_cosine", k=2)(x, y), 6)
     -1.0
     """
-    return measure((lambda a, b: float(second_order_all([a], [b])), second_order_all), k)
+    return measure(Functions(lambda a, b: float(second_order_all([a], [b])), second_order_all), k)
 
 
 @measures.register(
@@ -249,7 +254,7 @@ def cycle_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("cycle_knn", k=1)(x, y), 6)
     0.0
     """
-    return measure((cycle, None), k, rows=rows)
+    return measure(Functions(cycle), k, rows=rows)
 
 
 @measures.register(
@@ -285,4 +290,4 @@ def cknna(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     -1.0
     """
     # its sums are centred over all rows
-    return measure((lambda a, b: float(cknna_all([a], [b])), cknna_all), k, least=4, apart=False, rows=rows)
+    return measure(Functions(lambda a, b: float(cknna_all([a], [b])), cknna_all), k, least=4, apart=False, rows=rows)

@@ -19,6 +19,7 @@ ESTIMATES = {
     "per_batch": "the mean over {batches} batches",
     "ratio_of_sums": "HSIC summed over {batches} batches",
     "moments": "second moments of all rows",
+    "sampled": "{rows:,} sampled rows among all",
 }
 
 
@@ -108,7 +109,7 @@ def _measure(measured: Measured) -> str:
     kind = str(measured.estimate["kind"])
     estimate = ESTIMATES.get(kind, kind)
     settings = ", ".join(f"{key} = {value}" for key, value in measured.settings.items() if value is not None)
-    said = [settings, estimate.format(batches=measured.estimate["batches"]), measured.pairs]
+    said = [settings, estimate.format(**measured.estimate), measured.pairs]
     return f"{measured.card['label']} ({', '.join(filter(None, said))})"
 
 

@@ -116,7 +116,7 @@ ONE_OF_EACH = {
     "cuda": ("hardware cuda", "default cpu; here cuda"),
     "hardware": ("hardware", "a whole number from 16 to 65536; default 512", "batch_size: sequences per forward pass, at most.", "batch_tokens: tokens per forward pass, at most"),
     "hardware.tile": ("hardware.tile", "a whole number from 16 to 65536; default 512", "repsim run hardware.tile=512"),
-    "extract.estimate": ("extract.estimate", "one of full, per_batch, ratio_of_sums, moments; default per_batch"),
+    "extract.estimate": ("extract.estimate", "one of full, per_batch, ratio_of_sums, moments, sampled; default per_batch"),
     "similarity.within": ("options.within, a setting of study similarity", "options.within=true"),
     "options.within": ("options.within, a setting of study similarity", "true or false; default false"),
     "mutual_knn.k": ("measure.mutual_knn.k, a setting of measure mutual_knn", "neighbours per row, or below 1 their share of the rows."),

@@ -1056,7 +1056,7 @@ function reading(record) {
   const drawn = chance?.permutations ? `${chance.permutations} random pairings${chance.share < 1 ? ` of ${chance.segments} segments, one per document, with ${short(100 * chance.share)} % of the rows` : ""}` : "closed form";
   const bound = (value, other) => (value === null ? other : short(value));
   const batches = `${estimate.batches} ${estimate.batches === 1 ? "batch" : "batches"}`;
-  const estimates = { full: "One sample", per_batch: `Mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "Second moments of all rows" };
+  const estimates = { full: "One sample", per_batch: `Mean over ${batches}`, ratio_of_sums: `HSIC summed over ${batches}`, moments: "Second moments of all rows", sampled: "Sampled rows among all" };
   const settings = Object.entries(record.settings ?? {}).map(([name, value]) => `${name} = ${JSON.stringify(value)}`).join(", ");
   const facts = [
     record.block > 1 ? averaged(record) : "",

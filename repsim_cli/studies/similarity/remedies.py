@@ -7,7 +7,7 @@ from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import total_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import free
-from repsim_cli.base.settings import REMEDIES, Extract, Significance
+from repsim_cli.base.settings import REMEDIES, STREAMED, Extract, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import check_measure, check_rows
 from repsim_cli.engine.comparison import Comparison
@@ -64,7 +64,9 @@ def _under(
 
 def _suitable(run: Run, comparison: Comparison, name: str, extract: Extract, total: int) -> dict[str, Measure]:
     """The measures that the remedy leaves enough to, by the names of their matrices."""
-    at_a_time = {"full": min(total, extract.rows), "moments": total}.get(extract.estimate, extract.batch_rows)
+    at_a_time = {"full": min(total, extract.rows), **dict.fromkeys(STREAMED, total)}.get(
+        extract.estimate, extract.batch_rows
+    )
     kept, problems = {}, []
     for label, bound in comparison.measures.items():
         try:

@@ -89,8 +89,6 @@ class Tuned(Study):
         if extract.unit not in ("token", "word") or extract.piece == "mean":
             got = extract.unit if extract.unit not in ("token", "word") else "piece=mean"
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
-        if extract.estimate == "moments":
-            raise BadInput("extract.estimate: layers are compared pair by pair, got moments; use per_batch or full")
         given["model"] = with_tokenizer_of(base, model)
         self.comparison = comparison_of(given, side_by_side=True)
         self.base, self.examples, self.blocks, self.patching = base, examples, blocks, patching

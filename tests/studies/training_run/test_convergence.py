@@ -415,3 +415,11 @@ def test_claims_on_one_shallow_model(name):
     judgement = claim(curves)
     assert (judgement.verdict, judgement.value) == (UNTESTABLE, None)
     assert judgement.why
+
+
+@pytest.mark.parametrize(("estimate", "measure"), [("moments", "cka"), ("sampled", "mutual_knn")])
+def test_rows_in_a_stream_have_no_pairs_of_checkpoints(repsim, estimate, measure):
+    words = ["model=[]", "+model.mine={kind: series, shipped: tiny_a}", f"measure=[{measure}]"]
+    code, _, err = repsim("run", "study=convergence", *words, f"extract.estimate={estimate}")
+    assert code == 2
+    assert f"extract.estimate: layers are compared pair by pair, got {estimate}; use per_batch or full" in err
