@@ -294,7 +294,8 @@ def batches(
     whole: Int[np.ndarray, " N"] | None = None,
 ) -> Iterator[list[Tensor]]:
     """The stream regrouped for the estimate: one batch of rows sampled under the seed (`full`), all rows as they come
-    (`moments`, `sampled`), or batches of exactly `batch_rows` rows in row order from first_row on, without the remainder.
+    (`moments`, `sampled`), or batches of exactly `batch_rows` rows in row order from first_row on, without the
+    remainder.
 
     whole: as in `row_numbers`.
     """

@@ -72,8 +72,8 @@ class Extract:
         tokenizer has.
     estimate: `full`: one value from `rows` rows, sampled once. `per_batch`: the mean over batches of `batch_rows` rows,
         with its standard error. `ratio_of_sums`: HSIC summed over batches and normalised at the end. `moments`: exact
-        second moments of all rows, in as few passes over them as fit into memory. `sampled`: neighbours of `rows` sampled
-        rows among all, with the standard error of the sample, in two passes.
+        second moments of all rows, in as few passes over them as fit into memory. `sampled`: neighbours of `rows`
+        sampled rows among all, with the standard error of the sample, in two passes.
     batch_rows: rows per batch; what fills no batch is left out. `auto` in a configuration: 1024; where that leaves out
         more than a tenth of the rows, batches are smaller and equal, and fewer rows than two batches are one sample.
     rows: rows in the sample of `full` and `sampled`, at most. `auto` in a configuration: 4096; 1024 pooled ones.

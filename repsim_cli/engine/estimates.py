@@ -58,8 +58,8 @@ def check_estimate(measure: Measure, estimate: str) -> None:
         )
     if estimate == "sampled" and getattr(measure, "of_rows", None) is None:
         raise BadInput(
-            f"extract.estimate: {measure.name} is not a mean over rows of what the nearest rows of each say, got sampled; "
-            "use full or per_batch"
+            f"extract.estimate: {measure.name} is not a mean over rows of what the nearest rows of each say, got "
+            "sampled; use full or per_batch"
         )
     if estimate == "ratio_of_sums":
         of_hsic(measure)

@@ -30,7 +30,7 @@ from repsim_cli.engine.moments import BYTES, passes_of
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.measures.nearest import BLOCK, places_of
+from repsim_cli.measures.nearest import block_of, places_of
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
 
@@ -144,6 +144,7 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
         "null": 8.0 * 2 * len(comparison.layers) ** 2 * comparison.significance.permutations * len(comparison.measures)
         if comparison.significance.method == "permutation"
         else 0.0,
+        "neighbours": _of_neighbours(comparison, rows),
         "tiles": 4.0 * len(comparison.layers) * tile**2 + 8.0 * 2 * len(comparison.layers) ** 2,
         "chance": _of_chance(comparison, rows, len(kernels)) if features == everything else 0.0,
         "pairs left out": _of_pairs(comparison, rows),
@@ -156,7 +157,15 @@ def _of_pairs(comparison: Comparison, rows: int) -> float:
     apart = _apart(comparison).values()
     ranked = any(isinstance(m, InnerProduct) and isinstance(m.row, Packed) for m in apart)
     near = any(isinstance(m, Pairwise) for m in apart)
-    return ranked * 6.0 * rows**2 + near * float(min(BLOCK, rows) * rows)
+    return ranked * 6.0 * rows**2 + near * float(block_of(rows) * rows)
+
+
+def _of_neighbours(comparison: Comparison, rows: int) -> float:
+    """Bytes of a block of cosines, and of rows of norm 1 in float64, while the neighbours of a layer are found."""
+    if not any(isinstance(m, Pairwise) and m.cubes is None for m in comparison.measures.values()):
+        return 0.0
+    widest = max(layer.width for layer in comparison.layers)
+    return 4.0 * rows * block_of(rows) + 1.5 * BYTES * rows * widest
 
 
 LISTED = 120.0  # bytes of a neighbour while those of all layers are compared

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
-from repsim_cli.data.base import Sequences, draw
+from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.behind import behind
@@ -29,15 +29,15 @@ from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joine
 from repsim_cli.engine.expected import Places, places_of
 from repsim_cli.engine.grams import Keep, Shape, kernels_by_batch, packed
 from repsim_cli.engine.known import KnownPairs
-from repsim_cli.engine.moments import moment_pairs, passes_of
+from repsim_cli.engine.moments import passes_of
 from repsim_cli.engine.one_by_one import note_name
-from repsim_cli.engine.pairs import Batch, SimilarityMatrix, Statistics
+from repsim_cli.engine.pairs import Batch, Statistics
 from repsim_cli.engine.permuted import Progress as Steps
 from repsim_cli.engine.permuted import silent
-from repsim_cli.engine.processes import Work, filed
+from repsim_cli.engine.processes import Work
 from repsim_cli.engine.record import measure_record, so_far
 from repsim_cli.engine.rows import Rows, identified, opened
-from repsim_cli.engine.sampled import Asked, sampled_pairs
+from repsim_cli.engine.streamed import BY_ESTIMATE, Matrices
 from repsim_cli.engine.without_value import kept
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.base import own_rows
@@ -50,7 +50,6 @@ PACKED = "packed"  # the folder of tiles, in that of the run, until all batches 
 ROWS = "diagnostics.json"  # of the layers of a group, beside their tiles
 CLOSEST = ["measure", "model a", "model b", "layer a", "layer b"]
 JUDGED = ["tested", CHANCE, "calibrated", "p", "p_family"]  # beside the value of the closest layers
-Matrices = dict[str, SimilarityMatrix]
 
 
 def resumed(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
@@ -135,10 +134,8 @@ def matrices_of(
                     made: Matrices = {}
                     if not known.missing:
                         deque(rows.stream(partial(run.progress, label="diagnostics", unit="batches")), maxlen=0)
-                    elif comparison.extract.estimate == "moments":
-                        made = by_moments(run, rows, missing)
-                    elif comparison.extract.estimate == "sampled":
-                        made = of_sampled_rows(run, rows, missing)
+                    elif streamed := BY_ESTIMATE.get(comparison.extract.estimate):
+                        made = streamed(run, rows, missing)
                     else:
                         made = estimated(run, rows, missing, known=pairs, fill=fill, watch=watch)
                 except Degenerate as error:
@@ -322,31 +319,6 @@ def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Sha
         return entry.files[name]
 
     return keep
-
-
-def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
-    """The matrices from second moments: later passes read what the first one stored in the cache, and what is prepared
-    of each layer stays in files."""
-    progress = partial(run.progress, label="activations and second moments", unit="batches")
-    passes = partial(rows.of_layers, progress=progress)
-    names, widths = comparison.names, [layer.width for layer in comparison.layers]
-    with Work(folder=run.folder) as work:
-        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(filed, work)}
-        return moment_pairs(comparison.measures, passes, **given)[0]
-
-
-def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
-    """The matrices from the neighbours of some rows among all, which pass twice."""
-    progress = partial(run.progress, label="activations and neighbours", unit="batches")
-    asked = draw(comparison.total, comparison.extract.rows, comparison.seed)
-    return sampled_pairs(
-        comparison.measures,
-        partial(rows.of_layers, range(len(comparison.layers)), progress),
-        Asked(torch.from_numpy(asked), comparison.total, comparison.documents_apart(0)),
-        names=comparison.names,
-        seed=comparison.seed,
-        unrelated=comparison.units is not None,
-    )
 
 
 def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[Measured], dict[str, Table]]:

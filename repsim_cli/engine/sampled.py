@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -49,7 +48,7 @@ def sampled_pairs(
 ) -> dict[str, SimilarityMatrix]:
     """Every measure for all pairs, the mean over the sampled rows with its standard error.
 
-    stream(): a fresh stream of paired rows (n, d) of all layers; it is read twice, for the means and for the neighbours.
+    stream(): a fresh stream of paired rows (n, d) of all layers; it is read twice, for means and for neighbours.
     The error is that of the sample, for the value of all rows: 0 where all are sampled.
     unrelated: whether the level of chance is wanted: what the lists give beside lists of other rows at random.
     """
@@ -81,7 +80,8 @@ def sampled_pairs(
 
 def _of_rows(measure: Measure) -> Callable[[Sequence[Neighbours], Sequence[Neighbours]], Tensor]:
     check_estimate(measure, "sampled")
-    assert isinstance(measure, Pairwise) and measure.of_rows is not None
+    assert isinstance(measure, Pairwise)
+    assert measure.of_rows is not None
     return measure.of_rows
 
 
@@ -124,7 +124,9 @@ def _nearest(layers: Sequence[_Layer], stream: Iterable[Sequence[Tensor]], asked
     where the largest document leaves fewer than k other rows."""
     largest = 1 if asked.documents is None else int(asked.documents.bincount().max())
     if (left := asked.total - largest) < k:
-        raise Degenerate(f"{k} rows beside those of a row's own document are needed, got {left}; give more, or a smaller k")
+        raise Degenerate(
+            f"{k} rows beside those of a row's own document are needed, got {left}; give more, or a smaller k"
+        )
     units = [layer.units(layer.rows) for layer in layers]
     device, kept = units[0].device, min(k + 1, left)
     rows, m = asked.rows.to(device), len(asked.rows)

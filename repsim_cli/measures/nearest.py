@@ -127,7 +127,9 @@ def nearest(
     x: the rows as they were given. dtype: in which products are taken first. documents: as in `neighbours`."""
     units, left_out = exact.to(dtype), partial(same_document, documents)
     every = torch.arange(len(x), device=x.device)
-    blocks = [largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(block_of(len(x)))]
+    blocks = [
+        largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(block_of(len(x)))
+    ]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     near, tied, any_tie = values.double() - 1, 0, False

@@ -11,7 +11,17 @@ from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import TIES, Functions, Neighbours, Places, Stack, against_many, block_of, measure, stacked
+from repsim_cli.measures.nearest import (
+    TIES,
+    Functions,
+    Neighbours,
+    Places,
+    Stack,
+    against_many,
+    block_of,
+    measure,
+    stacked,
+)
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 

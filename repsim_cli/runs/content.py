@@ -157,7 +157,9 @@ class Measured:
     def fixed_places(self) -> str:
         """Says that the value falls as rows are added, and that it is of so many; empty where it does not."""
         k, kind = self.settings.get("k"), self.estimate.get("kind")
-        rows = self.estimate["rows_available" if kind == "sampled" else "rows"] // max(self.estimate.get("batches", 1), 1)
+        rows = self.estimate["rows_available" if kind == "sampled" else "rows"] // max(
+            self.estimate.get("batches", 1), 1
+        )
         falls = self.card.get("falls_with_rows", False) and isinstance(k, int)
         return f"k = {k} of {rows:,} rows, lower with more" if falls else ""
 

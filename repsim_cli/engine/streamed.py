@@ -1,0 +1,48 @@
+"""The matrices of estimates for which all rows pass in order, and are never in memory together."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from repsim_cli.data.base import draw
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.moments import moment_pairs
+from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.processes import Work, filed
+from repsim_cli.engine.rows import Rows
+from repsim_cli.engine.sampled import Asked, sampled_pairs
+from repsim_cli.runs.results import Run
+
+Matrices = dict[str, SimilarityMatrix]
+
+
+def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+    """The matrices from second moments: later passes read what the first one stored in the cache, and what is prepared
+    of each layer stays in files."""
+    progress = partial(run.progress, label="activations and second moments", unit="batches")
+    passes = partial(rows.of_layers, progress=progress)
+    names, widths = comparison.names, [layer.width for layer in comparison.layers]
+    with Work(folder=run.folder) as work:
+        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(filed, work)}
+        return moment_pairs(comparison.measures, passes, **given)[0]
+
+
+def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+    """The matrices from the neighbours of some rows among all, which pass twice."""
+    progress = partial(run.progress, label="activations and neighbours", unit="batches")
+    asked = draw(comparison.total, comparison.extract.rows, comparison.seed)
+    return sampled_pairs(
+        comparison.measures,
+        partial(rows.of_layers, range(len(comparison.layers)), progress),
+        Asked(torch.from_numpy(asked), comparison.total, comparison.documents_apart(0)),
+        names=comparison.names,
+        seed=comparison.seed,
+        unrelated=comparison.units is not None,
+    )
+
+
+BY_ESTIMATE: Mapping[str, Callable[[Run, Rows, Comparison], Matrices]] = {
+    "moments": by_moments,
+    "sampled": of_sampled_rows,
+}
