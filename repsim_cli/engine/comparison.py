@@ -159,7 +159,7 @@ class Comparison(Extraction):
         return units, "" if units else "no two documents or sequences of a batch have rows in the same places"
 
     def _single_rows(self) -> tuple[Exchange | None, str]:
-        """Takes rows that are documents of their own as units: a random pairing makes their neighbours rows at random."""
+        """Takes rows as units, where each is a document: a random pairing makes their neighbours rows at random."""
         if len(np.unique(self.documents)) < len(self.documents):
             return None, "of sampled rows chance is that of rows at random, and rows of a document depend on each other"
         rows = np.arange(len(self.documents))

@@ -237,7 +237,7 @@ class Pairwise(Measure):
     overlap(state): lists of rows, one column per row, where the value is the share of them that two states have in
         common.
     of_rows(states, states) -> (a, b, n): what every row gives, where the value is the mean over rows and what a row
-        gives depends on its own nearest rows alone; such a measure can be estimated from some rows (`engine/sampled.py`).
+        gives depends on its own nearest rows alone; so that some rows are enough (`engine/sampled.py`).
     cubes: the operations of a pair in d^3 of float32, for the estimate of time; None where no features are multiplied.
     wide_squares: how many (d, d) matrices of float64 are held at a time, for the estimate of memory.
     """

@@ -79,7 +79,7 @@ def block_of(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
     >>> block_of(10_000), block_of(100_000)
     (4096, 671)
     """
-    return max(1, min(most, cells // n))
+    return max(1, min(most, cells // max(n, 1)))
 
 
 def fewest_rows(k: Places) -> int:
