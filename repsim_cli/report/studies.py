@@ -1,7 +1,7 @@
 """The head of the page of each study that is no comparison of layers: one sentence or a few, with what they are to be
 held against, and which section of the page comes first."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -50,7 +50,12 @@ def _stitching(whole: Results) -> Iterator[str]:
     for (head, tail), some in groupby(
         sorted(
             rows,
-            key=lambda row: ("random weights" in row["head"], row["head"] == row["tail"], row["head"], row["tail"]),
+            key=lambda row: (
+                row["head"].startswith(f"{row['tail']} ("),
+                row["head"] == row["tail"],
+                row["head"],
+                row["tail"],
+            ),
         ),
         key=lambda row: (row["head"], row["tail"]),
     ):
@@ -59,8 +64,16 @@ def _stitching(whole: Results) -> Iterator[str]:
         error = "" if least["penalty se"] is None else f" (se {round(least['penalty se'], 5):.2g})"
         yield (
             f"{tail} goes on from {head} at a loss of {_lost(least)} than alone{error} after {least['head layer']}, "
-            f"and {_lost(most)} after {most['head layer']}"
+            f"and {_lost(most)} after {most['head layer']}{_misled(known)}"
         )
+
+
+def _misled(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where stitches work without shared rows; nothing of runs before that was measured."""
+    layers = [row["head layer"] for row in rows if row.get("misleads") == "yes"]
+    if not layers:
+        return ""
+    return f"; but beyond the right answers its rows explain almost nothing of those of the tail ({', '.join(layers)})"
 
 
 def _lost(row: Mapping[str, Any]) -> str:

@@ -26,8 +26,11 @@ METRICS = {
     "loss": ("penalty", "penalty se", "loss added to the tail's own, nats"),
     "accuracy": ("accuracy lost", "accuracy lost se", "accuracy lost against the tail's own"),
     "kl": ("KL", "KL se", "KL of the outputs from the tail's own, nats"),
+    "shared": ("shared", "shared se", "share of the tail's rows that the head's explain"),
 }
-SCRAMBLED = ("(random weights)", "(rows shuffled)")
+MISLEADS = "works though the rows share almost nothing"
+
+SCRAMBLED = ("(random weights)", "(rows shuffled)", "(answers and noise)")
 
 
 def records_of(results: Results) -> list[dict[str, Any]]:
@@ -42,7 +45,8 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     whole_heads = [stitch for stitch in records if not stitch["head"].endswith(SCRAMBLED)]
     baselines = [stitch for stitch in records if stitch["head"].endswith(SCRAMBLED)]
     chosen = run.results.analyses["stitching"]["options"]["metric"]
-    for metric in dict.fromkeys([chosen, "accuracy" if about["predicts"] == "label" else "kl"]):
+    shared = ["shared"] if any(stitch["shared"] is not None for stitch in records) else []
+    for metric in dict.fromkeys([chosen, "accuracy" if about["predicts"] == "label" else "kl", *shared]):
         if about["grid"]:
             for number, pair in enumerate(dict.fromkeys((stitch["head"], stitch["tail"]) for stitch in records)):
                 cells = [stitch for stitch in records if (stitch["head"], stitch["tail"]) == pair]
@@ -103,7 +107,10 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
                 panel.text(0, row, f" {stitch['ended']}", fontsize=6, va="center")
                 continue
             colour = colours[names[pair]]
-            panel.barh(row, stitch[value], xerr=stitch[error], color=colour, height=0.75, error_kw={"linewidth": 0.9})
+            style = {"hatch": "////", "edgecolor": "white"} if _marked(stitch, metric) else {}
+            panel.barh(
+                row, stitch[value], xerr=stitch[error], color=colour, height=0.75, error_kw={"linewidth": 0.9}, **style
+            )
         if name != "baselines" and layer in chance:
             draw_levels(panel, {"": chance[layer]}, upright=True)
         panel.set_title(layer, loc="left", parse_math=False)
@@ -116,11 +123,15 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     panels[0].set_ylim(len(pairs) - 0.4, -0.6)
     panels[len(panels) // 2].set_xlabel(label)
     what = "Baselines" if name == "baselines" else "Stitched models"
-    headline(figure, *_said(about, f"{what}: what each loses", "bars: standard error"))
+    headline(figure, *_said(about, f"{what}: {_quantity(metric)}", "bars: standard error"))
     several = len(colours) < len(pairs)  # each name stands for several bars, which have their own beside them
     handles: list[Any] = [
         panels[-1].barh([np.nan], [np.nan], color=c, label=word) for word, c in colours.items() if several
     ]
+    if any(_marked(stitch, metric) for stitch in records):
+        handles.append(
+            panels[-1].barh([np.nan], [np.nan], color="grey", hatch="////", edgecolor="white", label=MISLEADS)
+        )
     if name != "baselines":
         style = ":" if chance else " "
         handles += panels[-1].plot([], [], style, color="grey", label="heads of random weights" if chance else UNKNOWN)
@@ -176,7 +187,7 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
     pairs = sorted({(each["head"], each["tail"]) for each in records}, key=lambda pair: _order(pair, about["kinds"]))
     layers = list(dict.fromkeys(stitch["head layer"] for stitch in records))
     names, at = _named(pairs, about["kinds"]), np.arange(len(layers))
-    styles, drawn = _styles(names.values()), {}
+    styles, drawn, marked = _styles(names.values()), {}, False
     figure = Figure(figsize=DEPTH)
     panel = figure.add_axes((0, 0, 1, 1))
     for pair in pairs:
@@ -186,6 +197,9 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
         panel.fill_between(at, middle - 2 * spread, middle + 2 * spread, color=style["color"], alpha=0.2, linewidth=0)
         (line,) = panel.plot(at, middle, **style, markersize=3.5, linewidth=1.3)
         drawn.setdefault(names[pair], line)
+        misleads = np.array([_marked(found.get(layer, {}), metric) for layer in layers])
+        marked |= misleads.any()
+        panel.plot(at[misleads], middle[misleads], "o", mfc="white", mec=style["color"], markersize=5, zorder=3)
     for name, line in drawn.items():
         line.set_label(name)
     if random := [chance[layer] for layer in layers if layer in chance]:
@@ -199,10 +213,20 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
     panel.set_xlabel(f"stitched after: {said}" if said else "stitched after", fontsize=8, parse_math=False)
     panel.set_ylabel(label, fontsize=8)
     panel.axhline(0, color="black", linewidth=0.6)
+    if marked:
+        panel.text(0, 1.01, f"○ {MISLEADS}", transform=panel.transAxes, fontsize=7, va="bottom")
     plain(panel)
     name_lines(panel, list(drawn.values()))
-    headline(figure, *_said(about, "Stitched models: what each loses, by depth", "bands: two standard errors"))
+    headline(figure, *_said(about, f"Stitched models: {_quantity(metric)}, by depth", "bands: two standard errors"))
     return figure
+
+
+def _marked(stitch: Mapping[str, Any], metric: str) -> bool:
+    return stitch.get("misleads") == "yes" and metric != "shared"
+
+
+def _quantity(metric: str) -> str:
+    return "what rows share beyond the answers" if metric == "shared" else "what each loses"
 
 
 def _said(about: Mapping[str, Any], seen: str, shown: str) -> tuple[str, str]:

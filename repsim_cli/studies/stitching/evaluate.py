@@ -1,7 +1,7 @@
 """The performance that stitched models lose: a head runs once per batch, its tails on the streams of that pass."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,17 +24,20 @@ from repsim_cli.studies.stitching.models import (
     inputs_of,
     layer_name,
     output_names,
-    shuffled,
 )
+from repsim_cli.studies.stitching.noise import altered
 
-HeadKind = Literal["model", "random", "shuffled"]
+HeadKind = Literal["model", "random", "shuffled", "noise"]
 SCORES = ("loss", "correct", "kl", "differs")
 Held = Several | Literal["auto"] | None
+WORKS = 0.5  # share of what the tail knows that is kept, from which on a stitch works
+LITTLE = 0.1  # share of the tail's rows beyond the answers that is almost nothing
 USUAL = 64  # sequences that are kept for evaluation
 
 
 class Head(NamedTuple):
-    """A model as a head: as it is, with its weights shuffled, or with the rows of every batch shuffled."""
+    """A model as a head: as it is, with its weights shuffled, with the rows of every batch shuffled, or with noise
+    about a centre for each right answer in place of its rows."""
 
     model: str
     kind: HeadKind = "model"
@@ -44,6 +47,7 @@ class Head(NamedTuple):
             "model": self.model,
             "random": f"{self.model} (random weights)",
             "shuffled": f"{self.model} (rows shuffled)",
+            "noise": f"{self.model} (answers and noise)",
         }[self.kind]
 
 
@@ -142,18 +146,29 @@ class Estimate(NamedTuple):
     se: float
 
 
+class Shared(NamedTuple):
+    """Shares of variance beyond the right answers on evaluation sequences, at most 1, and 0 for noise: of the tail's
+    rows that the head's explain, and of the head's that the tail's explain."""
+
+    forward: Estimate
+    back: Estimate
+
+
 @dataclass(frozen=True)
 class Scores:
     """Sums over the predictions in every evaluation sequence. weights: their number (1 for a label).
 
     alone[tail][score]: of the tail model by itself. stitched[stitch][score]: of stitched models. Scores are loss (nats)
     and correct (a count); of stitched models also kl (of the tail's outputs from theirs, nats) and differs (how many
-    answers differ from the tail's).
+    answers differ from the tail's). answers: how often each right answer comes. shared: of stitches that are fitted,
+    unless too few rows have an answer that another has.
     """
 
     weights: Float[np.ndarray, " N"]
     alone: dict[str, dict[str, Float[np.ndarray, " N"]]]
     stitched: dict[Stitch, dict[str, Float[np.ndarray, " N"]]]
+    answers: Int[np.ndarray, " a"]
+    shared: Mapping[Stitch, Shared] = field(default_factory=dict)
 
     def of(self, stitch: Stitch, score: str) -> Estimate:
         return self._mean(self.stitched[stitch][score])
@@ -166,12 +181,35 @@ class Scores:
         sign = 1 if score == "loss" else -1
         return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
 
+    def kept(self, stitch: Stitch) -> float | None:
+        """Which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0 where no
+        more is known than how often each answer comes; None where the tail itself knows no more."""
+        shares = self.answers / self.answers.sum()
+        known = -float((shares * np.log(shares)).sum()) - self.of_alone(stitch.tail, "loss").value
+        return 1 - self.penalty(stitch).value / known if known > 0 else None
+
+    def misled(self, stitch: Stitch) -> bool:
+        """Whether the stitch works although the two sides share almost nothing beyond the right answers."""
+        kept, shared = self.kept(stitch), self.shared.get(stitch)
+        if kept is None or shared is None:
+            return False
+        return kept >= WORKS and shared.forward.value + 2 * shared.forward.se < LITTLE
+
     def _mean(self, sums: Float[np.ndarray, " N"]) -> Estimate:
         """The mean over predictions, with the standard error of a ratio of sums over sequences."""
-        count, total = len(sums), self.weights.sum()
-        mean = sums.sum() / total
-        spread = np.square(sums - mean * self.weights).sum() * count / (count - 1)
-        return Estimate(float(mean), float(np.sqrt(spread) / total))
+        return ratio(sums, self.weights)
+
+
+def ratio(sums: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]) -> Estimate:
+    """A ratio of sums over sequences."""
+    count, total = len(sums), weights.sum()
+    mean = sums.sum() / total
+    spread = np.square(sums - mean * weights).sum() * count / (count - 1)
+    return Estimate(float(mean), float(np.sqrt(spread) / total))
+
+
+def labels_of(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Int[Tensor, " b"] | None:
+    return None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
 
 
 @dataclass(frozen=True)
@@ -217,8 +255,8 @@ def evaluate_stitches(
             continue
         rows = slice(start, start + batch_size)
         inputs = inputs_of(sequences, rows)
-        labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
-        read = Streams(heads, tails, stitches, inputs, passes.seed + start)
+        labels = labels_of(sequences, rows)
+        read = Streams(heads, tails, stitches, inputs, labels, passes.seed + start)
         alone: list[Tensor] = []
         stitched: dict[Stitch, Tensor] = {}
         weights = torch.empty(0)
@@ -249,7 +287,16 @@ def evaluate_stitches(
         whole["weights"],
         {label: dict(zip(SCORES[:2], whole["own"][i], strict=False)) for i, label in enumerate(order)},
         {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
+        counts_of_answers(sequences, task),
     )
+
+
+def counts_of_answers(sequences: Sequences, task: PredictionTask) -> Int[np.ndarray, " a"]:
+    if sequences.labels is None:
+        answers = sequences.ids[:, 1:][sequences.mask[:, 1:]]
+    else:
+        answers = np.array(task.labels)[sequences.labels.codes]
+    return np.unique(answers, return_counts=True)[1]
 
 
 def _cut(cut: dict[tuple[str, Layer], Any], tail: Whole, after: Layer) -> Any:
@@ -269,9 +316,10 @@ class Streams:
         tails: Mapping[str, Whole],
         stitches: Sequence[Stitch],
         inputs: Inputs,
+        labels: Int[Tensor, " b"] | None,
         seed: int,
     ):
-        self.heads, self.inputs, self.seed = heads, inputs, seed
+        self.heads, self.inputs, self.labels, self.seed = heads, inputs, labels, seed
         wanted: dict[int, set[Layer]] = {}
         models: dict[int, Whole] = {}
         for stitch in stitches:
@@ -288,9 +336,7 @@ class Streams:
 
     def of(self, stitch: Stitch) -> Tensor:
         stream = self.streams[id(self.heads[stitch.head])][stitch.at]
-        if stitch.head.kind == "shuffled":
-            return shuffled({stitch.at: stream}, self.inputs.mask, self.seed)[stitch.at]
-        return stream
+        return altered(stitch.head.kind, {stitch.at: stream}, self.inputs, self.labels, self.seed)[stitch.at]
 
 
 def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b"]:

@@ -31,6 +31,7 @@ COLUMNS = {
     ACCURACY: "accuracy",
     PENALTY: "accuracy lost",
     "loss_penalty": "loss added",
+    "shared": "shared",
     "disagreement": "disagreement",
 }
 
@@ -123,7 +124,7 @@ def stitched(run: Finished) -> dict[str, Stitched]:
         layers = [matrix.about["layer"] for matrix in matrices]
         values = np.stack([run.array(matrix.values) for matrix in matrices], axis=2)
         shares = np.array([((block_of(layer) or 0) + 1) / blocks for layer in layers])
-        depths = Depths(run.groups, values, shares, larger_is_closer=quantity == ACCURACY)
+        depths = Depths(run.groups, values, shares, larger_is_closer=quantity in (ACCURACY, "shared"))
         by_quantity[quantity] = Stitched(matrices[0].label, layers, depths)
     return by_quantity
 

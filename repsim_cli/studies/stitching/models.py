@@ -8,7 +8,7 @@ A layer is the number of a block and means its output; EMBED is the input of the
 import copy
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
@@ -311,17 +311,3 @@ def scrambled(whole: Whole, auto: Auto, seed: int) -> Whole:
         weights.data = flat[torch.randperm(len(flat), generator=draw)].reshape(weights.shape)
     other.model.to(whole.device)
     return other
-
-
-def shuffled(
-    streams: Mapping[Layer, Float[Tensor, "b s d"]], mask: Bool[Tensor, "b s"], seed: int
-) -> dict[Layer, Float[Tensor, "b s d"]]:
-    """The rows of a batch in another order, the same at every layer; padding stays where it is."""
-    rows = mask.flatten().nonzero().flatten()
-    order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
-    out = {}
-    for layer, stream in streams.items():
-        flat = stream.flatten(0, 1).clone()
-        flat[rows.to(flat.device)] = flat[order.to(flat.device)]
-        out[layer] = flat.reshape(stream.shape)
-    return out

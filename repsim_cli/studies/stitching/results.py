@@ -21,7 +21,8 @@ RANDOM_HEADS = "heads of random weights, when trained"  # what chance gives
 POINTS_DRAWN = 50  # of a learning curve; each the mean over some steps
 PENALTIES = [
     "head", "tail", "head layer", "tail layer", "loss", "own loss", "penalty", "penalty se", "accuracy lost",
-    "accuracy lost se", "KL", "KL se", "ended",
+    "accuracy lost se", "KL", "KL se", "shared", "shared se", "shared back", "shared back se", "kept", "misleads",
+    "ended",
 ]  # fmt: skip
 ALONE = ["loss", "loss se", "accuracy", "accuracy se"]
 
@@ -39,6 +40,9 @@ QUANTITIES = {
         "accuracy lost against the tail alone", lambda scores, stitch: scores.penalty(stitch, "correct")
     ),
     "loss_penalty": Quantity("cross-entropy added, nats", lambda scores, stitch: scores.penalty(stitch, "loss")),
+    "shared": Quantity(
+        "share of the tail's rows that the head's explain", lambda scores, stitch: scores.shared[stitch].forward
+    ),
     "disagreement": Quantity("share of answers not the tail's", lambda scores, stitch: scores.of(stitch, "differs")),
 }
 
@@ -51,7 +55,10 @@ def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
         return [*place, *[None] * (len(PENALTIES) - 5), f"diverged at step {fit.diverged}"]
     loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
     spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
-    return [*place, loss, alone, *spread, "trained" if fit is not None and len(fit.losses) else "not trained"]
+    ways = scores.shared.get(stitch, [(None, None)] * 2)
+    misleads = ("yes" if scores.misled(stitch) else "no") if stitch in scores.shared else None
+    rows = [*(number for way in ways for number in way), scores.kept(stitch), misleads]
+    return [*place, loss, alone, *spread, *rows, "trained" if fit is not None and len(fit.losses) else "not trained"]
 
 
 def _alone(scores: Scores, label: str) -> list[float]:
@@ -105,7 +112,9 @@ def results_of_groups(
     labels = list(dict.fromkeys(label for group in members.values() for label in group))
     rows, columns = (Side(model=f"{part} of the stitched model", layers=labels) for part in ("head", "tail"))
     matrices = {}
-    for name, quantity in QUANTITIES.items():
+    measured = [name for name in QUANTITIES if name != "shared" or scores.shared]
+    for name in measured:
+        quantity = QUANTITIES[name]
         for layer in layers[labels[0]]:
             values = np.zeros((2, len(labels), len(labels)))
             for head, tail in pairs:
@@ -125,3 +134,16 @@ def results_of_groups(
     alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
     tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
     return Results(study="stitching", matrices=matrices, tables=tables)
+
+
+def warn_of_misled(run: Run, scores: Scores) -> None:
+    """Of stitches of other models; those of baselines are there to be seen through."""
+    others = [s for s in scores.stitched if s.head.kind == "model" and s.head.model != s.tail]
+    if misled := [s for s in others if scores.misled(s)]:
+        most = max(misled, key=lambda s: scores.kept(s) or 0)
+        kept, shared = scores.kept(most), scores.shared[most].forward.value
+        run.warn(
+            f"stitching: {len(misled)} of {len(others)} stitches work although the rows of their head explain almost "
+            f"nothing of those of the tail beyond the right answers, most of all {most} (keeps {kept:.2f} of what the "
+            f"tail knows, rows shared {shared:.2f}); their penalty says nothing of what the models share"
+        )

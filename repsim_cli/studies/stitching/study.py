@@ -45,11 +45,17 @@ from repsim_cli.studies.stitching.evaluate import (
 )
 from repsim_cli.studies.stitching.layers import check_layer
 from repsim_cli.studies.stitching.models import Whole, open_whole, scrambled
-from repsim_cli.studies.stitching.results import curve_of_losses, results_of_groups, tables_of_pairs
+from repsim_cli.studies.stitching.results import (
+    curve_of_losses,
+    results_of_groups,
+    tables_of_pairs,
+    warn_of_misled,
+)
+from repsim_cli.studies.stitching.shared import ROWS, shared_rows
 from repsim_cli.studies.stitching.train import Fitting, StitchFit, StitchRecipe, fit_key, fit_stitches
 
-Baseline = Literal["self", "random", "shuffled"]
-AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled"}
+Baseline = Literal["self", "random", "shuffled", "noise"]
+AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled", "noise": "noise"}
 HELD = 2  # whole models that a worker keeps
 
 
@@ -69,7 +75,8 @@ class Stitching(Study):
         documents, unless the text is one document; `auto`: 64, at most half of them where layers are fitted; null: all
         of them, for stitch layers that are not fitted.
     baselines: heads for every tail beside other models: the tail itself (`self`), with its weights in random order
-        (`random`), or with the rows of every batch in random order (`shuffled`); null: none.
+        (`random`), with the rows of every batch in random order (`shuffled`), or with noise about a centre for each
+        right answer in place of its rows (`noise`); null: none.
     recipe: the stitch layers and how they are fitted.
     labels: the names of classifiers' labels, in the order of their logits, where configs do not name them; null: those
         of configs.
@@ -158,6 +165,7 @@ class Stitching(Study):
             "streams": 4.0 * places * sum(s.width * (s.layers + 1) for s in self.models.values()),
             "outputs": 4.0 * 4 * places * most,
             "gradients": 4.0 * places * widest * 24 * blocks * self.recipe.trained,
+            "rows that are compared": 8.0 * 4 * ROWS * widest * (blocks + 1) * self.recipe.fitted,
             "stitch layers": 4.0 * 3 * len(self.stitches) * (widest + 1) ** 2 * self.recipe.fitted,
         }
 
@@ -248,6 +256,11 @@ class Stitching(Study):
                 Passes(hardware.batch_size, self.seed, run.progress, entries.get(name or "")),
                 maps,
             )
+        if self.recipe.fitted:
+            with run.stage("rows that are shared"):
+                shared = shared_rows(heads, wholes, whole, (train, held), hardware.batch_size, self.seed, run.progress)
+                scores = replace(scores, shared=shared)
+        warn_of_misled(run, scores)
         with run.stage("results"):
             classifiers = task.outputs != ()
             if members:

@@ -16,7 +16,7 @@ from repsim_cli.base.settings import Above0, Fraction, Medium, NotNegative, Posi
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.cache import Entry, key
 from repsim_cli.runs.results import Progress, quiet
-from repsim_cli.studies.stitching.evaluate import PredictionTask, Stitch
+from repsim_cli.studies.stitching.evaluate import PredictionTask, Stitch, labels_of
 from repsim_cli.studies.stitching.layers import (
     KINDS,
     Init,
@@ -25,7 +25,8 @@ from repsim_cli.studies.stitching.layers import (
     start_at_identity,
     start_at_least_squares,
 )
-from repsim_cli.studies.stitching.models import Layer, Whole, inputs_of, shuffled
+from repsim_cli.studies.stitching.models import Layer, Whole, inputs_of
+from repsim_cli.studies.stitching.noise import altered
 
 CODE = 1  # raise when a change of the code changes what a trained layer is (tests/test_codes.py)
 
@@ -202,8 +203,8 @@ def _train(
         for start in range(0, len(rows[step]), batch_size):
             part = rows[step][start : start + batch_size]
             inputs = inputs_of(sequences, part)
-            labels = None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[part]).long()
-            streams = _streams(head, inputs, running, seed + 1 + step * len(sequences.ids) + start)
+            labels = labels_of(sequences, part)
+            streams = _streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start)
             for stitch in running:
                 with tail.autocast():
                     stream = layers[stitch](streams[stitch.at].to(device))
@@ -261,9 +262,11 @@ def _order(count: int, recipe: StitchRecipe, seed: int) -> np.ndarray:
     return np.concatenate(passes)[:wanted].reshape(recipe.steps, recipe.batch)
 
 
-def _streams(head: Whole, inputs: Any, stitches: Sequence[Stitch], seed: int) -> dict[Layer, torch.Tensor]:
+def _streams(
+    head: Whole, inputs: Any, labels: torch.Tensor | None, stitches: Sequence[Stitch], seed: int
+) -> Mapping[Layer, torch.Tensor]:
     streams = head.streams(inputs, sorted({stitch.at for stitch in stitches}))
-    return shuffled(streams, inputs.mask, seed) if stitches[0].head.kind == "shuffled" else streams
+    return altered(stitches[0].head.kind, streams, inputs, labels, seed)
 
 
 def _initialise(
@@ -282,8 +285,9 @@ def _initialise(
     moments = {s: PairedSums(layer, head.width, tail.width, tail.device) for s, layer in layers.items()}
     chosen = np.sort(np.random.default_rng(seed).permutation(len(sequences.ids))[: recipe.init_sequences])
     for start in range(0, len(chosen), batch_size):
-        inputs = inputs_of(sequences, chosen[start : start + batch_size])
-        streams = _streams(head, inputs, list(layers), seed + start)
+        some = chosen[start : start + batch_size]
+        inputs = inputs_of(sequences, some)
+        streams = _streams(head, inputs, labels_of(sequences, some), list(layers), seed + start)
         targets = tail.streams(inputs, sorted({stitch.into for stitch in layers}))
         inside = inputs.mask.to(tail.device)
         for stitch, sums in moments.items():

@@ -42,8 +42,8 @@ from repsim_cli.studies.stitching.models import (
     open_whole,
     output_names,
     scrambled,
-    shuffled,
 )
+from repsim_cli.studies.stitching.noise import shuffled
 from repsim_cli.studies.stitching.train import Fitting, StitchRecipe, fit_key, fit_stitches
 
 CAUSAL, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
@@ -212,11 +212,11 @@ def test_scores_are_those_of_the_outputs():
 def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
     values = np.random.default_rng(0).normal(size=30)
     stitch = Stitch(Head("a"), "b", 0, 0)
-    found = Scores(np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": values}})
+    found = Scores(np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": values}}, np.ones(2, int))
     assert found.penalty(stitch).value == pytest.approx(values.mean())
     assert found.penalty(stitch).se == pytest.approx(values.std(ddof=1) / np.sqrt(30))
     # twice as many predictions of the same kind in a sequence are one sequence still
-    twice = Scores(2 * np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": 2 * values}})
+    twice = Scores(2 * np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": 2 * values}}, np.ones(2, int))
     assert twice.penalty(stitch) == pytest.approx(found.penalty(stitch))
 
 
