@@ -4,11 +4,14 @@ Neurons are standardised once; the (d_x, d_y) correlations of several pairs of r
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
 
 import numpy as np
 import scipy
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
 from repsim_cli.base.registry import measures
@@ -203,6 +206,56 @@ def soft_matching() -> Measure:
     0.5
     """
     return of_correlations(transported, transport)
+
+
+Mass = Annotated[float, Field(gt=0, le=1)]
+
+
+def partly(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, float]:
+    """The best transport of a part of the mass; what is left of a side goes to a neuron beside the other's."""
+    if mass == 1:
+        return transported(correlations)
+    from ot import emd  # slow to import
+
+    cells = correlations.double().cpu().numpy()
+    costs = np.zeros(tuple(size + 1 for size in cells.shape))
+    costs[:-1, :-1], costs[-1, -1] = 1 - cells, 4  # what is left of both sides is not matched with each other
+    masses = [np.append(np.full(size, 1 / size), 1 - mass) for size in cells.shape]
+    moved = np.asarray(emd(*masses, costs, numItermax=10_000_000))[:-1, :-1]
+    value = float((cells * moved).sum() / moved.sum())
+    return value, value
+
+
+@measures.register(
+    "partial_soft_matching",
+    Card(
+        label="partial soft matching",
+        larger_is_closer=True,
+        bounds=(-1.0, 1.0),
+        symmetric=True,
+        is_metric=False,
+        invariant_to=CORRELATIONS,
+        minimum_rows=3,
+        cost="n d^2 + d^3 per pair",
+        source="Kapoor et al. 2026, correlation form: partial optimal transport of uniform mass",
+        note="1: a share `mass` of each side has the same neurons, each as often, whatever the others do. Chance grows "
+        "as the mass falls, since the best are chosen.",
+    ),
+)
+def partial_soft_matching(*, mass: Mass = 0.5) -> Measure:
+    """Mean signed correlation of the share of neurons that transport matches best, in [-1, 1].
+
+    mass: this share of each side; the others match nothing. 1: `soft_matching`. A list gives the curve over it: it
+        falls where neurons have no counterpart.
+
+    One of two neurons is shared:
+
+    >>> from repsim_cli import measures
+    >>> x, y = [[2., 1.], [2., -1.], [-2., 1.], [-2., -1.]], [[1., 1.], [1., -1.], [-1., -1.], [-1., 1.]]
+    >>> [round(measures.get("partial_soft_matching", mass=mass)(x, y), 12) for mass in (0.5, 1.0)]
+    [1.0, 0.5]
+    """
+    return of_correlations(partial(partly, mass=mass))
 
 
 def fits(a: Basis, b: Basis) -> tuple[float, float]:

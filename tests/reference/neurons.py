@@ -46,6 +46,16 @@ def soft_matching(x, y):
     return 1 - plan.fun
 
 
+def partial_soft_matching(x, y, mass=0.5):
+    """A linear programme: no neuron gives more than its share, and the mass is moved."""
+    r = correlations(x, y)
+    k, l = r.shape
+    shares = np.vstack([np.kron(np.eye(k), np.ones(l)), np.kron(np.ones(k), np.eye(l))])
+    most = np.concatenate([np.full(k, 1 / k), np.full(l, 1 / l)])
+    plan = scipy.optimize.linprog(-r.ravel(), shares, most, np.ones((1, k * l)), [mass], method="highs-ds")
+    return -plan.fun / mass
+
+
 def mixedsim(x, y):
     left = (residuals(x, y) ** 2).sum(0) / ((x - x.mean(0)) ** 2).sum(0)
     return np.mean(np.sqrt(1 - left))
