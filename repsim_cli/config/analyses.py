@@ -54,6 +54,7 @@ def analyses_of(
         base=manifest.get("base"),
         options=manifest.get("options", {}),
         budget="budget" in results.about,
+        settings={measured.label: (measured.name, measured.settings) for measured in results.measures},
     )
     options, claims = chosen(planned, bound, tested)
     named = {*bound, *(claim.analysis for claim in claims)}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from repsim_cli.base import registry
-from repsim_cli.base.errors import BadInput, Unreachable
+from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Group, Ranked
 from repsim_cli.config.binding import Fields, attempt, bind, component, model_function
@@ -101,6 +101,22 @@ def every_measure(chosen: Any, study: Any) -> Any:
 
     others = {label: entry for label, entry in chosen.items() if entry != {"kind": ALL}}
     return {name: defaults(name) for name in measures.names(study.reads)} | others
+
+
+def each_value(chosen: Any) -> Any:
+    """The measures, those with a list in place of a number once for each of its values, which end their labels."""
+    if not isinstance(chosen, dict):
+        return chosen
+    found: Fields = {}
+    for label, entry in chosen.items():
+        lists = [key for key, value in entry.items() if isinstance(value, list)] if isinstance(entry, dict) else []
+        if len(lists) > 1:
+            raise BadConfig([f"measure.{label}: several lists, got {', '.join(lists)}; give one number a list"])
+        for key in lists:
+            found |= {f"{label}_{key}{value}": {**entry, key: value} for value in entry[key]}
+        if not lists:
+            found[label] = entry
+    return found
 
 
 def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:

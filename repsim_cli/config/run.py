@@ -32,7 +32,7 @@ from repsim_cli.config.binding import (
 )
 from repsim_cli.config.executor import PORTS, check_executor
 from repsim_cli.config.extract import extract_of
-from repsim_cli.config.parts import ROLES, bound_models, every_measure, misplaced, out_of_reach, runnable, unread
+from repsim_cli.config.parts import ROLES, bound_models, each_value, every_measure, misplaced, out_of_reach, runnable, unread
 from repsim_cli.figures.frame import Figures, settings_of
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned
@@ -175,7 +175,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     named = isinstance(plain.get("study"), str)
     study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
-        plain["measure"] = every_measure(plain["measure"], study.function)
+        plain["measure"] = each_value(every_measure(plain["measure"], study.function))
     keys = attempt(problems, "", lambda: validated(RunKeys, plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
         give_up(problems)
@@ -308,8 +308,9 @@ def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fie
     groups = {name: len(group) if isinstance(group, list) else int(group.get("top") or group.get("bottom") or 0)
               for name, group in (keys.groups or {}).items()}  # fmt: skip
     return Planned(
-        study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options, budget=budget
-    )
+        study=keys.study, models=facts, measures=measures, groups=groups, base=keys.base, options=options,
+        budget=budget, settings={label: (bound.name, bound.settings) for label, bound in study.measures.items()},
+    )  # fmt: skip
 
 
 def _plain(config: DictConfig, problems: list[str]) -> Fields:
