@@ -32,7 +32,16 @@ from repsim_cli.config.binding import (
 )
 from repsim_cli.config.executor import PORTS, check_executor
 from repsim_cli.config.extract import extract_of
-from repsim_cli.config.parts import ROLES, bound_models, each_value, every_measure, misplaced, out_of_reach, runnable, unread
+from repsim_cli.config.parts import (
+    ROLES,
+    bound_models,
+    each_value,
+    every_measure,
+    misplaced,
+    out_of_reach,
+    runnable,
+    unread,
+)
 from repsim_cli.figures.frame import Figures, settings_of
 from repsim_cli.findings.analyse import card_of, chosen
 from repsim_cli.findings.analysis import Planned

@@ -26,8 +26,8 @@ FEW = 3  # models up to which each has figures of its own in the overview
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """What is known of a run before it starts. models: those of the run, read as facts. measures: by label, as results
-    keep them; settings: their names and settings. groups: by name, how many models each has. options: the study's. budget: whether values are split into
-    their parts."""
+    keep them; settings: their names and settings. groups: by name, how many models each has. options: the study's.
+    budget: whether values are split into their parts."""
 
     study: str
     models: Mapping[str, Facts]

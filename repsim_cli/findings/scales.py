@@ -83,7 +83,8 @@ def area(at: Sequence[float], values: Sequence[float]) -> float:
     (0.5, 0.75)
     """
     x = np.log(at) if is_logarithmic(at) else np.asarray(at, float)
-    return float(np.trapezoid(values, x) / (x[-1] - x[0]))
+    middles = np.convolve(values, [0.5, 0.5], "valid")
+    return float(middles @ np.diff(x) / (x[-1] - x[0]))
 
 
 def is_logarithmic(at: Iterable[float]) -> bool:
@@ -137,7 +138,9 @@ def scales(run: Finished, options: Scales, claims: Sequence[Claim]) -> Part:
             if all(pair in each for each in values):
                 line = lines[" and ".join(dict.fromkeys(pair))] = [each[pair] for each in values]
                 of_chance = area(at, chance) if chance else None
-                rows.append([family.name, family.over, at[0], at[-1], *pair, area(at, line), of_chance, line[0], line[-1]])
+                rows.append(
+                    [family.name, family.over, at[0], at[-1], *pair, area(at, line), of_chance, line[0], line[-1]]
+                )
         if lines:
             curves[free(f"{family.name} over {family.over}", curves)] = Curve(
                 x=Axis(name=family.over),
