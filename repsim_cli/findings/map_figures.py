@@ -101,7 +101,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     starts = (0,) if mixed else ends[:-1].tolist()
     whole = (raw if values else joined(quantity))[cells]
     drawn = Drawn(whole, p, score, level, quantity)
-    seen = f"{listed(models)}: how alike their layers are"
+    seen = f"{listed(models)}: how alike {'models' if measured.card.get('reads') == 'outputs' else 'their layers'} are"
     if len(models) == 2 and values:
         first, second = (np.arange(ends[k], ends[k + 1]) for k in (0, 1))
         line = closest_columns(raw[np.ix_(first, second)], larger)

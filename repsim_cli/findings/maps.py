@@ -276,7 +276,7 @@ class Maps:
 
 
 @analysis(
-    studies=("similarity", "attention", "outputs", "convergence", "training_view", "parallel"),
+    studies=("similarity", "attention", "outputs", "likelihoods", "convergence", "training_view", "parallel"),
     unasked=lambda planned: True,
     figures=figures,
 )

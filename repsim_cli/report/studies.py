@@ -295,6 +295,7 @@ QUESTIONS = {
     "finetune": "How accurate are the classifiers, and do they agree?",
     "grounding": "Which measure sees differences between models that are known to be there?",
     "layers": "Which layer should be read, probed, steered or left out?",
+    "likelihoods": "How far apart are the models by the likelihoods that they give to the same texts?",
     "modular_training": "Did the models learn to add modulo a prime?",
     "outputs": "How far do the models differ in what they predict on the same rows?",
     "parallel": "Does a model give the two texts of a pair the same place?",

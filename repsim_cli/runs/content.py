@@ -28,8 +28,8 @@ WHERE, SAME = "where it changed", "the same layer of two models"
 CHANCE = "chance"  # the detail of a matrix that has the level of chance of each cell: the mean of random pairings
 MADE_OF = "what similarity is made of"
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
-REUSED = "what dictionaries of the base are worth"
-ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED)
+REUSED, NEAREST = "what dictionaries of the base are worth", "closest and furthest models"
+ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")

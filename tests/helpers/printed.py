@@ -69,6 +69,7 @@ SHORTER = {  # what makes the command of a study short, None: nothing does
     "finetune": None,
     "grounding": None,
     "layers": ("extract.sequences=40", "options.without=2"),
+    "likelihoods": ("extract.sequences=24",),
     "modular_training": None,
     "outputs": FEW,
     "parallel": ("extract.sequences=24",),

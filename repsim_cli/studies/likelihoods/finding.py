@@ -1,0 +1,80 @@
+"""Which models give texts the likelihoods of which others, and a map of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.figures.frame import line_styles
+from repsim_cli.figures.lines import plain
+from repsim_cli.figures.panels import headline
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import NEAREST, Table
+from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, placed
+
+MAP = "map of models"
+PANEL = (3.6, 3.0)  # inches
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikelihoodOptions:
+    """Which models are closest and furthest by the likelihoods of texts, and a map of them. There are no settings."""
+
+
+def sentences(run: Finished) -> Iterator[list[str]]:
+    (measured,) = run.results.measures
+    (matrix,) = measured.matrices
+    assert matrix.se is not None
+    labels, values, errors = matrix.rows.layers, run.array(matrix.values), run.array(matrix.se)
+    pairs = sorted(combinations(range(len(labels)), 2), key=lambda pair: values[pair])
+    for word, (a, b) in zip(("closest", "furthest"), (pairs[0], pairs[-1])[: len(pairs)], strict=False):
+        same = "the same to the bit, " if not values[a, b] else ""
+        yield [
+            word,
+            f"{labels[a]} and {labels[b]}: {same}KL {values[a, b]:.3g} nats per text (se {errors[a, b]:.2g}, "
+            f"{matrix.n:,} texts)",
+        ]
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """likelihoods-map: the models on the plane that keeps most of their distances"""
+    yield "likelihoods-map", partial(_drawn, run)
+
+
+def _drawn(run: Finished) -> Any:
+    from matplotlib.figure import Figure
+
+    table = run.results.tables[MAP]
+    figure = Figure(figsize=PANEL)
+    panel = figure.add_axes((0, 0, 1, 1))
+    for (label, x, y, *_), style in zip(table.rows, line_styles(len(table.rows)), strict=True):
+        panel.plot([x], [y], **{**style, "linestyle": "none"}, markersize=5)
+        panel.annotate(label, (x, y), (4, 4), textcoords="offset points", fontsize=7, parse_math=False)
+    shares = table.rows[0][3:]
+    panel.set_xlabel(f"first axis, square root of nats ({shares[0]:.0%} of squared distances)", fontsize=8)
+    panel.set_ylabel(f"second axis ({shares[1]:.0%})", fontsize=8)
+    panel.margins(0.2)
+    panel.set_aspect("equal", adjustable="datalim")
+    plain(panel)
+    headline(figure, "Models by the likelihoods of texts", "a squared distance is a KL divergence in nats per text")
+    return figure
+
+
+@analysis(studies=("likelihoods",), unasked=lambda planned: True, figures=figures)
+def likelihoods(run: Finished, options: LikelihoodOptions, claims: Sequence[Claim]) -> Part:
+    """Says which models are closest and furthest, and places them on a map."""
+    logs = run.array(run.results.matrices[LIKELIHOODS].values)
+    places, shares = placed(np.asarray(logs))
+    labels = run.results.matrices[LIKELIHOODS].rows.layers
+    rows = [[label, *map(float, place), *map(float, shares)] for label, place in zip(labels, places, strict=True)]
+    columns = ["model", "first", "second", "share of the first", "share of the second"]
+    return Part(
+        tables={
+            NEAREST: Table(columns=["models", "what"], rows=list(sentences(run))),
+            MAP: Table(columns=columns, rows=rows),
+        }
+    )

@@ -1,0 +1,182 @@
+"""Log-likelihoods of texts: by hand, planted distances and their errors, and the divergence that they stand for."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from helpers.printed import ASSETS
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repsim_cli.base import registry
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.settings import Extract, Hardware
+from repsim_cli.data.base import Sequences
+from repsim_cli.runs import reader
+from repsim_cli.runs.content import NEAREST
+from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, between, centred, placed
+from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, scored
+
+TINY_A = ASSETS / "models" / "tiny_a"
+WORDS = ("run", "-q", "study=likelihoods", "extract=words", "measure=[]", "extract.sequences=40", "extract.length=32",
+         "hardware.threads=1")  # fmt: skip
+transformers = registry.models.get("transformers").function
+
+
+def noised(model, size, seed=0):
+    """A copy with noise of this size, relative to each tensor."""
+    changed, draw = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in changed.parameters():
+            weights += size * weights.std() * torch.randn(weights.shape, generator=draw)
+    return changed
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return AutoModelForCausalLM.from_pretrained(TINY_A).eval()
+
+
+def sequences_of(ids, word):
+    ids, word = np.array(ids), np.array(word)
+    whole = np.ones_like(word, dtype=bool)
+    return Sequences(
+        inputs=ids, mask=whole, text=whole, document=np.zeros_like(ids), position=word, documents=1, word=word
+    )
+
+
+def test_what_is_scored_comes_after_the_first_word():
+    texts = sequences_of([[5, 6, 7, 8], [5, 6, 7, 8]], [[0, 0, 1, -1], [-1, 3, 4, 4]])
+    assert scored(texts).tolist() == [[False, False, True, True], [False, False, True, True]]
+    none = sequences_of([[5, 6]], [[-1, -1]])
+    assert not scored(none).any()
+
+
+def test_likelihoods_are_those_of_the_model_token_by_token(tiny):
+    ids = np.random.default_rng(0).integers(5, 400, (3, 7))
+    texts = sequences_of(ids, np.tile([0, 0, 1, 2, 2, 3, 4], (3, 1)))
+    found = log_likelihoods(tiny, transformers(path=str(TINY_A)), texts)
+    for row, value in zip(ids, found, strict=True):
+        total = 0.0
+        for place in range(2, 7):
+            with torch.no_grad():
+                logits = tiny(torch.tensor(row[None, :place])).logits[0, -1].double()
+            total += float(logits.log_softmax(0)[row[place]])
+        assert value == pytest.approx(total, abs=1e-4)
+
+
+def test_distances_are_those_of_the_matrix_that_is_centred_both_ways():
+    logs = np.random.default_rng(0).normal(size=(4, 50)) * 9
+    found = between(logs, np.arange(50))
+    rows = centred(logs)
+    assert np.abs(rows.mean(0)).max() < 1e-12
+    for a in range(4):
+        for b in range(4):
+            assert found.values[a, b] == pytest.approx(np.square(rows[a] - rows[b]).sum() / 49 / 2)
+            assert found.values[a, b] == pytest.approx(np.var(logs[a] - logs[b], ddof=1) / 2)
+
+
+def test_errors_are_the_spread_over_draws_of_documents():
+    """Four texts of a document are alike."""
+    values, errors, naive = [], [], []
+    documents = np.repeat(np.arange(60), 4)
+    for seed in range(200):
+        draw = np.random.default_rng(seed)
+        logs = draw.normal(size=(2, 60))[:, documents] + 0.3 * draw.normal(size=(2, 240))
+        found = between(logs, documents)
+        values.append(found.values[0, 1])
+        errors.append(found.se[0, 1])
+        naive.append(between(logs, np.arange(240)).se[0, 1])
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.15)
+    assert np.mean(naive) < 0.7 * np.std(values)
+
+
+def test_two_axes_keep_distances_that_lie_in_a_plane():
+    draw = np.random.default_rng(0)
+    logs = draw.normal(size=(5, 2)) @ draw.normal(size=(2, 80)) + draw.normal(size=80)
+    places, shares = placed(logs)
+    wanted = between(logs, np.arange(80)).values
+    np.testing.assert_allclose(np.square(places[:, None] - places).sum(-1), wanted, atol=1e-9)
+    assert shares.sum() == pytest.approx(1)
+    assert placed(logs[:2])[0].shape == (2, 2)
+
+
+@pytest.mark.slow
+def test_close_models_are_as_far_apart_as_their_divergence(tiny):
+    """Half the variance over texts that a model wrote is its KL from another, which the mean difference estimates."""
+    torch.manual_seed(0)
+    start = torch.full((600, 1), 11)
+    ids = tiny.generate(start, do_sample=True, min_new_tokens=23, max_new_tokens=23, top_k=0, pad_token_id=0).numpy()
+    texts = sequences_of(ids, np.tile(np.arange(24), (600, 1)))
+    source = transformers(path=str(TINY_A))
+    own = log_likelihoods(tiny, source, texts)
+    last = 0.0
+    for size in (0.01, 0.03, 0.1):
+        other = log_likelihoods(noised(tiny, size), source, texts)
+        found = between(np.stack([own, other]), np.arange(600))
+        divergence = own - other
+        error = divergence.std() / 600**0.5
+        assert (
+            abs(found.values[0, 1] - divergence.mean()) < 3 * np.hypot(error, found.se[0, 1]) + 0.1 * found.values[0, 1]
+        )
+        assert found.values[0, 1] > 4 * last
+        last = found.values[0, 1]
+    assert last > 0.05
+
+
+def test_a_run_finds_copies_and_orders_noise(repsim, newest, tiny, tmp_path):
+    """Equal models are 0 apart, and more noise is further."""
+    for name, size in (("same", 0.0), ("little", 0.02), ("much", 0.2)):
+        noised(tiny, size).save_pretrained(tmp_path / name)
+        AutoTokenizer.from_pretrained(TINY_A).save_pretrained(tmp_path / name)
+    others = ", ".join(
+        f"{name}: {{kind: transformers, path: {tmp_path / name}}}" for name in ("same", "little", "much")
+    )
+    code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a]", f"+model={{{others}}}")
+    assert code == 0, err
+    found = reader.read_results(newest())
+    (measured,) = found.measures
+    values = reader.read_array(newest(), measured.matrices[0].values)
+    assert values[0, 1] == 0
+    assert 0 < values[0, 2] < values[0, 3]
+    assert found.tables[NEAREST].rows[0][1].startswith("tiny_a and same: the same to the bit, KL 0 nats")
+
+
+def test_models_of_other_tokenizers_read_the_same_words(repsim, newest):
+    other = "+model.other={kind: random, tokenizer: word_pieces, config: {model_type: gpt2, n_embd: 16, n_layer: 1, n_head: 2}}"
+    code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a]", other)
+    assert code == 0, err
+    found = reader.read_results(newest())
+    table = found.tables["likelihoods of models"]
+    assert len(set(table.column("words"))) == len(set(table.column("texts"))) == 1
+    logs = reader.read_array(newest(), found.matrices[LIKELIHOODS].values)
+    assert logs.shape == (2, table.rows[0][4])
+    assert (logs < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("models", "unit", "match"),
+    [
+        (["tiny_a"], "word", r"model: likelihoods are compared between models, got 1; select two or more"),
+        (["tiny_a", "tiny_b"], "token", r"extract.unit: texts are to be the same words for every tokenizer, got token"),
+    ],
+)
+def test_what_is_refused(models, unit, match):
+    with pytest.raises(BadInput, match=match):
+        Likelihoods(
+            model={label: transformers(path=str(ASSETS / "models" / label)) for label in models},
+            data=registry.data.get("embedded_text").function(),
+            extract=Extract(hook_points=["resid_post"], unit=unit),
+            hardware=Hardware(),
+            seed=0,
+        )
+
+
+def test_few_texts_and_other_models_are_refused(repsim):
+    code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a,tiny_b]", "extract.sequences=9")
+    assert code == 2
+    assert "data: 20 texts of two words or more are needed, got 9; read more (extract.sequences)" in err
+    encoder = "+model.other={kind: random, config: {model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2}}"
+    code, _, err = repsim(*WORDS, "data=embedded", "model=[tiny_a]", encoder)
+    assert code == 2
+    assert "model.other: it has no output head for the next token; use a causal language model" in err
