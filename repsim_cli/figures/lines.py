@@ -118,8 +118,10 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
             panel.set_ylim(1.05 * low, 1.02 * curves[0].bounds[1])
         else:
             from_zero([panel])
-    if any(curve.errors for curves in groups for curve in curves):
-        name_bands(axes[min(1, len(axes) - 1)], ["one standard error"])
+    drawn = [curve for curves in groups for curve in curves]
+    shaded = [band.of for curve in drawn for band in curve.bands.values()]
+    shaded += ["one standard error"] * any(curve.errors for curve in drawn)
+    name_bands(axes[min(1, len(axes) - 1)], shaded)
     legend_beside(axes[min(1, len(axes) - 1)])
     return figure
 

@@ -220,8 +220,8 @@ def partly(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, floa
     cells = correlations.double().cpu().numpy()
     costs = np.zeros(tuple(size + 1 for size in cells.shape))
     costs[:-1, :-1], costs[-1, -1] = 1 - cells, 4  # what is left of both sides is not matched with each other
-    masses = [np.append(np.full(size, 1 / size), 1 - mass) for size in cells.shape]
-    moved = np.asarray(emd(*masses, costs, numItermax=10_000_000))[:-1, :-1]
+    rows, columns = (np.append(np.full(size, 1 / size), 1 - mass) for size in cells.shape)
+    moved = np.asarray(emd(rows, columns, costs, numItermax=10_000_000))[:-1, :-1]
     value = float((cells * moved).sum() / moved.sum())
     return value, value
 

@@ -3,4 +3,7 @@
 from repsim_cli.runs.content import CHANCE
 
 RETRIEVAL, BY_TOKENS, P_AT_MOST = "retrieval", "shared tokens alone", "p, at most"
-RETRIEVAL_COLUMNS = ["model", "other model", "from", "to", "layer", RETRIEVAL, "rows", CHANCE, BY_TOKENS, P_AT_MOST]
+LOW, HIGH = "low", "high"  # of the 95 % interval
+RETRIEVAL_COLUMNS = [
+    "model", "other model", "from", "to", "layer", RETRIEVAL, LOW, HIGH, "rows", CHANCE, BY_TOKENS, P_AT_MOST,
+]  # fmt: skip

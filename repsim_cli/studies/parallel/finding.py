@@ -14,11 +14,12 @@ from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
-from repsim_cli.runs.content import CHANCE, FOUND, Axis, Curve, Measured, Table
-from repsim_cli.studies.parallel.columns import BY_TOKENS, RETRIEVAL
+from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table
+from repsim_cli.studies.parallel.columns import BY_TOKENS, HIGH, LOW, RETRIEVAL
 
 Way = tuple[str, str]  # from a column to a column
 Ways = Mapping[Way, Mapping[str, Sequence[Mapping[str, Any]]]]
+OF = "95 % over texts"
 ACROSS = "the same layer across columns"
 
 
@@ -52,9 +53,9 @@ def sentences(ways: Ways) -> Iterator[list[str]]:
         end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
         yield [
             model,
-            f"{row[RETRIEVAL]:.2f} of {row['rows']:,} texts find their pair at {word(row['layer'])} ({first} to "
-            f"{second}; back {other[RETRIEVAL]:.2f}), where chance gives {row[CHANCE]:.2g} and {BY_TOKENS} "
-            f"{row[BY_TOKENS]:.2f}{end}",
+            f"{row[RETRIEVAL]:.2f} [{row[LOW]:.2f}, {row[HIGH]:.2f}] of {row['rows']:,} texts find their pair at "
+            f"{word(row['layer'])} ({first} to {second}; back {other[RETRIEVAL]:.2f}), where chance "
+            f"gives {row[CHANCE]:.2g} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}",
         ]
 
 
@@ -74,6 +75,7 @@ def retrieval_curves(ways: Ways) -> Iterator[Curve]:
                 y=Axis(name=f"pairs found, {first} to {second}"),
                 at=[row["layer"] for row in rows],
                 lines={RETRIEVAL: [row[RETRIEVAL] for row in rows]},
+                bands={RETRIEVAL: Band(low=[row[LOW] for row in rows], high=[row[HIGH] for row in rows], of=OF)},
                 bounds=[0.0, 1.0],
                 about={"quantity": f"{RETRIEVAL} {first} to {second}", "model": model, "levels": levels},
             )

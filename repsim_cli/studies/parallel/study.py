@@ -27,7 +27,7 @@ from repsim_cli.models.source import Source, facts
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
-from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, directions, retrieved
+from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, directions, interval, retrieved
 
 INDEPENDENT = ("row", "document")  # clusters under which each pair of texts is drawn by itself
 UNITS = ("mean", "first", "last")
@@ -49,7 +49,8 @@ class ParallelText(Study):
 
     Retrieval is the share of rows whose nearest row in the other column, by cosine at the same layer, is their pair:
     from the first column to the second, and back. A model is compared with itself, and with models of the same layers
-    and widths. Beside it stand chance, 1/n, what shared tokens alone give, and a bound of p under random pairings.
+    and widths. Beside it stand a 95 % interval over texts (over their documents, or significance.clusters), chance,
+    1/n, what shared tokens alone give, and a bound of p under random pairings.
 
     centred: take each column's mean from its rows before cosines: a language or a style moves all rows alike.
     Example: repsim run study=parallel model=[tiny_a] extract=pooled data=parallel data.path=FILE data.first=en
@@ -147,6 +148,8 @@ class ParallelText(Study):
         extract, rows = comparison.extract, comparison.numbers(0)
         read = {label: row_places(each, extract)[rows, 0] for label, each in sequences.items()}
         known = comparison.significance.clusters in INDEPENDENT
+        assert comparison.clusters is not None
+        units_of = comparison.clusters.documents[rows]
         for a, b in product(self.labels, repeat=2):
             one, other = self.labels[a], self.labels[b]
             alike = [(x.name, x.width) for x in layers[a]] == [(x.name, x.width) for x in layers[b]]
@@ -158,4 +161,5 @@ class ParallelText(Study):
             for layer, x, y in zip(layers[a], units[places[a]], units[places[b]], strict=True):
                 found, n = retrieved(x, y), len(x)
                 p = at_most(found.unique) if known else None
-                yield [one.model, other.model, one.column, other.column, layer.name, found.share, n, 1 / n, tokens, p]
+                place = [one.model, other.model, one.column, other.column, layer.name]
+                yield [*place, found.share, *interval(found.hits, units_of), n, 1 / n, tokens, p]

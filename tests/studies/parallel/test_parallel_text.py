@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
-from repsim_cli.studies.parallel.retrieval import at_most, directions, retrieved
+from repsim_cli.studies.parallel.retrieval import at_most, directions, interval, retrieved
 
 WORDS, ROWS, LAYERS = 40, 36, ["embed", "resid_post@0", "resid_post@1"]
 RUN = ("run", "experiment=parallel", "extract.hook_points=[embed,resid_post]", "hardware.threads=1", "model=[]")
@@ -21,8 +21,9 @@ def test_retrieval_by_hand():
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     units = directions(x, centred=False)
     expected = (1 / 2 + 1 / 2 + 1 + 1 / 4) / 4
-    assert retrieved(units, units) == (pytest.approx(expected), 1)
-    assert retrieved(*[csr_array(units.numpy())] * 2) == (pytest.approx(expected), 1)
+    for found in (retrieved(units, units), retrieved(*[csr_array(units.numpy())] * 2)):
+        assert (found.share, found.unique) == (pytest.approx(expected), 1)
+        assert found.hits.tolist() == [0.5, 0.5, 1.0, 0.25]
 
 
 def test_random_pairings_give_one_in_n_and_no_small_p():
@@ -36,6 +37,39 @@ def test_random_pairings_give_one_in_n_and_no_small_p():
     p = np.array([at_most(each.unique) for each in found])
     for alpha in (0.2, 0.05, 0.01):
         assert np.mean(p <= alpha) <= alpha
+
+
+def covered(draws, noise, alike):
+    """How often the interval holds the mean share of all draws: rows of a document are alike, or not."""
+    shares, ends = [], []
+    for seed in range(draws):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(120, 6, generator=generator, dtype=torch.float64)
+        size = torch.rand(30 if alike else 120, generator=generator, dtype=torch.float64).repeat_interleave(
+            4 if alike else 1
+        )
+        y = x + 2 * noise * size[:, None] * torch.randn(120, 6, generator=generator, dtype=torch.float64)
+        found = retrieved(directions(x, centred=True), directions(y, centred=True))
+        shares.append(found.share)
+        ends.append(interval(found.hits, np.arange(120) // 4 if alike else np.arange(120)))
+    low, high = np.array(ends).T
+    return np.mean((low <= np.mean(shares)) & (np.mean(shares) <= high))
+
+
+@pytest.mark.parametrize(("noise", "alike"), [(0.1, False), (0.6, False), (2.0, False), (0.6, True)])
+def test_intervals_hold_the_share_of_other_texts(noise, alike):
+    """Of shares near 1, in the middle and near 0; rows depend on each other by the candidates that they share."""
+    assert 0.92 <= covered(400, noise, alike) <= 1
+
+
+def test_an_interval_of_independent_rows_is_wilsons():
+    from scipy.stats import binomtest
+
+    hits = np.repeat([1.0, 0.0], [30, 70])
+    expected = binomtest(30, 100).proportion_ci(method="wilson")
+    assert interval(hits, np.arange(100)) == pytest.approx(tuple(expected), rel=0.01)
+    low, high = interval(np.repeat(hits, 4), np.arange(400) // 4)
+    assert (low, high) == pytest.approx(tuple(expected), rel=0.01)  # copies add nothing
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +145,10 @@ def test_a_planted_language_is_found_in_every_layer(repsim, newest, languages):
     for way in (("twin", "twin", "left"), ("twin", "twin", "right"), ("model", "turned", "left")):
         assert shares[way] == [1.0] * 3
     assert max(shares["model", "model", "left"]) < 0.3
-    assert "twin: 1.00 of 36 texts find their pair at embed (left to right; back 1.00), where chance gives 0.028" in out
+    assert (
+        "twin: 1.00 [0.90, 1.00] of 36 texts find their pair at embed (left to right; back 1.00), where chance gives 0.028"
+        in out
+    )
     (cka, _) = recorded(newest())["measures"]
     pair = next(
         x for x in cka["matrices"] if (x["rows"]["model"], x["columns"]["model"]) == ("twin on left", "twin on right")
