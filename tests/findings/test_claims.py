@@ -37,6 +37,7 @@ from repsim_cli.findings.sub_networks import Clustered
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
 from repsim_cli.studies.classifiers.finding import OVERLAP
 from repsim_cli.studies.classifiers.finding_variants import Scores
+from repsim_cli.studies.layers.columns import DIMENSION, SAME_CLASS
 from repsim_cli.studies.modular_sums.finding_layers import Layers
 from repsim_cli.studies.probes.finding import Probed
 from repsim_cli.studies.probes.finding_targets import Near
@@ -602,6 +603,25 @@ FALSE_OF_NOISE = (
     "c2_is_nearest_to_the_second_block",
     "c_is_near_the_last_blocks",
 )
+
+
+def over_depth(column, bump):
+    """Five models of eight blocks, and their embeddings; bump: over the share of the depth."""
+
+    def make(sign, rng):
+        at = np.linspace(0, 1, 8)
+        values = {label: 5 + sign * bump(at) + rng.normal(0, 0.1, 8) + rng.normal(0, 1) for label in "abcde"}
+        return (
+            {
+                label: [{"layer": "embed", column: 99.0}]
+                + [{"layer": f"resid_post@{i}", column: float(x)} for i, x in enumerate(row)]
+                for label, row in values.items()
+            },
+        )
+
+    return make
+
+
 TABLE: dict[str, Make] = {
     "seeds_differ_beyond_their_training": classifiers,
     "groups_differ_late": late,
@@ -673,6 +693,8 @@ TABLE: dict[str, Make] = {
     "seeds_share_few_latents": seeds_of_dictionaries,
     "feature_spaces_are_alike": of_pairs,
     "one_code_serves_other_models": of_pairs,
+    "dimension_peaks_inside": over_depth(DIMENSION, lambda at: 1 - 4 * (at - 0.5) ** 2),
+    "middle_layers_tell_classes_better": over_depth(SAME_CLASS, lambda at: -at),
 }
 
 
@@ -739,6 +761,7 @@ def test_too_few_models():
         "seeds_share_few_latents": ({"a": [0.1]},),
         "feature_spaces_are_alike": ({},),
         "one_code_serves_other_models": ({("a", "b"): [0.1]},),
+        "middle_layers_tell_classes_better": ({"a": [{"layer": "resid_post@0", SAME_CLASS: None}]},),
     }
     whys = [ALL[name](*given).why for name, given in few.items()]
     assert whys == [
@@ -746,6 +769,7 @@ def test_too_few_models():
         "needs 3 models, got 1 model",
         "needs layers of 3 models with features that correlate",
         "needs 3 models, got 2 models",
+        "needs data with classes",
     ]
 
 

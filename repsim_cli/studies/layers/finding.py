@@ -1,17 +1,21 @@
 """Which layers stand out: where texts take most directions, where tokens move straightest, which block does least."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from repsim_cli.base.plain import blocks_named
 from repsim_cli.figures.lines import quantities
 from repsim_cli.figures.panels import headline, listed
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
-from repsim_cli.findings.claims import Claim
+from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
+from repsim_cli.findings.evidence import all_of, by_units
+from repsim_cli.findings.layers import block_of
 from repsim_cli.runs.content import OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
 from repsim_cli.studies.layers.columns import (
     ALIKE,
@@ -106,6 +110,54 @@ def _apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bo
     return None not in of_both and abs(layers[i][column] - layers[best][column]) > TOLD * math.hypot(*of_both)
 
 
+def middle_less(rows: Rows, column: str, where: Callable[[float], bool]) -> list[float] | None:
+    """Computes by model the mean of a number over blocks in the middle half of the depth less that over others; None
+    where no model has blocks in both places with this number. where: whether a share of the depth is one of the
+    others."""
+    gaps = []
+    for layers in rows.values():
+        blocks = [row for row in layers if block_of(row["layer"]) is not None and row[column] is not None]
+        shares = [i / (len(blocks) - 1) for i in range(len(blocks))] if len(blocks) > 1 else []
+        inside = [row[column] for row, at in zip(blocks, shares, strict=False) if abs(at - 0.5) <= 0.25]
+        others = [row[column] for row, at in zip(blocks, shares, strict=False) if where(at)]
+        if inside and others:
+            gaps.append(float(np.mean(inside) - np.mean(others)))
+    return gaps or None
+
+
+@claim(
+    "Cheng et al. 2025, abstract",
+    statistic="intrinsic dimension, mean over the middle half of the depth: minus that of the first quarter, or of the "
+    "last, the lower of both",
+    threshold=0.0,
+    unit="model",
+)
+def dimension_peaks_inside(rows: Rows) -> Weighed | Untestable:
+    """Texts take more directions in the middle of a model than at both of its ends."""
+    ends = (middle_less(rows, DIMENSION, lambda at: at < 0.25), middle_less(rows, DIMENSION, lambda at: at > 0.75))
+    found = [gaps for gaps in ends if gaps is not None]
+    if len(found) < len(ends):
+        return Untestable("needs models with an intrinsic dimension in the middle and at both ends")
+    parts = [by_units(gaps, 0.0, "model") for gaps in found]
+    means = [float(np.mean(gaps)) for gaps in found]
+    return Weighed(min(means), replace(all_of(parts), se=parts[int(np.argmin(means))].se))
+
+
+@claim(
+    "Skean et al. 2025, abstract",
+    statistic="share of the nearest texts that are of the same class, mean over the middle half of the depth: minus "
+    "that after the last block",
+    threshold=0.0,
+    unit="model",
+)
+def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
+    """The nearest texts share a class more often in the middle of a model than at its end."""
+    gaps = middle_less(rows, SAME_CLASS, lambda at: at == 1)
+    if gaps is None:
+        return Untestable("needs data with classes")
+    return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, "model"))
+
+
 def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
     for column, meant in MEANT.items():
         for model, layers in rows.items():
@@ -158,6 +210,7 @@ def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Pa
     """Draws every number of a layer over depth, and says which layers stand out."""
     rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     return Part(
+        claims=[each.verdict("layers", rows) for each in claims],
         tables={STANDS_OUT: Table(columns=["model", "what"], rows=list(sentences(rows, errors)))},
         curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows, errors)},
     )
