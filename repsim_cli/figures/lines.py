@@ -84,7 +84,7 @@ def by_layer(curves: Sequence[Curve]) -> Any:
         drawn = _draw_models(panel, curves, way, line_styles(len(curves)))
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
-    from_zero(axes)
+    from_zero([*axes])
     name_bands(axes[-1], [band.of for curve in curves for band in curve.bands.values()])
     if any(curve.errors for curve in curves):
         name_bands(axes[-1], ["one standard error"])

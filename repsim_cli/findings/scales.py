@@ -34,7 +34,7 @@ class Family(NamedTuple):
 
     name: str
     over: str
-    labels: dict[float, str]
+    labels: dict[float | int, str]
 
 
 def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Family]:
@@ -44,7 +44,7 @@ def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Famil
     >>> families({**entries, "cka": ("cka", {})})
     [Family(name='mutual_knn', over='k', labels={5: 'knn5', 10: 'knn10', 20: 'knn20'})]
     """
-    found: dict[Any, dict[float, str]] = {}
+    found: dict[Any, dict[float | int, str]] = {}
     for label, (name, settings) in entries.items():
         for over, value in settings.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -76,7 +76,7 @@ def across(layers: LayerMap) -> dict[tuple[str, str], float]:
     return {pair: value for pair, value in found.items() if np.isfinite(value)}
 
 
-def area(at: Sequence[float], values: Sequence[float]) -> float:
+def area(at: Sequence[float | int], values: Sequence[float]) -> float:
     """The mean height of the line over its axis, which is logarithmic where the values span a factor of four.
 
     >>> area([1, 10, 100], [0.0, 1.0, 0.0]), area([1, 2, 3], [0.0, 1.0, 1.0])
@@ -87,7 +87,7 @@ def area(at: Sequence[float], values: Sequence[float]) -> float:
     return float(middles @ np.diff(x) / (x[-1] - x[0]))
 
 
-def is_logarithmic(at: Iterable[float]) -> bool:
+def is_logarithmic(at: Iterable[float | int]) -> bool:
     return min(at) > 0 and max(at) >= WIDE * min(at)
 
 

@@ -45,7 +45,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     whole_heads = [stitch for stitch in records if not stitch["head"].endswith(SCRAMBLED)]
     baselines = [stitch for stitch in records if stitch["head"].endswith(SCRAMBLED)]
     chosen = run.results.analyses["stitching"]["options"]["metric"]
-    shared = ["shared"] if any(stitch["shared"] is not None for stitch in records) else []
+    shared = ["shared"] if any(stitch.get("shared") is not None for stitch in records) else []
     for metric in dict.fromkeys([chosen, "accuracy" if about["predicts"] == "label" else "kl", *shared]):
         if about["grid"]:
             for number, pair in enumerate(dict.fromkeys((stitch["head"], stitch["tail"]) for stitch in records)):
