@@ -47,6 +47,7 @@ ROWS_SHARE, PARTICIPATION = "share of variance in the largest 1 % of rows", "par
 NORMS = [*(f"norm at place {place}" for place in range(PLACES)), "norm elsewhere"]
 DIAGNOSED = ["model", "layer", "rows", "features", FEATURE, FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, *NORMS]
 
+FEWER_ROWS = "fewer rows"  # the table of the closest layers on samples of the rows
 FEATURE_MAPS = "feature maps"  # the kind of a matrix of them: a row per image, a layer after the other
 COUNTERPARTS = "counterparts"  # the kind of a matrix of the neurons of a model and their counterparts in another
 # of tests of measures: the kinds of a matrix of all models of a test, which its `about` names, and of its layers

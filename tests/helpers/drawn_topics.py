@@ -16,6 +16,7 @@ from repsim_cli.studies.grounding import finding as grades
 from repsim_cli.studies.modular_sums import finding as modular_sums
 from repsim_cli.studies.probes import finding as probes
 from repsim_cli.studies.similarity import finding_feature_maps as feature_maps
+from repsim_cli.studies.similarity import finding_fewer_rows as fewer_rows
 from repsim_cli.studies.similarity import finding_robustness as robustness
 from repsim_cli.studies.stitching import drawing as stitching
 from repsim_cli.studies.training_run import finding_convergence as convergence
@@ -274,6 +275,19 @@ def remedied(count: int, remedies: int) -> Any:
     return robustness._figure("cka_unbiased", maps, 0.1)
 
 
+def on_fewer_rows(pairs: list[str], counts: list[int]) -> Any:
+    falling = [count**-0.2 for count in counts]
+    lines = {pair: [x * (1 + i / 4) for x in falling] for i, pair in enumerate(pairs)}
+    curve = Curve(
+        x=Axis(name="rows"),
+        y=Axis(name="mutual k-NN"),
+        at=counts,
+        lines=lines | {fewer_rows.CHANCE + pair: [10 / count for count in counts] for pair in pairs},
+        errors={pair: [0.02] * (len(counts) - 1) + [None] for pair in pairs},
+    )
+    return fewer_rows._figure(curve, fewer_rows.PAIRS)
+
+
 def identified(measures: list[str], points: int) -> Any:
     keys = ("measure", "hook point", "identified", "low", "high", "chance", "layers", "models", "seeds")
     rows: Any = [
@@ -394,6 +408,10 @@ TOPICS: dict[str, Callable[[], Any]] = {
     "probes": partial(told, 2, ["c1"]),
     "probes of 24 blocks": partial(told, 24, ["part of speech of the next word", "c2"]),
     "remedies": partial(remedied, 12, 3),
+    "fewer rows": partial(on_fewer_rows, ["a embed, b embed"], [128, 256, 512]),
+    "fewer rows of 4 pairs": partial(
+        on_fewer_rows, [f"{LONG} resid_post@{i}, m resid_post@3" for i in range(4)], [244 << i for i in range(8)] + [1_000_000]
+    ),
     "identified layers": partial(identified, MEASURES, 4),
     "layers taken for others": partial(which_layers, MEASURES, 12),
     "boundaries": partial(parted, SEEDS, 12, 5),

@@ -22,6 +22,7 @@ from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.unit import Kinds, Phase
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
+from repsim_cli.studies.similarity import fewer_rows as samples
 from repsim_cli.studies.similarity.images import check_feature_maps, kept_maps
 from repsim_cli.studies.similarity.remedies import under_remedies
 
@@ -35,6 +36,7 @@ class Similarity(Study):
     within: compare only layers of the same model, and all layers with those of `targets`.
     targets: the label of known functions of the input (kind: modular_targets or precomputed); null: none.
     robustness: measure the map under each remedy too; the analysis of that name sets it.
+    fewer_rows: measure the closest layers on samples of the rows too; the analysis of that name sets it.
     feature_maps: keep the feature maps of an image of each class; the analysis of that name sets it.
     Example: repsim run study=similarity model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' data=local_text data.path=FILE
@@ -45,7 +47,7 @@ class Similarity(Study):
     takes_budget: ClassVar[bool] = True
     by_block: ClassVar[bool] = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keys of YAML
         self,
         *,
         significance: Significance,
@@ -54,11 +56,12 @@ class Similarity(Study):
         within: bool = False,
         targets: str | None = None,
         robustness: bool = False,
+        fewer_rows: bool = False,
         feature_maps: bool = False,
         **given: Unpack[OfMeasures],
     ):
         self.groups, self.base = groups or {}, base
-        self.robustness, self.feature_maps = robustness, feature_maps
+        self.robustness, self.fewer_rows, self.feature_maps = robustness, fewer_rows, feature_maps
         models = given["model"]
         given["model"] = of_groups(models, listed(self.groups))
         self.comparison = comparison_of(given, significance, among=models, within=within, targets=targets)
@@ -67,6 +70,8 @@ class Similarity(Study):
         check_groups(self.groups, self.comparison.models, self.readings)
         if feature_maps:
             check_feature_maps(self.readings)
+        if fewer_rows:
+            samples.check(self.comparison)
         if within:
             check_within({"groups": self.groups, "significance": significance.method != "none"})
         if significance.budget:
@@ -79,6 +84,8 @@ class Similarity(Study):
         costs = footprint.costs(compared, compared.pairs)
         if self.robustness:
             costs["similarity"] = len(REMEDIES) * costs["similarity"]
+        if self.fewer_rows:
+            costs["fewer rows"] = samples.cost(compared)
         if compared.significance.budget:
             costs["budget"] = budget.cost(compared)
         by_block = footprint.by_block(compared)
@@ -118,6 +125,9 @@ class Similarity(Study):
         if self.robustness:
             with run.stage("remedies"):
                 further |= under_remedies(run, comparison, sequences)
+        if self.fewer_rows:
+            with run.stage("fewer rows"):
+                of_layers |= samples.of_fewer_rows(run, comparison, sequences, matrices)
         if self.feature_maps:
             with run.stage("feature maps"):
                 further |= kept_maps(run, comparison, sequences)

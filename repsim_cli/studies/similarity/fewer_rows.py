@@ -1,0 +1,160 @@
+"""What the closest layers of a run score on fewer of its rows, for the analysis `fewer_rows`."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from repsim_cli.base.errors import BadInput, RunFailed
+from repsim_cli.base.settings import OF_SAMPLE, Significance
+from repsim_cli.data.base import Sequences
+from repsim_cli.engine import chance, footprint
+from repsim_cli.engine.bounds import all_rows
+from repsim_cli.engine.checks import check_rows
+from repsim_cli.engine.comparison import Comparison
+from repsim_cli.engine.cost import Cost
+from repsim_cli.engine.matrices import Matrices, matrices_of, why_unknown
+from repsim_cli.engine.pairs import SimilarityMatrix
+from repsim_cli.engine.without_value import NoValue
+from repsim_cli.measures import Measure
+from repsim_cli.runs.content import FEWER_ROWS, Table
+from repsim_cli.runs.results import Run
+
+LEAST, MOST = 125, 32_768  # rows
+DRAWS = 4  # samples of each number of rows
+COLUMNS = ["measure", "model a", "layer a", "model b", "layer b", "rows", "value", "se", "chance", "samples"]
+NOTED = ("models_run", "matrices_cached")  # in the manifest, of the run's own maps
+
+Pair = tuple[int, int]  # layers
+
+
+def check(comparison: Comparison) -> None:
+    """Raises BadInput where rows are not sampled."""
+    if (estimate := comparison.extract.estimate) not in OF_SAMPLE:
+        raise BadInput(
+            f"analyses.fewer_rows: samples of the rows are compared, got extract.estimate={estimate}; use full or "
+            "sampled"
+        )
+
+
+def sizes(rows: int) -> list[int]:
+    """Halves the rows, from few on.
+
+    >>> sizes(4096), sizes(1_000_000)
+    ([128, 256, 512, 1024, 2048], [244, 488, 976, 1953, 3906, 7812, 15625, 31250])
+    """
+    halves = [rows >> i for i in range(1, rows.bit_length())]
+    return [half for half in reversed(halves) if LEAST <= half <= MOST]
+
+
+def cost(comparison: Comparison) -> Cost:
+    """Of all samples, roughly: of `full` at half of the rows, and so on."""
+    full = replace(comparison, extract=replace(comparison.extract, estimate="full", at_most=["rows"]))
+    each = [
+        footprint.costs(replace(full, extract=replace(full.extract, rows=size)), comparison.pairs)["similarity"]
+        for size in sizes(_last(comparison, all_rows(comparison.models, comparison.data, comparison.extract)))
+    ]
+    return sum((DRAWS * x for x in each), Cost())
+
+
+def _last(comparison: Comparison, total: int) -> int:
+    """The number of rows of the run's own values."""
+    return total if comparison.extract.estimate == "sampled" else min(total, comparison.extract.rows)
+
+
+def of_fewer_rows(
+    run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], matrices: Matrices
+) -> dict[str, Table]:
+    """The closest layers of every two models, or of the only one, on all rows and on random samples of fewer: the mean
+    over samples, its standard error as far as these differ, and the level of chance.
+
+    matrices: of all rows. The activations come from the cache; without one, the models run again for each sample.
+    """
+    noted = {key: run.manifest.get(key) for key in NOTED}
+    last = _last(comparison, comparison.total)
+    closest = {label: list(_closest(comparison, label, matrix)) for label, matrix in matrices.items()}
+    rows: list[list[Any]] = []
+    for size in sizes(last):
+        drawn: dict[str, list[Values]] = {label: [] for label in matrices}
+        for seed in range(comparison.seed + 1, comparison.seed + 1 + DRAWS):
+            for label, values in _sample(run, comparison, sequences, size, seed).items():
+                drawn[label].append(values)
+        for label, samples in drawn.items():
+            rows += _rows(comparison, label, closest[label], size, samples)
+    for label, matrix in matrices.items():
+        rows += _rows(comparison, label, closest[label], last, [_values(comparison, label, matrix)])
+    run.manifest.update(noted)
+    order = list(matrices)
+    return {FEWER_ROWS: Table(columns=COLUMNS, rows=sorted(rows, key=lambda row: order.index(row[0])))}
+
+
+Values = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # values, standard errors, chance
+
+
+def _sample(
+    run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], size: int, seed: int
+) -> dict[str, Values]:
+    """The values on a sample of so many rows; of the measures that take so few, and have a value."""
+    extract = replace(comparison.extract, estimate="full", rows=size, at_most=["rows"])
+    measures = dict(_suitable(comparison, size))
+    if not measures:
+        return {}
+    alone = Significance(clusters=comparison.significance.clusters, chance=comparison.significance.chance, floor=False)
+    sampled = replace(comparison, extract=extract, seed=seed, measures=measures, significance=alone, groups=None)
+    try:
+        sampled = sampled.clustered(run, sequences)
+        made, _ = matrices_of(run, sampled, sequences, identities=run.manifest["models"])
+    except (BadInput, NoValue, RunFailed) as error:
+        run.warn(f"fewer_rows: {size} rows are left out ({error})")
+        return {}
+    return {label: _values(sampled, label, matrix) for label, matrix in made.items()}
+
+
+def _suitable(comparison: Comparison, size: int) -> Iterator[tuple[str, Measure]]:
+    for label, measure in comparison.measures.items():
+        try:
+            check_rows(measure, comparison.layers, size)
+        except BadInput:
+            continue
+        yield label, measure
+
+
+def _values(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Values:
+    level = chance.level(matrix, comparison.units, why_unknown(comparison, comparison.measures[label])).cells
+    found = matrix.values, matrix.statistics.get("se", matrix.se), level
+    values, se, by_chance = (None if part is None else part.cpu().numpy() for part in found)
+    assert values is not None
+    return values, se, by_chance
+
+
+def _closest(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Iterator[Pair]:
+    """The closest layers of every two models; of a single one, two of its own."""
+    card, places = comparison.measures[label].card, list(comparison.places)
+    values = matrix.values.cpu().numpy() * (1 if card.larger_is_closer else -1)
+    values[np.diag_indices(len(values))] = np.nan
+    blocks = [*itertools.combinations(places, 2)] or [(places[0], places[0])]
+    for a, b in blocks:
+        block = values[a, b]
+        if not np.isnan(block).all():
+            i, j = np.unravel_index(np.nanargmax(block), block.shape)
+            yield a.start + int(i), b.start + int(j)
+
+
+def _rows(
+    comparison: Comparison, label: str, closest: Sequence[Pair], size: int, samples: Sequence[Values]
+) -> list[list[Any]]:
+    rows, layers = [], comparison.layers
+    for a, b in closest:
+        values = np.array([sample[0][a, b] for sample in samples])
+        if not len(values) or not np.isfinite(values).all():
+            continue
+        levels = [float(sample[2][a, b]) for sample in samples if sample[2] is not None]
+        se = float(values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else None
+        if len(values) == 1 and samples[0][1] is not None:
+            se = float(samples[0][1][a, b])
+        level = float(np.mean(levels)) if levels and np.isfinite(levels).all() else None
+        which = [layers[a].model, layers[a].name, layers[b].model, layers[b].name]
+        rows.append([label, *which, size, float(values.mean()), se, level, len(values)])
+    return rows

@@ -1,0 +1,104 @@
+"""Values against the number of rows: whether what closest layers score would still move with more rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.plain import slug
+from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.lines import gaps, plain
+from repsim_cli.figures.panels import headline
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import FEWER_ROWS, Axis, Curve, Table
+
+CHANCE = "chance, "  # before the name of a line, that of its level
+CHANGES = "what more rows change"
+COLUMNS = ["measure", "layers", "rows", "value", "fewer rows", "value there", "change", "se of the change", "chance"]
+SIZE = (4.4, 3.2)  # inches
+PAIRS = 12  # lines of a figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewerRows:
+    """What the closest layers of every two models score on random samples of 1/2, 1/4, 1/8 ... of the rows.
+
+    pairs: lines that a figure has at most, the first of the run.
+    """
+
+    pairs: int = PAIRS
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """fewer-rows-MEASURE: a line per pair of models over the number of rows, dotted what chance gives."""
+    most = run.results.analyses["fewer_rows"]["options"]["pairs"]
+    for curve in run.results.curves.values():
+        if curve.analysis == "fewer_rows":
+            yield slug("fewer-rows", curve.about["measure"]), partial(_figure, curve, most)
+
+
+def _figure(curve: Curve, most: int) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE)
+    axes = figure.subplots()
+    names = [name for name in curve.lines if not name.startswith(CHANCE)][:most]
+    for name, style in zip(names, line_styles(len(names)), strict=True):
+        values, errors = gaps(curve.lines[name]), gaps(curve.errors[name])
+        axes.plot(curve.at, values, **style, markersize=3.5, linewidth=1.3, label=name)
+        axes.fill_between(curve.at, values - errors, values + errors, color=style["color"], alpha=0.2, linewidth=0)
+        axes.plot(curve.at, gaps(curve.lines[CHANCE + name]), color=style["color"], linestyle=":", linewidth=1.2)
+    axes.plot([], [], color="grey", linestyle=":", label="chance")
+    axes.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label="one standard error")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(curve.at, [f"{rows:,}" for rows in curve.at], rotation=90, fontsize=7)
+    axes.minorticks_off()
+    axes.set_xlabel("rows, random samples of those of the run")
+    axes.set_ylabel(str(curve.y), parse_math=False)
+    plain(axes)
+    legend_beside(axes)
+    headline(figure, f"{curve.y} of the closest layers against the number of rows")
+    return figure
+
+
+@analysis(studies=("similarity",), figures=figures, needs="fewer_rows")
+def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Part:
+    if FEWER_ROWS not in run.results.tables:
+        raise BadInput("the run has no values of fewer rows, got none; run it again with analyses.fewer_rows={}")
+    table, changes, curves = run.results.tables[FEWER_ROWS], [], {}
+    records = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    for measured in run.results.measures:
+        of_measure = [row for row in records if row["measure"] == measured.label]
+        at = sorted({row["rows"] for row in of_measure})
+        if len(at) < 2:
+            continue
+        by_pair: dict[str, dict[int, Any]] = {}
+        for row in of_measure:
+            name = f"{row['model a']} {row['layer a']}, {row['model b']} {row['layer b']}"
+            by_pair.setdefault(name, {})[row["rows"]] = row
+        cells = {
+            key: {pair: [found.get(n, {}).get(key) for n in at] for pair, found in by_pair.items()}
+            for key in ("value", "se", "chance")
+        }
+        curves[f"fewer rows, {measured.label}"] = Curve(
+            x=Axis(name="rows"),
+            y=Axis(name=measured.card["label"]),
+            at=at,
+            lines=cells["value"] | {CHANCE + pair: levels for pair, levels in cells["chance"].items()},
+            errors=cells["se"],
+            about={"quantity": f"fewer rows {measured.label}", "measure": measured.label},
+        )
+        changes += [[measured.label, pair, at[-1], *_change(found, at)] for pair, found in by_pair.items()]
+    return Part(tables={CHANGES: Table(columns=COLUMNS, rows=changes)}, curves=curves)
+
+
+def _change(found: dict[int, Any], at: Sequence[int]) -> list[float | None]:
+    """The value on all rows, and what it differs from that on the largest samples."""
+    whole, half = found.get(at[-1]), found.get(at[-2])
+    if whole is None or half is None:
+        return [None] * 6
+    errors = [row["se"] or 0.0 for row in (whole, half)]
+    se = (errors[0] ** 2 + errors[1] ** 2) ** 0.5
+    return [whole["value"], at[-2], half["value"], whole["value"] - half["value"], se, whole["chance"]]
