@@ -104,7 +104,7 @@ def imported() -> None:
     import transformers.models.bert.modeling_bert
     import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
 
-    import repsim_cli.cli.run
+    import repsim_cli.cli.jobs
     import repsim_cli.figures.heatmap
     import repsim_cli.studies.similarity.study  # noqa: F401
 

@@ -72,7 +72,7 @@ def serve() -> None:
     import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
 
     import repsim_cli.activations.rows
-    import repsim_cli.cli.run
+    import repsim_cli.cli.jobs
     import repsim_cli.figures.heatmap
     import repsim_cli.studies.similarity.study
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from repsim_cli.base.errors import BadInput
 
 HERE = __name__.partition(".")[0]
+PACKAGE = Path(__file__).parent.parent
 Registered = TypeVar("Registered", bound=Callable)
 SHOWN = 20  # names listed where there is no near miss
 log = logging.getLogger(__name__)
@@ -48,14 +49,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 class Registry:
     """Names, each with a function and, for measures, a card, from the files of the package that match the patterns.
 
-    entries: the group of entry points by which other packages add names, as `repsim.measures`, where the package's own
-    files say `@measures.register("NAME"`; empty where they do neither.
+    entries: the group of entry points by which other packages add names, as `repsim.measures`.
+    said: how a file says the names that it registers, as the first group of what this finds there; a file in which the
+    group is empty is imported for its names.
     """
 
-    def __init__(self, noun: str, *patterns: str, entries: str = ""):
+    def __init__(self, noun: str, *patterns: str, entries: str = "", said: str = r"\A()"):
         self.noun = noun
         self.patterns = patterns
         self._group = entries
+        self._said = re.compile(said, re.MULTILINE | re.DOTALL)
         self._entries: dict[str, Entry] = {}
         self._broken: dict[str, str] = {}  # plug-ins, by name, and why
 
@@ -74,10 +77,8 @@ class Registry:
         """Lists the package's own names, each with the module that registers it. A module that does not say its names
         in so many words is imported for them ("")."""
         found: dict[str, str] = {}
-        word = self._group.rpartition(".")[2]
-        said = re.compile(rf'^ *@(?:\w+\.)?{word}\.register\(\s*(?:"([^"]+)")?', re.MULTILINE)
         for module, file in [each for pattern in self.patterns for each in matching(pattern)]:
-            names = said.findall(file.read_text("utf-8")) if word else [""]
+            names = self._said.findall(file.read_text("utf-8"))
             if not all(names):
                 importlib.import_module(module)
             found |= dict.fromkeys(filter(None, names), module)
@@ -153,21 +154,31 @@ def package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
-def matching(pattern: str, package: str = HERE) -> Iterator[tuple[str, Path]]:
-    """Finds the modules whose files below a package match, such as `models/*.py`, with these files."""
+def matching(pattern: str, package: str = HERE, folder: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
+    """Finds the modules whose files below a package match, such as `models/*.py`, with these files. Imports none."""
     first, _, rest = pattern.partition("/")
-    for finder, name, is_package in pkgutil.iter_modules(importlib.import_module(package).__path__):
+    for _, name, is_package in pkgutil.iter_modules([str(folder)]):
         if rest and is_package and fnmatch(name, first):
-            yield from matching(rest, f"{package}.{name}")
+            yield from matching(rest, f"{package}.{name}", folder / name)
         elif not (rest or is_package) and fnmatch(f"{name}.py", first):
-            yield f"{package}.{name}", Path(getattr(finder, "path", "")) / f"{name}.py"
+            yield f"{package}.{name}", folder / f"{name}.py"
 
 
-data = Registry("data kind", "data/*.py", entries="repsim.data")
+def registered_in(room: str) -> str:
+    """How files say the names of a room: `@room.register("NAME"`."""
+    return rf'^ *@(?:\w+\.)?{room}\.register\(\s*(?:"([^"]+)")?'
+
+
+data = Registry("data kind", "data/*.py", entries="repsim.data", said=registered_in("data"))
 models = Registry(
-    "model kind", "models/*.py", "training/*.py", "studies/*/model.py", "studies/*/train.py", entries="repsim.models"
+    "model kind",
+    *("models/*.py", "training/*.py", "studies/*/model.py", "studies/*/train.py"),
+    entries="repsim.models",
+    said=registered_in("models"),
 )
-measures = Registry("measure", "measures/*.py", entries="repsim.measures")
-studies = Registry("study", "studies/*/study*.py", entries="repsim.studies")
-analyses = Registry("analysis", "findings/*.py", "studies/*/finding*.py")
+measures = Registry("measure", "measures/*.py", entries="repsim.measures", said=registered_in("measures"))
+studies = Registry("study", "studies/*/study*.py", entries="repsim.studies", said=registered_in("studies"))
+analyses = Registry(
+    "analysis", "findings/*.py", "studies/*/finding*.py", said=r"^@analysis\((?:[^\n]*\)|.*?\n\))\ndef (\w+)"
+)
 claims = Registry("claim", "findings/*.py", "studies/*/finding*.py")

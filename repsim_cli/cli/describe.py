@@ -6,6 +6,7 @@ import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 from repsim_cli.base import registry
@@ -56,12 +57,14 @@ def meanings(name: str) -> list[Topic]:
     if name == RUN:
         return [_run_topic()]
     word = [Topic(name=name, title=term, prose=[text]) for term, text in terms(name)]
-    topics = catalogue()
-    meant = [topic for topic in topics if topic.name == first]
+    meant = [make() for of, make in contents() if of == first]
     if first in RunKeys.model_fields and not keys:
         return [_narrowed(_run_topic(), [first]), *meant, *word]
     if word:
         return [*(meant if not keys else []), *word]
+    if not keys and meant:
+        return meant
+    topics = catalogue() if not meant or first in ROOMS else []
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
         meant, keys = of, keys[1:]  # measure.mutual_knn
     elif keys and not meant:  # data.split, options.within: of every data set or study that has it
@@ -171,7 +174,12 @@ def selectable(group: str) -> dict[str, Selected]:
 
 def catalogue() -> list[Topic]:
     """All studies, analyses, measures, kinds of models and data, and all entries that can be selected."""
-    topics: list[Topic] = []
+    return [make() for _, make in contents()]
+
+
+def contents() -> list[tuple[str, Callable[[], Topic]]]:
+    """The catalogue by names, each with what makes its topic and imports what it is about."""
+    topics: list[tuple[str, Callable[[], Topic]]] = []
     for group, room in ROOMS.items():
         chosen = selectable(group)
         kinds = {name: selected.content["kind"] for name, selected in chosen.items()}
@@ -179,17 +187,33 @@ def catalogue() -> list[Topic]:
         for kind in usable:
             if kinds.get(kind) != kind:
                 first = next((selected for selected in chosen.values() if selected.content["kind"] == kind), None)
-                topics.append(_kind(group, kind, first))
+                topics.append((kind, partial(_kind, group, kind, first)))
         broken = {*room.names()} - {*usable}
-        topics += [_selected(group, selected) for selected in chosen.values() if kinds[selected.name] not in broken]
-    topics += map(_analysis, registry.analyses.names())
-    for group in SETTINGS:
-        for name, comment, content, example in selectable(group).values():
-            topic = replace(_settings_topic(group), name=name, title=f"{group} {name}", header=comment, given=content)
-            topics.append(replace(topic, prose=[], example=example))
-    for name, comment, _, example in selectable("experiment").values():
-        topics.append(Topic(name=name, title=f"experiment {name}", header=comment, example=example))
+        topics += [
+            (name, partial(_selected, group, selected))
+            for name, selected in chosen.items()
+            if kinds[name] not in broken
+        ]
+    topics += [(name, partial(_analysis, name)) for name in registry.analyses.names()]
+    topics += [
+        (name, partial(_chosen, group, selected)) for group in SETTINGS for name, selected in selectable(group).items()
+    ]
+    topics += [(name, partial(_experiment, selected)) for name, selected in selectable("experiment").items()]
     return topics
+
+
+def _chosen(group: str, selected: Selected) -> Topic:
+    """A file of a group of settings that studies share."""
+    name, comment, content, example = selected
+    title = f"{group} {name}"
+    return replace(
+        _settings_topic(group), name=name, title=title, header=comment, given=content, prose=[], example=example
+    )
+
+
+def _experiment(selected: Selected) -> Topic:
+    name, comment, _, example = selected
+    return Topic(name=name, title=f"experiment {name}", header=comment, example=example)
 
 
 def _kind(group: str, kind: str, selected: Selected | None) -> Topic:

@@ -4,11 +4,13 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.registry import did_you_mean
+from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entry_of, shipped
 
 VALUED = ("--config-dir", "--cfg", "--package", "--info")
@@ -47,6 +49,8 @@ def split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
             flag, equals, value = word.partition("=")
             flag = SHORT.get(flag, flag)
             flags[flag] = value if equals else next(remaining, None) if flag in VALUED else None
+            if flag in VALUED and flag != "--info" and not flags[flag]:
+                raise BadInput(f"{flag}: no value, got nothing; write {flag} VALUE")
     for flag in flags:
         if flag not in FLAGS:
             raise BadInput(
@@ -144,6 +148,51 @@ def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
     return settings
 
 
+SETTINGS = {"extract": "Extract", "significance": "Significance", "hardware": "Hardware"}
+NAMES: dict[str, Callable[[], Collection[str]]] = {group: partial(described, group) for group in GROUPS}
+NAMES |= {"study": studies.names}
+PLAIN_KEY = re.compile(r"[A-Za-z_]\w*(?:\.[\w-]+)*")
+PLAIN_NAMES = re.compile(r"\[?[A-Za-z][\w./-]*(?:,[A-Za-z][\w./-]*)*\]?")  # Hydra reads others as numbers
+
+
+def check_spelling(words: Sequence[str]) -> None:
+    """Checks the keys and the names of groups of plain words before Hydra starts, which checks all of them again.
+
+    Raises BadInput with the near misses. Words that may mean what only Hydra knows, such as those of `--config-dir`,
+    are left to it.
+    """
+    if any(word.startswith("-") and word not in ("-m", "--multirun") for word in words):
+        return
+    for key, equals, value in (word.partition("=") for word in words):
+        if not equals or PLAIN_KEY.fullmatch(key) is None:
+            continue
+        first, *inner = key.split(".")
+        if first not in {*_run_keys(), "hydra"}:
+            raise BadInput(_unknown_key(key, words))
+        if inner and first in SETTINGS and inner[0] not in (known := _keys_of(first)):
+            raise BadInput(f"{key}: unknown key, got {value}; {did_you_mean(inner[0], known)}")
+        if key in NAMES and PLAIN_NAMES.fullmatch(value) and value != "null":
+            known = NAMES[key]()
+            for name in value.strip("[]").split(","):
+                if name.removesuffix(".yaml") not in known:
+                    raise BadInput(_no_such_name(key, name))
+
+
+def _unknown_key(key: str, words: Sequence[str]) -> str:
+    return f"{key}: unknown key, got '{_given(key, words)}'; {did_you_mean(key.split('.')[0], _run_keys())}"
+
+
+def _no_such_name(group: str, name: str) -> str:
+    return f"{group}: no such name, got '{name}'; {did_you_mean(name, NAMES[group]())}"
+
+
+def _keys_of(group: str) -> list[str]:
+    """The keys of a group of settings that studies share."""
+    from repsim_cli.base import settings  # starts pydantic
+
+    return [each.name for each in fields(getattr(settings, SETTINGS[group]))]
+
+
 def hydra_line(error: Exception, overrides: list[str]) -> str:
     """Hydra's message as one line, with the near misses."""
     text = " ".join(str(error).split())
@@ -155,7 +204,7 @@ def hydra_line(error: Exception, overrides: list[str]) -> str:
     if missing:
         group, _, name = missing[1].partition("/")
         if group in GROUPS and name:
-            return f"{group}: no such name, got '{name}'; {did_you_mean(name, described(group))}"
+            return _no_such_name(group, name)
         return f"config: {text[:200]}; see repsim list"
     merged = re.search(r"Error merging override \+*([^=]+)=", text)
     if merged:
@@ -166,11 +215,10 @@ def hydra_line(error: Exception, overrides: list[str]) -> str:
         if key in GROUPS:
             got = _given(key, overrides)
             return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
-        keys = _run_keys()
         first, *rest = key.split(".")
-        if first not in keys:
-            hint = did_you_mean(first, keys)
-        elif first in TABLES and len(rest) == 2:
+        if first not in _run_keys():
+            return _unknown_key(key, overrides)
+        if first in TABLES and len(rest) == 2:
             hint = did_you_mean(rest[0], described(first))
         else:
             hint = f"add it with +{_given(key, overrides)}, if there is such a key"
@@ -206,7 +254,7 @@ def _as_yaml(value: str) -> Any:
         return value
 
 
-def _given(key: str, overrides: list[str]) -> str:
+def _given(key: str, overrides: Sequence[str]) -> str:
     return next((as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
 
 

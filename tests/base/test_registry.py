@@ -9,7 +9,9 @@ import pytest
 
 from repsim_cli.base import registry
 
-BY_WORD = [part for part in vars(registry).values() if isinstance(part, registry.Registry) and part._group]
+BY_WORD = [
+    part for part in vars(registry).values() if isinstance(part, registry.Registry) and part is not registry.claims
+]
 # what a comparison of CKA loads of the measures
 MEASURES = [
     "base",
@@ -53,3 +55,25 @@ def test_a_run_loads_what_it_uses():
     parts = [name for name in own if name.startswith("studies.") and name.endswith((".study", ".train", ".model"))]
     assert parts == ["studies.similarity.study"]
     assert not [name for name in own if name.startswith("training.")]
+
+
+@pytest.mark.parametrize("word", ["measur=cka", "measure=ckaa", "study=similarty", "model=[tiny_a,tiny_z]", "seeed=1"])
+def test_misspelt_words_load_nothing_that_computes(word):
+    script = (
+        "import sys\nfrom repsim_cli.cli import main\n"
+        f"try: main(['run', {word!r}])\nexcept SystemExit as end: assert end.code == 2\n"
+        "assert not {'torch', 'hydra', 'omegaconf', 'numpy', 'pydantic', 'transformers'} & {*sys.modules}, sys.modules"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "did you mean" in ended.stderr
+
+
+def test_a_measure_is_described_without_models():
+    script = (
+        "import sys\nfrom repsim_cli.cli import main\n"
+        "try: main(['describe', 'cka'])\nexcept SystemExit as end: assert not end.code\n"
+        "assert not {'transformers', 'sklearn', 'scipy.stats', 'scipy.optimize', 'matplotlib'} & {*sys.modules}"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

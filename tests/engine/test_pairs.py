@@ -275,7 +275,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     process = os.fork()
     if not process:
         # the run's own process sleeps after each pair, so that it is killed between them
-        monkeypatch.setattr("repsim_cli.cli.run.Bar", lambda: slowly)
+        monkeypatch.setattr("repsim_cli.cli.jobs.Bar", lambda: slowly)
         monkeypatch.setattr(so_far, "EVERY", 0.0)
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)

@@ -1,0 +1,59 @@
+"""Words are checked before Hydra starts, with the lines that come of its own errors."""
+
+import pytest
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.config.compose import compose
+from repsim_cli.config.presets import GROUPS, described
+from repsim_cli.config.words import check_spelling
+
+WRONG = ["measur=cka", "seeed=1", "dat.path=x", "measure=ckaa", "model=[tiny_a,tiny_z]", "experiment=tiny/pythia_ck"]
+RIGHT = [
+    *["seed=1", "hydra/launcher=joblib", "hydra.run.dir=x", "model=3", "model=null", "measure=[]", "+what.ever=1"],
+    *[
+        "experiment=tiny/pythia_cka.yaml",
+        "experiment=glob(tiny/*)",
+        "seed=0,1",
+        "extract.rows=5",
+        "data.any=1",
+        "~claims",
+    ],
+]
+
+
+def line(check, *given):
+    with pytest.raises(BadInput) as raised:
+        check(*given)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_the_lines_are_those_of_hydra(word):
+    assert line(check_spelling, [word]) == line(compose, [word])
+
+
+@pytest.mark.parametrize("word", RIGHT)
+def test_what_may_mean_something_is_left_to_hydra(word):
+    check_spelling([word])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_name_is_known(group):
+    check_spelling([f"{group}={','.join(described(group))}"])
+
+
+def test_words_beside_a_folder_of_ones_own_are_left_to_hydra():
+    check_spelling(["--config-dir", "DIR", "experiment=mine"])
+
+
+@pytest.mark.parametrize("flag", ["--config-dir", "--cfg", "-c"])
+def test_a_flag_without_its_value(repsim, flag):
+    code, _, err = repsim("run", flag)
+    assert code == 2
+    assert "no value, got nothing; write --" in err
+
+
+def test_keys_of_settings_that_studies_share():
+    assert line(check_spelling, ["extract.batch_row=3"]) == (
+        "extract.batch_row: unknown key, got 3; did you mean 'batch_rows'?"
+    )
