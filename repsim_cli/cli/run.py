@@ -1,4 +1,4 @@
-"""`repsim run`: all jobs are composed and checked before the first starts. Misspelt words need none of what computes."""
+"""`repsim run`: all jobs are composed and checked before the first starts. Misspelt words load nothing that computes."""
 
 import os
 from typing import NamedTuple
