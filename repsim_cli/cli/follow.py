@@ -68,9 +68,9 @@ class Watching:
     def _look(self) -> None:
         if quiet() or time.monotonic() < self._told + LATER:
             return
-        self._told = time.monotonic()
-        maps = [given for given in so_far.read(self.folder) if known(given) not in self._seen]
-        if maps:
+        maps = so_far.read(self.folder)
+        self._told = time.monotonic() if maps else self._told
+        if maps := [given for given in maps if known(given) not in self._seen]:
             lines = [known(given) for given in maps]
             size = shutil.get_terminal_size((WIDE, HIGH))
             aside(*(terminal_maps(maps, size) if not self._seen else lines))

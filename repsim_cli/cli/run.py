@@ -1,4 +1,4 @@
-"""`repsim run`: all jobs are composed and checked before the first starts. Misspelt words load nothing that computes."""
+"""`repsim run`: all jobs are composed and checked before the first starts; misspelt words load little."""
 
 import os
 from typing import NamedTuple

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
 from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
@@ -27,6 +28,7 @@ from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_table
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joined, of_sums
 from repsim_cli.engine.expected import Places, places_of
+from repsim_cli.engine.first_look import FirstLook
 from repsim_cli.engine.grams import Keep, Shape, kernels_by_batch, packed
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.moments import passes_of
@@ -127,6 +129,7 @@ def matrices_of(
                     identities=identities,
                     diagnose=not tables,
                     groups=comparison.groups,
+                    look=FirstLook(run, missing).watched if waits(comparison.extract) else None,
                 ) as rows,
                 run.stage("activations and similarity"),
             ):
@@ -147,6 +150,11 @@ def matrices_of(
     for notice in joined(matrices.values()):
         run.warn(f"{', '.join(label for label, made in matrices.items() if notice in made.notices)}: {notice}")
     return matrices, tables
+
+
+def waits(extract: Extract) -> bool:
+    """Whether values are known no sooner than all rows have passed."""
+    return extract.estimate == "full" or (extract.estimate == "per_batch" and extract.features_changed)
 
 
 def estimated(

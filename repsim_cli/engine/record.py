@@ -115,8 +115,8 @@ def listed(
     ]
 
 
-def so_far(run: Run, comparison: Comparison) -> Writer:
-    """What keeps the maps of the run in its folder while they are computed."""
+def so_far(run: Run, comparison: Comparison, of: int = 0) -> Writer:
+    """What keeps the maps of the run in its folder while they are computed. of: of the first rows of so many."""
     wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))
     names = [(layer.model, layer.name) for layer in comparison.layers]
     cells = len(names) ** 2 if wanted is None else int(wanted.sum())
@@ -124,7 +124,7 @@ def so_far(run: Run, comparison: Comparison) -> Writer:
     records = {
         label: _measured(run, label, measure, sampled, matrices=[]) for label, measure in comparison.measures.items()
     }
-    return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells)
+    return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells, of=of)
 
 
 def blocks_record(

@@ -2,7 +2,7 @@
 
 import gc
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +32,8 @@ from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.content import SAME, Table
 from repsim_cli.runs.results import Progress, Run
 
+Look = Callable[[Iterator[Block], Remedies], Iterator[Block]]
+
 
 def prepare(run: Run, hardware: Hardware) -> None:
     """Sets the threads of the run, and notes them and the device in the manifest."""
@@ -51,7 +53,8 @@ class Rows:
     """The rows of a run while the cache entries of its models are held. modules: the models that are not in the cache.
 
     diagnosis: of the layers whose rows have passed, and same: what is the same in several models; None: it is known.
-    groups: layers whose rows are in memory together; None: all.
+    groups: layers whose rows are in memory together; None: all. look: is shown the rows of all layers as models give
+    them.
     """
 
     extraction: Extraction
@@ -65,6 +68,7 @@ class Rows:
     diagnosis: Diagnosis | None
     same: SameLayers | None
     groups: Sequence[Sequence[int]] | None
+    look: Look | None = None
 
     def current(self) -> list[Reading]:
         """The readings, from the cache where it is complete by now."""
@@ -97,7 +101,7 @@ class Rows:
 
     def _given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[Block]:
         """The rows that models give, from this row of the run on."""
-        return blocks(
+        given = blocks(
             readings,
             Running(self.modules, self.sequences, self.recorders, self.tally),
             self.extraction.extract,
@@ -105,6 +109,8 @@ class Rows:
             progress,
             self.remedies.first(first),
         )
+        shown = self.look is not None and not first and layers_of(readings) == self.extraction.layers
+        return self.look(given, self.remedies) if self.look is not None and shown else given
 
     def part(self, chosen: Sequence[int]) -> tuple[list[Reading], list[int]]:
         """Readings that have these layers, by their numbers among all, and which of the layers that they read these
@@ -242,9 +248,10 @@ def opened(
     identities: Identities | None = None,
     diagnose: bool = True,
     groups: Sequence[Sequence[int]] | None = None,
+    look: Look | None = None,
 ) -> Iterator[Rows]:
     """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known.
-    diagnose: whether the layers are diagnosed when their rows pass. groups: as of `Rows`."""
+    diagnose: whether the layers are diagnosed when their rows pass. groups, look: as of `Rows`."""
     extract, hardware = extraction.extract, extraction.hardware
     identities = identities or identified(run, extraction)
     live = [reading for reading in extraction.readings if extraction.cache and isinstance(reading.source, Source)]
@@ -280,6 +287,7 @@ def opened(
             diagnosis=diagnosis_of(extraction, sequences) if diagnose else None,
             same=SameLayers(extraction.readings, hardware.dtype) if diagnose else None,
             groups=groups,
+            look=look if modules else None,
         )
         if extract.features_changed:
             with run.stage("scales of features"):

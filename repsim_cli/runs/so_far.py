@@ -31,7 +31,8 @@ class Writer:
     """Called with what is known of a measure, whenever more is; it writes when it is time.
 
     names: of all layers. measures: by their labels, without matrices. rows: of a batch. batches: of the run. cells: how
-    many of each matrix are computed.
+    many of each matrix are computed. of: the rows of the run, where these are its first and are shown at once; 0: they
+    are all.
     """
 
     folder: Path
@@ -40,6 +41,7 @@ class Writer:
     rows: int
     batches: int
     cells: int
+    of: int = 0
     _known: dict[str, tuple[Values, int]] = field(default_factory=dict)
     _next: float = field(default_factory=lambda: time.monotonic() + EVERY)
 
@@ -48,7 +50,7 @@ class Writer:
         is NaN. done: the batches that they are the mean of; 0: the first one is being computed."""
         self._known[label] = values, done
         begin = time.monotonic()
-        if begin < self._next:
+        if begin < self._next and not self.of:
             return
         with contextlib.suppress(OSError):  # the run itself says what is wrong with its folder
             self._write()
@@ -60,7 +62,7 @@ class Writer:
             measured = self.measures[label]
             estimate = {**measured.estimate, "rows": self.rows * max(done, 1), "batches": max(done, 1)}
             like = dataclasses.asdict(dataclasses.replace(measured, estimate=estimate))
-            about.append({"measured": like, "done": done, "batches": self.batches, "cells": self.cells})
+            about.append({"measured": like, "done": done, "batches": self.batches, "cells": self.cells, "of": self.of})
             array = np.array(values(), np.float64)
             if measured.card["symmetric"]:
                 np.copyto(array, array.T.copy(), where=np.isnan(array))
@@ -100,6 +102,8 @@ def _state(given: Mapping, values: np.ndarray) -> str:
     known = int(np.isfinite(values).sum())
     if known < given["cells"]:
         return f"{known:,} of {given['cells']:,} cells"
+    if given["of"]:
+        return f"the first {given['measured']['estimate']['rows']:,} of {given['of']:,} rows"
     batches = given["batches"]
     return "all cells" if batches == 1 else f"mean over {max(given['done'], 1)} of {batches} batches"
 
