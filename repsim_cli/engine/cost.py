@@ -22,6 +22,8 @@ from repsim_cli.models.source import Source
 SIDE = 1024  # of the matrices whose product is timed
 ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that this machine lacks
 EFFICIENCY = 0.5  # of a forward pass, relative to a large matrix product
+SOLVED = 0.05  # seconds of a pair of a slow measure, however few rows it has
+THIN = 500  # rows of a slow measure whose products take as long as its other work
 CALL = 3e-4  # seconds of a block's forward pass beside its operations
 START, FIGURE = 6.0, 0.4  # seconds
 EACH = 1.2  # seconds of a figure of one pair of models; figures=all draws those of all pairs
@@ -111,21 +113,25 @@ def pairs_cost(
     """So many pairs of layers of these widths, on so many rows in each of the batches.
 
     Inner products cost a Gram matrix per layer and a sum over cells per pair; lists of rows a table per layer and a
-    count per pair; slow measures as many products of square matrices as they declare; all others a product and a
-    decomposition per pair.
+    count per pair; slow measures as many products of square matrices as they declare, and the work of THIN of their
+    rows; all others a product and a decomposition per pair, or what they say.
     """
     n, d, whole = float(rows), sum(widths) / len(widths), Cost()
     count = batches * pairs * (1 + permutations)
     for measure in measures:
+        if isinstance(measure, Pairwise) and measure.work is not None:
+            of_layer, of_pair = measure.work(rows)
+            whole += products(batches * len(widths) * of_layer + count * of_pair, hardware)
+            continue
         cubes = measure.cubes if isinstance(measure, Pairwise) else None
         lists = isinstance(measure, Pairwise) and cubes is None
         decomposed = 0 if lists or isinstance(measure, InnerProduct) else 20 * n * d**2
         prepared = len(widths) * (2 * n**2 * d + (1500 if lists else 400) * n**2 + decomposed)
         whole += batches * products(prepared, hardware)
         if measure.slow:
-            workers = min(hardware.workers, max(pairs, 1)) * speed_of("cpu", threads=1)[0]
-            operations = count * 2 * n**3 * measure.slow.products
-            whole += Cost(operations, operations / workers)
+            workers = min(hardware.workers, max(pairs, 1))
+            operations = count * 2 * n**2 * (n + THIN) * measure.slow.products
+            whole += Cost(operations, (operations / speed_of("cpu", threads=1)[0] + SOLVED * count) / workers)
         else:
             features = 0 if cubes is None else 4 * n * d**2 + cubes * d**3
             each = features + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2

@@ -239,6 +239,8 @@ class Pairwise(Measure):
     of_rows(states, states) -> (a, b, n): what every row gives, where the value is the mean over rows and what a row
         gives depends on its own nearest rows alone; so that some rows are enough (`engine/sampled.py`).
     cubes: the operations of a pair in d^3 of float32, for the estimate of time; None where no features are multiplied.
+    work: the operations of a layer and of a pair of so many rows, for the estimate of time, where most are not of
+        features.
     wide_squares: how many (d, d) matrices of float64 are held at a time, for the estimate of memory.
     """
 
@@ -249,6 +251,7 @@ class Pairwise(Measure):
     overlap: Callable[[Any], Int[Tensor, "k n"]] | None = None
     of_rows: Callable[[Sequence[Any], Sequence[Any]], Float[Tensor, "a b n"]] | None = None
     cubes: float | None = 20.0
+    work: Callable[[int], tuple[float, float]] | None = None
     wide_squares: float = 0.0
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:

@@ -392,5 +392,6 @@ def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
         prepare=lambda x: spread(x, ridge),
         compare=riemannian_distance,
         permute=lambda state, order: Spread(*(matrix[order][:, order] for matrix in state)),
+        work=lambda rows: (10.0 * rows**3, 14.0 * rows**3),
         squares=2,
     )

@@ -102,7 +102,11 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
     >>> round(measures.get("rtd")([[0.], [1.], [3.]], [[0.], [2.], [3.]]), 6)
     0.333333
     """
-    return Pairwise(prepare=rows_of_unit_scale, compare=partial(divergence, rows=rows, subsets=subsets, seed=seed))
+    return Pairwise(
+        prepare=rows_of_unit_scale,
+        compare=partial(divergence, rows=rows, subsets=subsets, seed=seed),
+        work=lambda n: (0.0, (1.5e10 + 200.0 * min(n, rows) ** 3) * (subsets if n > rows else 1)),
+    )
 
 
 def holes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarray, " holes"]:
@@ -207,5 +211,6 @@ def geometry_score(
         prepare=partial(living_times, landmarks=landmarks, repeats=repeats, gamma=gamma, seed=seed),
         compare=squared_difference,
         permute=lambda state, order: state,
+        work=lambda n: (repeats * (4e7 + 1.5e5 * n), 0.0),
         minimum_rows=landmarks + 1,
     )
