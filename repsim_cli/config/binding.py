@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import is_dataclass, replace
+from functools import cache
 from itertools import groupby
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
@@ -84,31 +85,43 @@ def checked(problems: list[str], path: str, function: Callable, given: Fields, w
 
     parameters = {k: p for k, p in inspect.signature(function).parameters.items() if k not in without}
     given = dict(given)
-    fields: Any = {}
     for key, parameter in parameters.items():
         annotation = parameter.annotation
+        nested, optional = _nested(annotation)
         if annotation in (Data, Data | None):
             if key in given and not (given[key] is None and annotation == Data | None):
                 given[key] = component(
                     problems, f"{path}.{key}", given[key], registry.data, lambda entry: entry.function
                 )
-            annotation = Any
-        if (of_names := _of_names(annotation)) is not None:
-            annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
+        elif (of_names := _of_names(annotation)) is not None:
             if isinstance(given.get(key), dict):
                 given[key] = {
                     name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
                 }
-        nested, optional = _nested(annotation)
-        if nested is not None:
-            annotation = Any
+        elif nested is not None:
             inner = given.get(key, {} if parameter.default is parameter.empty else None)
             if isinstance(inner, dict) or (key in given and not (optional and inner is None)):
                 given[key] = _keys(problems, f"{path}.{key}", nested, inner)
-        fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
-    schema: Any = create_model("arguments", __config__=STRICT, **fields)
+    schema = _schema(function, frozenset(without))
     values = attempt(problems, f"{path}.", lambda: validated(schema, given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
+
+
+@cache
+def _schema(function: Callable, without: frozenset[str]) -> type[BaseModel]:
+    """The arguments of a function, of which those that are bound by themselves may be anything."""
+    from repsim_cli.data.base import Data
+
+    fields: Any = {}
+    for key, parameter in inspect.signature(function).parameters.items():
+        annotation = parameter.annotation
+        if annotation in (Data, Data | None) or _nested(annotation)[0] is not None:
+            annotation = Any
+        elif _of_names(annotation) is not None:
+            annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
+        if key not in without:
+            fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
+    return create_model("arguments", __config__=STRICT, **fields)
 
 
 def _keys(problems: list[str], path: str, nested: Callable, inner: Any) -> Any:
@@ -198,6 +211,7 @@ def expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
     return models
 
 
+@cache
 def model_function(entry: Entry) -> Callable:
     """The function of a kind of model, which also takes the keys that every model has, and those of models with a
     seed."""
@@ -220,6 +234,7 @@ def model_function(entry: Entry) -> Callable:
     return bound
 
 
+@cache
 def data_function(entry: Entry) -> Callable:
     """The function of a kind of data, which also takes the keys that every text has."""
     from repsim_cli.data.base import with_keys
@@ -235,6 +250,7 @@ def data_function(entry: Entry) -> Callable:
     return bound
 
 
+@cache
 def measure_function(entry: Entry) -> Callable:
     from repsim_cli import measures
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-
+from repsim_cli.config.compose import compose, task
 from repsim_cli.config.words import as_hydra_takes
 
 ROOT = Path(__file__).parents[2]
@@ -12,5 +11,4 @@ EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for
 
 
 def composed(*overrides):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose("config", [part for word in overrides for part in as_hydra_takes(word)])
+    return task(*compose([part for word in overrides for part in as_hydra_takes(word)]))
