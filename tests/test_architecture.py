@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from helpers.house import imports, parts
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "repsim_cli"
 ORDER = re.findall(r"(\w+)/", (ROOT / "CONTRIBUTING.md").read_text().split("\n    base/")[1].split("\n\n")[0])
@@ -17,15 +19,6 @@ ORDER = ["base", *ORDER, "__main__"]
 
 def room(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imports(file: Path):
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def sources():
@@ -56,12 +49,12 @@ def test_who_may_import_hydra_and_omegaconf():
 
 def test_labels_reach_a_terminal_through_one_function():
     """`say`; and the lines that a terminal redraws."""
-    calls = [(f, n) for f in sources() for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)]
+    calls = [(f, n) for f in sources() for n in parts(f) if isinstance(n, ast.Call)]
     assert {f.name for f, n in calls if ast.unparse(n.func) == "print"} == {"terminal.py", "follow.py"}
 
 
 def test_nothing_unsafe_is_called():
-    found = [n for f in sources() for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Call)]
+    found = [n for f in sources() for n in parts(f) if isinstance(n, ast.Call)]
     calls = {ast.unparse(n.func) for n in found}
     assert not calls & {"eval", "exec", "pickle.load", "pickle.loads", "hydra.utils.instantiate"}
     loads = [n for n in found if ast.unparse(n.func) == "torch.load"]

@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def defined(file):
     return {node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
+@cache
 def study_of(name):
     """The study of an experiment: its own, or that of the one that it begins with."""
     entry = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text())

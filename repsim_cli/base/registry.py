@@ -122,7 +122,7 @@ class Registry:
     def get(self, name: str) -> Entry:
         """Imports what registers the name. Raises BadInput with the near misses for an unknown one, or where a plug-in
         cannot be loaded."""
-        if name not in self.names():
+        if not any(name in known for known in (self._own, self._entries, self.plugins)):
             raise BadInput(f"unknown {self.noun}, got '{name}'; {did_you_mean(name, self.names())}")
         if name not in self._entries and name in self._own:
             importlib.import_module(self._own[name])

@@ -29,10 +29,16 @@ def rooms(package: Path) -> list[str]:
 
 
 @cache
+def parts(file: Path) -> tuple[ast.AST, ...]:
+    """All parts of the code of a file."""
+    return tuple(ast.walk(ast.parse(file.read_text())))
+
+
+@cache
 def imports(file: Path) -> frozenset[str]:
     """The names that a file imports, at any place and for type checking too."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in parts(file):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

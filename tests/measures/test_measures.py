@@ -105,6 +105,7 @@ SEARCHED = ("gromov_wasserstein", "augmented_gromov_wasserstein", "coot")
 ROWS = {"gromov_wasserstein_entropic": 8, "coot": 16, "augmented_gromov_wasserstein": 16}
 
 
+@cache  # types of what it makes are checked, which takes longer than a value
 def small(name: str) -> measures.Measure:
     """With settings for few rows."""
     return measures.get(name, **reference.SETTINGS.get(name, {}))
