@@ -27,7 +27,7 @@ class KeptRepository(ConfigRepository):
     def place(self, config_path: str) -> Place | None:
         """The scheme, folder and name of what ships as a file, or is Hydra's own; None for others."""
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        scheme = None if source is None else source.scheme()
+        scheme = "" if source is None else source.scheme()
         ships = scheme in ("pkg", "file") or (scheme == "structured" and config_path.startswith(OF_HYDRA))
         return (scheme, source.path, config_path) if source is not None and ships else None
 

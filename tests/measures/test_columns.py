@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from test_other_documents import LENGTHS, projected, sides
+from helpers.drawn_documents import LENGTHS, projected, sides
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate

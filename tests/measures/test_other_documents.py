@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from helpers.drawn_documents import ALONE, EQUAL, LENGTHS, UNEQUAL, projected, sides
 from scipy.stats import rankdata
 
 from repsim_cli import measures
@@ -16,8 +17,6 @@ from repsim_cli.engine.pairs import all_pairs, hsic_products
 from repsim_cli.engine.permuted import permuted
 from repsim_cli.measures.base import MeasureWarning, of_other_documents
 
-UNEQUAL, HALF, EQUAL, ALONE = [1, 2, 3, 4, 2, 1, 3], [6, 2, 1, 3], [4, 4, 4, 4], [1] * 9
-LENGTHS = [UNEQUAL, HALF, EQUAL, ALONE]
 NEIGHBOURS = ("mutual_knn", "jaccard_knn", "cycle_knn", "second_order_cosine", "rank_similarity", "lcs_knn")
 FORMS = {
     "cka_unbiased", "rsa", "rsa_euclidean", "mutual_knn", "jaccard_knn", "second_order_cosine", "cycle_knn",
@@ -25,29 +24,8 @@ FORMS = {
 }  # fmt: skip
 
 
-def sides(lengths, width=4, seed=0, count=2):
-    """The documents of rows, in no order, and representations whose rows depend on their document."""
-    rng = np.random.default_rng(seed)
-    documents = rng.permutation(np.repeat(np.arange(len(lengths)), lengths))
-    effects = rng.normal(size=(count, len(lengths), width))
-    return documents, [3 + effect[documents] + rng.normal(size=(len(documents), width)) for effect in effects]
-
-
 def bound(name, documents, **settings):
     return of_other_documents(measures.get(name, **settings), torch.from_numpy(documents))
-
-
-def projected(k, documents):
-    """The cells of k between documents, without what offsets of rows explain of them, by least squares."""
-    n = len(k)
-    i, j = np.nonzero(documents[:, None] != documents)
-    design = np.zeros((len(i), n))
-    design[np.arange(len(i)), i] += 1
-    design[np.arange(len(i)), j] += 1
-    fitted = design @ np.linalg.lstsq(design, k[i, j], rcond=None)[0]
-    left = np.zeros((n, n))
-    left[i, j] = k[i, j] - fitted
-    return left
 
 
 def cka(x, y, documents):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from helpers.drawn_documents import sides
 from reference.hsic import hsic1
 from reference.neighbours import longest
-from test_other_documents import sides
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
