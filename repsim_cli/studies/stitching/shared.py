@@ -7,7 +7,9 @@ the sequences that stitch layers are fitted on, and scored on those of the evalu
 that a few large ones do not decide. Of such noise this is 0, in both directions.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +30,29 @@ PENALTIES = [float("inf"), *(10.0 ** (-half / 2) for half in range(-2, 15))]
 NOTHING = 1e-12  # of the largest variance of a feature, below which another is rounding
 
 
-class Side(NamedTuple):
+class Solved(NamedTuple):
+    """The decomposition of the products of some features."""
+
+    values: Float[Tensor, " d"]
+    vectors: Float[Tensor, "d d"]
+
+
+@dataclass(frozen=True)
+class Side:
     """Rows of one side without the means of their answers, features scaled by the variance of those to fit on."""
 
     fit: Float[Tensor, "n d"]
     held: Float[Tensor, "m d"]
+
+    @property
+    def half(self) -> int:
+        return len(self.fit) // 2
+
+    @cached_property
+    def solved(self) -> dict[int, Solved]:
+        """Of the first half of the rows to fit on, and of all, by how many these are."""
+        sizes = (self.half, len(self.fit))
+        return {n: Solved(*torch.linalg.eigh(self.fit[:n].T @ self.fit[:n])) for n in sizes}
 
 
 def shared_rows(
@@ -120,10 +140,11 @@ def explained(x: Side, y: Side, owners: Int[np.ndarray, " m"]) -> Estimate:
 
     The penalty is the one that predicts the second half of the rows to fit on best from the first.
     """
-    half = len(x.fit) // 2
-    errors = [(y.fit[half:] - guess).square().sum() for guess in ridge(x.fit[:half], y.fit[:half], x.fit[half:])]
+    half, whole = x.half, len(x.fit)
+    guesses = ridge(x.solved[half], x.fit[:half].T @ y.fit[:half], x.fit[half:])
+    errors = [(y.fit[half:] - guess).square().sum() for guess in guesses]
     best = int(torch.stack(errors).argmin())
-    (guess,) = ridge(x.fit, y.fit, x.held, PENALTIES[best : best + 1])
+    (guess,) = ridge(x.solved[whole], x.fit.T @ y.fit, x.held, PENALTIES[best : best + 1])
     error, total = ((rows**2).sum(1).numpy() for rows in (y.held - guess, y.held))
     sums = [np.bincount(owners, values)[np.unique(owners)] for values in (error, total)]
     lost = ratio(*sums)
@@ -131,12 +152,11 @@ def explained(x: Side, y: Side, owners: Int[np.ndarray, " m"]) -> Estimate:
 
 
 def ridge(
-    x: Float[Tensor, "n d"], y: Float[Tensor, "n e"], new: Float[Tensor, "m d"], penalties: Sequence[float] = PENALTIES
-) -> Iterable[Float[Tensor, "m e"]]:
-    """What ridge regression without intercept predicts of new rows, for every penalty."""
-    values, vectors = torch.linalg.eigh(x.T @ x)
-    values = values.clamp_min(0)
-    of_y, of_new, size = vectors.T @ (x.T @ y), new @ vectors, float(values.sum())
+    x: Solved, products: Float[Tensor, "d e"], new: Float[Tensor, "m d"], penalties: Sequence[float] = PENALTIES
+) -> Iterator[Float[Tensor, "m e"]]:
+    """What ridge regression without intercept predicts of new rows, for every penalty. products: of x and y."""
+    values = x.values.clamp_min(0)
+    of_y, of_new, size = x.vectors.T @ products, new @ x.vectors, float(values.sum())
     for penalty in penalties:
         weights = torch.zeros_like(values) if not size or penalty == float("inf") else 1 / (values + penalty * size)
         yield (of_new * weights) @ of_y

@@ -1,6 +1,6 @@
 """Stitching of pairs of models: the performance lost when one model's later blocks run on another's residual stream."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +18,7 @@ from repsim_cli.base.settings import Group
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
 from repsim_cli.engine.bounds import check_memory, enough, shown, usual_length
-from repsim_cli.engine.cost import Cost, forward_cost, needs
+from repsim_cli.engine.cost import Cost, forward_cost, needs, products
 from repsim_cli.engine.extraction import inputs
 from repsim_cli.engine.grouped import check_metrics, chosen, listed, of_groups
 from repsim_cli.engine.rows import prepare
@@ -56,6 +56,7 @@ from repsim_cli.studies.stitching.train import Fitting, StitchFit, StitchRecipe,
 
 Baseline = Literal["self", "random", "shuffled", "noise"]
 AS_HEAD: dict[Baseline, HeadKind] = {"self": "model", "random": "random", "shuffled": "shuffled", "noise": "noise"}
+SOLVING = 25.0  # operations of a symmetric decomposition, of the cube of its width
 HELD = 2  # whole models that a worker keeps
 
 
@@ -210,7 +211,14 @@ class Stitching(Study):
         return {
             "training of stitches": 2.5 * stitches * each(steps * self.recipe.batch),
             "evaluation": (count + stitches / 2) * each(self._evaluated()),
+            **({"rows that are compared": self._compared(each, length)} if self.recipe.fitted else {}),
         }
+
+    def _compared(self, each: Callable[[int], Cost], length: int) -> Cost:
+        """Both models of every pair run on the rows of both parts; a stitch takes four decompositions."""
+        passes = sum(map(len, self.heads.values())) * 4 * each(min(-(-ROWS // length), self.extract.sequences))
+        widest = max(source.width for source in self.models.values())
+        return passes + products(SOLVING * len(self.stitches) * 4 * widest**3, self.hardware)
 
     def run(self, run: Run) -> Results:
         hardware = self.hardware
