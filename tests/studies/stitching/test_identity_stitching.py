@@ -32,17 +32,16 @@ def source(tokenizer_folder):
     return make
 
 
-def study(model, groups, data=None, **settings):
+def study(model, groups, data=None, recipe=None, **settings):
     settings = {
+        "evaluation": None,
         "extract": EXTRACT,
         "hardware": Hardware(batch_size=15),
         "seed": 0,
         **settings,
     }
     data = data or registry.data.get("overlap_nli").function(examples=30)
-    return Stitching(
-        model=model, groups=groups, data=data, evaluation=None, recipe=StitchRecipe(layer="identity"), **settings
-    )
+    return Stitching(model=model, groups=groups, data=data, recipe=recipe or StitchRecipe(layer="identity"), **settings)
 
 
 def ran(made, folder):
@@ -60,6 +59,26 @@ CLAIMS = [
     "within_groups_cost_little",
     "early_layers_cost_little",
 ]
+
+
+def test_fitted_layers_between_groups_have_what_rows_share(source, tmp_path, monkeypatch):
+    """A copy shares all, both ways; other weights on the same words less."""
+    monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "cache"))
+    models = {label: source(seed) for seed, label in enumerate("abx")}
+    models["copy"] = source(2)  # of x
+    made = study(
+        models,
+        {"one": ["a", "b"], "two": ["x", "copy"]},
+        recipe=StitchRecipe(layer="least_squares"),
+        evaluation=12,
+    )
+    run, measured, part = ran(made, tmp_path / "run")
+    matrix = measured.matrices["shared, resid_post@1"]
+    values, labels = reader.read_array(run.folder, matrix.values), matrix.rows.layers
+    x, copy, a = (labels.index(label) for label in ("x", "copy", "a"))
+    assert values[x, copy] == pytest.approx(1) == values[copy, x]
+    assert values[a, x] < 0.99
+    assert "shared" in part.tables["by direction"].columns
 
 
 def test_the_study(source, tmp_path, monkeypatch):
