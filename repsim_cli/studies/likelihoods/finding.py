@@ -18,6 +18,7 @@ from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, placed
 
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
+NEAR = 1.0  # nats: above, half the variance is far from the KL divergence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +33,11 @@ def sentences(run: Finished) -> Iterator[list[str]]:
     labels, values, errors = matrix.rows.layers, run.array(matrix.values), run.array(matrix.se)
     pairs = sorted(combinations(range(len(labels)), 2), key=lambda pair: values[pair])
     for word, (a, b) in zip(("closest", "furthest"), (pairs[0], pairs[-1])[: len(pairs)], strict=False):
-        same = "the same to the bit, " if not values[a, b] else ""
+        value = values[a, b]
+        how = ", the same to the bit" if not value else "" if value < NEAR else ", a distance and no KL divergence"
         yield [
             word,
-            f"{labels[a]} and {labels[b]}: {same}KL {values[a, b]:.3g} nats per text (se {errors[a, b]:.2g}, "
-            f"{matrix.n:,} texts)",
+            f"{labels[a]} and {labels[b]}: {value:.3g} nats per text (se {errors[a, b]:.2g}, {matrix.n:,} texts){how}",
         ]
 
 
@@ -60,7 +61,7 @@ def _drawn(run: Finished) -> Any:
     panel.margins(0.2)
     panel.set_aspect("equal", adjustable="datalim")
     plain(panel)
-    headline(figure, "Models by the likelihoods of texts", "a squared distance is a KL divergence in nats per text")
+    headline(figure, "Models by the likelihoods of texts", "squared distances are nats per text")
     return figure
 
 

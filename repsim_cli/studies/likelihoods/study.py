@@ -29,7 +29,7 @@ from repsim_cli.studies.likelihoods.distances import COLUMNS, LIKELIHOODS, OF_MO
 LEAST = 20  # texts
 NAME = "likelihood_kl"
 CARD = Card(
-    label="KL by log-likelihoods, nats per text",
+    label="distance by likelihoods, nats per text",
     larger_is_closer=False,
     bounds=(0.0, None),
     symmetric=True,
