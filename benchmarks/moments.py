@@ -3,6 +3,9 @@
 Command: python benchmarks/moments.py FOLDER [ROWS WIDTH GB]     (root; 200000 1024 2 by default: 10 GB are written into
          FOLDER and deleted at the end, and 45 minutes of CPU time pass)
 
+         python benchmarks/moments.py products [ROWS WIDTH LAYERS]     (8192 1024 8 by default: what the products take,
+         against torch.mm in float32, and their error)
+
 Two models of 12 layers, float16, in two files. `mean_cca` and `linear_regression` with `extract.estimate=moments` in a
 cgroup (v1) of GB that holds the run's page cache too. Prints the plan, the most anonymous memory, CPU and wall time,
 and the largest difference of four cells of each matrix from numpy in float64 (QR and SVD of all rows).
@@ -13,11 +16,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from by_block import limited
+
+from repsim_cli.engine.moments import _covariances
 
 LAYERS, SHARED = 12, 32
 CELLS = [(0, 1), (3, 14), (14, 3), (11, 23)]
@@ -109,6 +117,41 @@ def main(folder: Path, rows: int, width: int, gb: float) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
+def products(rows: int, width: int, layers: int) -> None:
+    """All pairs of layers, in memory, one of them far from the origin and with massive features; one thread."""
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    xs = [torch.randn(rows, width, generator=generator) for _ in range(layers)]
+    xs[0][:, 0] += 3000
+    xs[0][:, 1] *= 500
+    cells = [(a, b) for a in range(layers) for b in range(a, layers)]
+    seconds, found = {}, {}
+
+    def bare() -> None:
+        for x, y in cells:
+            torch.mm(xs[x].T, xs[y])
+
+    def summed(single: bool) -> None:
+        stream = ([x[i : i + 256] for x in xs] for i in range(0, rows, 256))
+        found[single] = _covariances(stream, range(layers), cells, single)[0]
+
+    calls = {"torch.mm, float32": bare, "float32": partial(summed, True), "float64": partial(summed, False)}
+    for name, call in calls.items():
+        start = time.process_time()
+        call()
+        seconds[name] = time.process_time() - start
+    for name, taken in seconds.items():
+        print(f"{name}: {taken:.1f} CPU s, {taken / seconds['torch.mm, float32']:.2f} times")
+    of_norm = [((found[True][c] - found[False][c]).norm() / found[False][c].norm()).item() for c in cells]
+    sizes = [found[False][a, a].diagonal().sqrt() for a in range(layers)]
+    apart = [(found[True][a, b] - found[False][a, b]) / sizes[a][:, None] / sizes[b] for a, b in cells]
+    worst = max(float(each.abs().max()) for each in apart)
+    print(f"float32 against float64: {max(of_norm):.1e} of the norm of a product at most, {worst:.1e} of |x_i| |y_j|")
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "products":
+        rows, width, layers = (int(part) for part in sys.argv[2:] or (8192, 1024, 8))
+        sys.exit(products(rows, width, layers))
     given = sys.argv[2:] or ["200000", "1024", "2"]
     main(Path(sys.argv[1]), int(given[0]), int(given[1]), float(given[2]))

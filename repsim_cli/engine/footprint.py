@@ -26,7 +26,7 @@ from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost,
 from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.grams import Shape, in_groups, kernels_of
-from repsim_cli.engine.moments import BYTES, passes_of
+from repsim_cli.engine.moments import BYTES, SUMMED, in_single, passes_of
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
@@ -220,6 +220,8 @@ def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) 
     least = BYTES * max(widths) ** 2
     copies, at_once = 1 + bool(comparison.extract.remedies), rows if comparison.live else min(rows, AT_ONCE)
     of_rows = 4.0 * copies * at_once * features + 1.5 * BYTES * AT_ONCE * features
+    if in_single(comparison.measures.values()):
+        of_rows += 4.0 * (SUMMED * features + max(widths) ** 2)
     # layers are decomposed one by one, once the rows have passed
     parts = {**parts, "rows": max(of_rows, 10.0 * least - parts["diagnostics"])}
     products = BYTES * sum(a * b for a, b in itertools.combinations_with_replacement(widths, 2))

@@ -23,6 +23,8 @@ from repsim_cli.measures.base import at, issued_by, within
 from repsim_cli.measures.moments import Second
 
 BYTES = 8  # of a number in float64
+SUMMED = 1024  # rows whose products are summed in float32, before the sum is added in float64
+PART = 1024  # features of them that are centred at a time
 Passes = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 
 
@@ -44,12 +46,12 @@ def moment_pairs(
     """
     for measure in measures.values():
         check_estimate(measure, "moments")
-    layers = _Layers(measures, names, keep)
+    layers, single = _Layers(measures, names, keep), in_single(measures.values())
     notices: Notices = {}
     rows = 0
     for cells in passes_of(widths, room):
         chosen = sorted({layer for cell in cells for layer in cell})
-        covariances, read = _covariances(passes(chosen), chosen, cells)
+        covariances, read = _covariances(passes(chosen), chosen, cells, single)
         rows = read[chosen[0]].rows
         trim()  # cross products leave no room for what is kept
         with noticed(notices, measures):
@@ -73,6 +75,11 @@ def moment_pairs(
         for label, matrix in layers.values.items()
     }
     return matrices, joined(matrices.values())
+
+
+def in_single(measures: Iterable[Measure]) -> bool:
+    """Whether products of float32 are exact enough for all of these measures."""
+    return all(measure.moments is not None and measure.moments.single for measure in measures)
 
 
 class _Layers:
@@ -164,15 +171,16 @@ class _Layer(NamedTuple):
 
 
 def _covariances(
-    stream: Iterable[Sequence[Tensor]], chosen: Sequence[int], cells: Sequence[Cell]
+    stream: Iterable[Sequence[Tensor]], chosen: Sequence[int], cells: Sequence[Cell], single_products: bool
 ) -> tuple[dict[Cell, Tensor], dict[int, _Layer]]:
     """x'y of the centred rows of these pairs of layers; and of each layer its mean and the kind of its numbers.
 
-    chosen: the layers of the stream, ascending. Rows are first shifted by a mean of few of them, so that the final
-    correction cancels no digits.
+    chosen: the layers of the stream, ascending. single_products: products are of float32. Rows are first shifted by a
+    mean of few of them, in float64, so that neither this nor the final correction cancels digits.
     """
     shift = total = None
     strips: list[_Strip] = []
+    together: _Together | None = None
     single: list[Tensor] = []
     rows, ends = 0, [0]
     for batch in stream:
@@ -188,13 +196,19 @@ def _covariances(
             if shift is None or total is None:
                 shift, total = x.mean(0), x.new_zeros(x.shape[1])
                 strips = _strips(cells, {a: slice(*ends[i : i + 2]) for i, a in enumerate(chosen)}, x)
+                together = _Together(strips, x.shape[1], x.device) if single_products else None
             x -= shift
-            for strip in strips:
-                strip.sums.addmm_(x[:, strip.rows].T, x[:, strip.columns])
-            total += x.sum(0)
+            if together is None:
+                for strip in strips:
+                    strip.sums.addmm_(x[:, strip.rows].T, x[:, strip.columns])
+            else:
+                x = together.add(x)
+            total += x.sum(0, dtype=torch.float64)
             rows += len(x)
     if shift is None or total is None:
         raise BadInput("extract: no row is left, got none; give more text")
+    if together is not None:
+        together.sum()
     products: dict[Cell, Tensor] = {}
     for strip in strips:
         strip.sums.addr_(total[strip.rows], total[strip.columns], alpha=-1 / rows)
@@ -211,6 +225,41 @@ class _Strip(NamedTuple):
     rows: slice
     columns: slice
     sums: Float[Tensor, "d e"]
+
+
+class _Together:
+    """Rows of float32 that wait for their products, which are added to the strips in float64."""
+
+    def __init__(self, strips: Sequence[_Strip], features: int, device: torch.device):
+        self.strips, self.filled = strips, 0
+        self.rows = torch.empty(SUMMED, features, device=device)
+        most = max(len(strip.sums) * width for strip in strips for width in strip.widths)
+        self.product = torch.empty(most, device=device)
+
+    def add(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Takes rows, no more than SUMMED, and gives them as it holds them: sums of both have one rounding."""
+        if self.filled + len(x) > SUMMED:
+            self.sum()
+        held = self.rows[self.filled : self.filled + len(x)]
+        held.copy_(x)
+        self.filled += len(x)
+        return held
+
+    def sum(self) -> None:
+        """Rows are about their own mean in float32, so that its products, of float64, cost the others no digits."""
+        x = self.rows[: self.filled]
+        mean = torch.empty(x.shape[1], dtype=torch.float64, device=x.device)
+        for part, its in zip(x.split(PART, 1), mean.split(PART), strict=True):
+            exact = part.double()
+            its.copy_(exact.mean(0))
+            part.copy_(exact - its)
+        for strip in self.strips:
+            parts = (each.split(strip.widths, -1) for each in (strip.sums, x[:, strip.columns], mean[strip.columns]))
+            for sums, y, mean_of_y in zip(*parts, strict=True):
+                product = self.product[: sums.numel()].view(sums.shape)
+                sums += torch.mm(x[:, strip.rows].T, y, out=product)
+                sums.addr_(mean[strip.rows], mean_of_y, alpha=len(x))
+        self.filled = 0
 
 
 def _strips(cells: Sequence[Cell], places: Mapping[int, slice], like: Tensor) -> list[_Strip]:

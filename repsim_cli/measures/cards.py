@@ -92,15 +92,19 @@ Totals = Mapping[str, Tensor]
 class Moments:
     """A measure computed from second moments alone, whatever the number of rows.
 
-    Covariances are sums over rows of products of centred neurons, float64.
+    Covariances are sums over rows of products of centred neurons, in float64.
     prepare(moments.Second): what depends on a single representation; once for all measures that share the function.
     compare(a, b, covariance (d_a, d_b)): the entries (row a, column b) and (row b, column a).
     drops_dead: dead neurons are left out.
+    single: whether products of float32 may be summed: of a measure of covariances as they are, which these move by 1e-7
+        of |x_i| |y_j|, and up to 1e-5 where few rows hold most of both. Decompositions divide by small eigenvalues, and
+        need products of float64.
     """
 
     prepare: Callable[[Any], Any]
     compare: Callable[[Any, Any, Tensor], tuple[float, float]]
     drops_dead: bool = True
+    single: bool = False
 
 
 class Solved(NamedTuple):

@@ -117,7 +117,7 @@ def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> 
     return value, value
 
 
-OF_COVARIANCES = Moments(prepare=moments.size, compare=of_covariances, drops_dead=False)
+OF_COVARIANCES = Moments(prepare=moments.size, compare=of_covariances, drops_dead=False, single=True)
 
 
 @measures.register(

@@ -64,7 +64,7 @@ def of_correlations(value: Value, aligned: Align | None = None) -> Measure:
         prepare=standardised,
         compare=compare,
         compare_all=compare_all,
-        moments=Moments(prepare=moments.lengths, compare=of_moments),
+        moments=Moments(prepare=moments.lengths, compare=of_moments, single=True),
         aligned=aligned,
     )
 

@@ -13,7 +13,7 @@ from repsim_cli import measures
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.estimates import check_estimate
-from repsim_cli.engine.moments import moment_pairs, passes_of
+from repsim_cli.engine.moments import _covariances, moment_pairs, passes_of
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import MeasureWarning
 
@@ -60,6 +60,45 @@ def test_streamed_is_in_memory(room):
     torch.testing.assert_close(
         found_by(["mixedsim"], xs, room, size=900)[0]["mixedsim"].values, matrices["mixedsim"].values
     )
+
+
+def massive(n=3000):
+    """float32 rows as language models have them: massive features, an offset of 3000 times the spread, nearly equal
+    neurons, one that is dead, and rows of which the first are unlike the others."""
+    generator = torch.Generator().manual_seed(2)
+    base = torch.randn(n, 6, generator=generator, dtype=torch.float64)
+    found = []
+    for d in WIDTHS:
+        x = base @ torch.randn(6, d, generator=generator, dtype=torch.float64)
+        x += 1e-3 * torch.randn(n, d, generator=generator, dtype=torch.float64)
+        x[:, 1] = 3000 * (1 + x[:, 1] / 3000)
+        x[:, 2] *= 500 * (torch.rand(n, generator=generator) < 0.01)
+        x[:, 4] = x[:, 3] * (1 + 1e-6 * torch.randn(n, generator=generator))
+        x[:40] += 20
+        found.append(x.float())
+    found[2][:, 0] = 7.1
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::repsim_cli.measures.base.MeasureWarning")
+def test_products_of_float32_where_they_are_exact_enough():
+    """`cka` and `neuronsim` alone; with a measure that decomposes, all products are of float64."""
+    xs, cells = massive(), [(a, b) for a in range(4) for b in range(a, 4)]
+    exact = all_pairs({name: measures.get(name) for name in ("cka", "neuronsim")}, [x.double() for x in xs])
+    found, _ = found_by(["cka", "neuronsim"], xs, 1e5)
+    both, _ = found_by(["cka", "neuronsim", "mean_cca"], xs, 1e5)
+    for name, values in exact.items():
+        np.testing.assert_allclose(found[name].values, values, atol={"cka": 1e-8}.get(name, 1e-6), err_msg=name)
+        np.testing.assert_allclose(both[name].values, values, atol=1e-10, err_msg=name)
+        assert (found[name].values != both[name].values).any()
+    np.testing.assert_allclose(found["cka"].values.diagonal(), 1, atol=1e-12)
+    single, double = (_covariances(streamed(xs)(range(4)), range(4), cells, kind)[0] for kind in (True, False))
+    for a, b in cells:
+        sizes = [double[c, c].diagonal().sqrt() for c in (a, b)]
+        assert ((single[a, b] - double[a, b]).abs() <= 1e-5 * sizes[0][:, None] * sizes[1]).all()
+    assert {name for name in STREAMED if measures.get(name).moments.single} == {
+        "cka", "neuronsim", "hard_correlation_match", "soft_correlation_match", "soft_matching", "partial_soft_matching"
+    }  # fmt: skip
 
 
 def test_as_few_passes_as_memory_allows():
