@@ -41,10 +41,9 @@ def test_a_room_imports_only_from_the_rooms_above_it():
 def test_who_may_import_hydra_and_omegaconf():
     for file in sources():
         names = {name.split(".")[0] for name in imports(file)}
-        assert "hydra" not in names or room(file) == "cli" or file.name in ("compose.py", "guard.py", "kept.py"), file
+        assert "hydra" not in names or room(file) == "cli" or file.name in ("compose.py", "guard.py"), file
         assert "omegaconf" not in names or room(file) in ("cli", "config"), file
-        inner = [name for name in imports(file) if name.startswith("hydra._internal")]
-        assert not inner or file.name == "kept.py", file  # which tests/config compares with Hydra's own loader
+        assert not [name for name in imports(file) if name.startswith("hydra._internal")], file
 
 
 def test_labels_reach_a_terminal_through_one_function():

@@ -19,7 +19,6 @@ from omegaconf.errors import InterpolationResolutionError
 from repsim_cli.base.documents import shown
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.config.kept import KeptLoader
 
 Place = tuple[Any, ...]
 PLACES = (("run", "dir"), ("sweep", "dir"), ("sweep", "subdir"))
@@ -39,12 +38,11 @@ class Guarded:
     The processes of launchers get it with their jobs."""
 
     def __init__(self, own: ConfigLoader, folder: str | None = None) -> None:
-        path = own.get_search_path()
-        self.own = self.loader = KeptLoader(path)
+        self.own = self.loader = own
         if folder is not None:
-            path = deepcopy(path)
+            path = deepcopy(own.get_search_path())
             path.prepend("command-line", f"{OWN_FILES}://{Path(folder).resolve()}", SearchPathQuery(provider="schema"))
-            self.loader = KeptLoader(path)
+            self.loader: Any = type(own)(path)  # type: ignore[call-arg]
 
     def load_configuration(self, primary: str, words: list[str], mode: RunMode = RunMode.RUN) -> Any:
         return self._checked(words, lambda: self.loader.load_configuration(primary, words, mode, from_shell=False))

@@ -11,9 +11,6 @@ import pytest
 import yaml
 from helpers.composing import CONF, EXPERIMENTS, ROOT, composed
 from helpers.nights import nightly
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
-from omegaconf import OmegaConf
 
 from repsim_cli import measures
 from repsim_cli.base import registry
@@ -21,7 +18,6 @@ from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import Extract, Hardware, Positive, Ranked, Significance
 from repsim_cli.config import presets
 from repsim_cli.config.binding import MISSING, checked, model_function
-from repsim_cli.config.compose import open_loader
 from repsim_cli.config.run import GROUPS, RunKeys, validate
 from repsim_cli.data.base import Data
 from repsim_cli.engine.footprint import memory_of
@@ -185,34 +181,6 @@ def test_published_settings_of_the_mnli_studies():
     assert len(config.model.feather_berts.numbers) == 20
     stitched = composed("experiment=hans_identity_stitching")
     assert (stitched.groups, stitched.data.heuristics) == (groups, ["lexical_overlap"])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        ["experiment=tiny/pythia_cka"],  # a file without a package, whose defaults are another experiment
-        ["experiment=tiny/pythia_cka", "model=[tiny_a]", "base=tiny_a", "+data.length=9", "~measure.cka_unbiased"],
-        ["hydra/launcher=joblib", "hydra.launcher.n_jobs=3"],
-        ["hydra/job_logging=default", "hydra.verbose=true", "hydra.sweep.subdir=there"],
-    ],
-)
-def test_what_is_kept_of_configurations_is_what_hydra_composes(words):
-    """Whichever was composed before: values, types and flags of all nodes."""
-    with open_loader() as loader:
-        plain = GlobalHydra.instance().config_loader()
-        for _ in range(2):
-            kept = loader.loader.load_configuration("config", words, RunMode.RUN, from_shell=False)
-            assert nodes(kept) == nodes(plain.load_configuration("config", words, RunMode.RUN, from_shell=False))
-            kept.name = kept.hydra.job.name = kept.extract.unit = "changed"  # which reaches no other
-
-
-def nodes(node: Any) -> Any:
-    """A configuration as plain values, with what OmegaConf knows of each node."""
-    keys = [*node.keys()] if OmegaConf.is_dict(node) else range(len(node)) if OmegaConf.is_list(node) else ()
-    known = node._metadata
-    inner = {key: nodes(node._get_node(key)) for key in keys} if keys else node._value()
-    return type(node), known.object_type, known.ref_type, known.optional, known.flags, inner
 
 
 def test_other_yaml_has_a_header():
