@@ -66,6 +66,7 @@ def _shared(
     of, sorted_keys = of[order], keys[counted][order]
     new = np.flatnonzero(np.r_[True, np.diff(sorted_keys) != 0, True][: len(order) + 1])
     by_key = scipy.sparse.csr_array((np.ones(len(of)), of, new), (len(new) - 1, len(keys)))
-    by_key.sum_duplicates()  # else a key takes the square of its entries
-    weighted = scipy.sparse.diags_array(weight[counted][order][new[:-1]]) @ by_key
+    weight_of_key = scipy.sparse.diags_array(weight[counted][order][new[:-1]])
+    by_key.sum_duplicates()  # else a key takes the square of its entries; changes `new`, which it holds
+    weighted = weight_of_key @ by_key
     return ((weighted[:, :rows].T @ by_key[:, rows:]) if rows else (weighted.T @ by_key)).toarray()

@@ -193,3 +193,26 @@ def test_runs_know_chance_without_being_asked(repsim, newest):
     assert all(
         measure["chance"] == {"unknown": "significance.chance=false"} for measure in recorded(newest())["measures"]
     )
+
+
+def test_entries_are_summed_by_what_they_share():
+    """All pairs of entries of two representations one by one, where a key has several entries and a weight of its own."""
+    from repsim_cli.engine.overlaps import _shared
+
+    rng = np.random.default_rng(0)
+    keys, counted = rng.integers(0, 7, (3, 40)), rng.random((3, 40)) < 0.7
+    weight = rng.random(7)[keys]
+    expected = [
+        [
+            sum(
+                weight[a, e]
+                for e in range(40)
+                for f in range(40)
+                if counted[a, e] and counted[b, f] and keys[a, e] == keys[b, f]
+            )
+            for b in range(3)
+        ]
+        for a in range(3)
+    ]
+    np.testing.assert_allclose(_shared(keys, weight, counted), expected)
+    np.testing.assert_allclose(_shared(keys, weight, counted, rows=1), [expected[0][1:]])
