@@ -106,12 +106,14 @@ def matrices_of(
     identities: Identities | None = None,
     blocks: Mapping[str, Sequence[range]] = MappingProxyType({}),
     keep_rows: bool = False,
+    tell: bool = True,
 ) -> tuple[Matrices, dict[str, Table]]:
     """The matrix of all layers of every measure, and the tables of the layers, from the cache where it has them; no
     model runs where it has all.
 
     comparison: its rows are clustered. identities: where they are known. blocks: of permutations that the cache may
-    hold, by the label of the measure. keep_rows: whether the run folder keeps what a page shows of some rows.
+    hold, by the label of the measure. keep_rows: whether the run folder keeps what a page shows of some rows. tell:
+    whether warnings of measures are those of the run.
     """
     identities, measures = identities or identified(run, comparison), comparison.measures
     content = content_of(comparison, sequences, identities) if comparison.cache else None
@@ -147,7 +149,7 @@ def matrices_of(
                     tables |= rows.tables(comparison.layers)
             known.keep(made)
         matrices = kept(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
-    for notice in joined(matrices.values()):
+    for notice in joined(matrices.values()) if tell else ():
         run.warn(f"{', '.join(label for label, made in matrices.items() if notice in made.notices)}: {notice}")
     return matrices, tables
 

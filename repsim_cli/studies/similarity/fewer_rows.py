@@ -105,7 +105,7 @@ def _sample(
     sampled = replace(comparison, extract=extract, seed=seed, measures=measures, significance=alone, groups=None)
     try:
         sampled = sampled.clustered(run, sequences)
-        made, _ = matrices_of(run, sampled, sequences, identities=run.manifest["models"])
+        made, _ = matrices_of(run, sampled, sequences, identities=run.manifest["models"], tell=False)
     except (BadInput, NoValue, RunFailed) as error:
         run.warn(f"fewer_rows: {size} rows are left out ({error})")
         return {}

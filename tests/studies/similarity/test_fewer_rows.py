@@ -96,3 +96,17 @@ def test_a_run_without_it_says_so():
         BadInput, match="the run has no values of fewer rows, got none; run it again with analyses.fewer"
     ):
         fewer_rows(Finished(folder=None, manifest={}, results=Results(study="similarity")), FewerRows(), [])
+
+
+def test_warnings_are_of_all_rows_alone(repsim, newest, tmp_path):
+    few = np.random.default_rng(0).integers(0, 3, (N, 2)).astype(np.float32)  # many rows are equal
+    models = []
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", h0=few)
+        models.append(f"+model.{name}={{kind: precomputed, path: {tmp_path / name}.npz}}")
+    words = ["measure=[mutual_knn]", "extract.estimate=full", f"extract.rows={N}", "analyses.fewer_rows={}"]
+    code, _, err = repsim("run", "-q", "model=[]", *models, *words)
+    assert code == 0, err
+    told = [text for text in json.loads((newest() / "manifest.json").read_text())["warnings"] if "equally near" in text]
+    assert len(told) == 2
+    assert all(f"of {N} rows" in text for text in told)
