@@ -10,6 +10,7 @@ import importlib
 import logging
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import cached_property
@@ -157,11 +158,13 @@ def package_of(point: EntryPoint) -> str:
 def matching(pattern: str, package: str = HERE, folder: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
     """Finds the modules whose files below a package match, such as `models/*.py`, with these files. Imports none."""
     first, _, rest = pattern.partition("/")
-    for _, name, is_package in pkgutil.iter_modules([str(folder)]):
+    loaded = getattr(sys.modules.get(package), "__path__", [folder])  # to which a program may have added folders
+    for finder, name, is_package in pkgutil.iter_modules(map(str, loaded)):
+        place = Path(getattr(finder, "path", folder)) / name
         if rest and is_package and fnmatch(name, first):
-            yield from matching(rest, f"{package}.{name}", folder / name)
+            yield from matching(rest, f"{package}.{name}", place)
         elif not (rest or is_package) and fnmatch(f"{name}.py", first):
-            yield f"{package}.{name}", folder / f"{name}.py"
+            yield f"{package}.{name}", place.with_suffix(".py")
 
 
 def registered_in(room: str) -> str:
