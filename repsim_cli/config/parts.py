@@ -113,6 +113,8 @@ def each_value(chosen: Any) -> Any:
         if len(lists) > 1:
             raise BadConfig([f"measure.{label}: several lists, got {', '.join(lists)}; give one number a list"])
         for key in lists:
+            if not entry[key]:
+                raise BadConfig([f"measure.{label}.{key}: an empty list, got []; give numbers, or one"])
             found |= {f"{label}_{key}{value}": {**entry, key: value} for value in entry[key]}
         if not lists:
             found[label] = entry
