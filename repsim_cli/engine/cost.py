@@ -22,6 +22,8 @@ from repsim_cli.models.source import Source
 SIDE = 1024  # of the matrices whose product is timed
 ASSUMED = {"float32": 1e13, "float16": 1e14, "bfloat16": 1e14}  # operations per second of a GPU that this machine lacks
 EFFICIENCY = 0.5  # of a forward pass, relative to a large matrix product
+OF_LIST, OF_CELL = 800, 400  # operations of a pair of rows of a layer, where nearest rows are found, and elsewhere
+OF_FEATURES = 20  # of a row and a pair of features
 SOLVED = 0.05  # seconds of a pair of a slow measure, however few rows it has
 THIN = 500  # rows of a slow measure whose products take as long as its other work
 CALL = 3e-4  # seconds of a block's forward pass beside its operations
@@ -114,7 +116,7 @@ def pairs_cost(
 
     Inner products cost a Gram matrix per layer and a sum over cells per pair; lists of rows a table per layer and a
     count per pair; slow measures as many products of square matrices as they declare, and the work of THIN of their
-    rows; all others a product and a decomposition per pair, or what they say.
+    rows; all others a decomposition per layer, and a product and one per pair, or what they say.
     """
     n, d, whole = float(rows), sum(widths) / len(widths), Cost()
     count = batches * pairs * (1 + permutations)
@@ -125,9 +127,9 @@ def pairs_cost(
             continue
         cubes = measure.cubes if isinstance(measure, Pairwise) else None
         lists = isinstance(measure, Pairwise) and cubes is None
-        decomposed = 0 if lists or isinstance(measure, InnerProduct) else 20 * n * d**2
-        prepared = len(widths) * (2 * n**2 * d + (1500 if lists else 400) * n**2 + decomposed)
-        whole += batches * products(prepared, hardware)
+        of_rows = lists or measure.slow or isinstance(measure, InnerProduct)
+        prepared = 2 * n**2 * d + (OF_LIST if lists else OF_CELL) * n**2 if of_rows else OF_FEATURES * n * d**2
+        whole += batches * products(len(widths) * prepared, hardware)
         if measure.slow:
             workers = min(hardware.workers, max(pairs, 1))
             operations = count * 2 * n**2 * (n + THIN) * measure.slow.products

@@ -19,7 +19,7 @@ _BLOCK = 1024  # rows held at a time in float64
 
 def of_values(value: Callable[[Tensor, Tensor], float], prepare: Callable[[Tensor], Tensor] = in_working) -> Measure:
     """Makes the measure of value(x, y) for rows as they are."""
-    return Pairwise(prepare=prepare, compare=value, cubes=None)
+    return Pairwise(prepare=prepare, compare=value, cubes=0.0)
 
 
 def relative(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:

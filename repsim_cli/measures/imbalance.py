@@ -82,6 +82,7 @@ def measure(documents: Documents | None = None) -> Pairwise:
         compare=lambda a, b: float(imbalances(a, [b])),
         compare_all=imbalances_all,
         permute=permuted,
+        work=lambda rows: (5000.0 * rows**2, 500.0 * rows**2),
     )
 
 

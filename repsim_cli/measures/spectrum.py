@@ -129,5 +129,6 @@ def msid(*, k: Positive = 5, exact_rows: Medium = 16384, signs: Medium = 1000) -
         compare=lambda a, b: float(largest_difference([a], [b])),
         compare_all=largest_difference,
         permute=lambda state, order: state,
+        work=lambda rows: (4000.0 * rows**2 + 4.5 * min(rows, exact_rows) ** 3, 0.0),
         minimum_rows=k + 1,
     )

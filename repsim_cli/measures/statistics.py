@@ -23,8 +23,8 @@ _ROTATION: frozenset[Invariance] = SHAPE - {"isotropic_scaling", "translation"}
 _DIRECTION: frozenset[Invariance] = SHAPE - {"translation"}
 
 
-def difference(statistic: Callable[..., float]) -> Measure:
-    """|statistic(x) - statistic(y)|."""
+def difference(statistic: Callable[..., float], work: Callable[[int], tuple[float, float]] | None = None) -> Measure:
+    """|statistic(x) - statistic(y)|. work: as of `Pairwise`."""
 
     def compare_all(a: Sequence[float], b: Sequence[float]) -> Matrix:
         left, right = (torch.tensor(side, dtype=torch.float64) for side in (a, b))
@@ -35,6 +35,7 @@ def difference(statistic: Callable[..., float]) -> Measure:
         compare=lambda a, b: abs(a - b),
         compare_all=compare_all,
         permute=lambda state, order: state,
+        work=work,
     )
 
 
@@ -205,7 +206,7 @@ def uniformity_difference() -> Measure:
     >>> round(measures.get("uniformity_difference")([[1., 0.], [0., 5.]], [[1., 0.], [2., 0.]]), 12)
     4.0
     """
-    return difference(uniformity)
+    return difference(uniformity, work=lambda rows: (500.0 * rows**2, 0.0))
 
 
 @measures.register(
