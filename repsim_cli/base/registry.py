@@ -168,7 +168,7 @@ def matching(pattern: str, package: str = HERE, folder: Path = PACKAGE) -> Itera
 
 
 def registered_in(room: str) -> str:
-    """How files say the names of a room: `@room.register("NAME"`."""
+    """Makes what finds the names of a room in a file: `@room.register("NAME"`."""
     return rf'^ *@(?:\w+\.)?{room}\.register\(\s*(?:"([^"]+)")?'
 
 

@@ -178,7 +178,7 @@ def catalogue() -> list[Topic]:
 
 
 def contents() -> list[tuple[str, Callable[[], Topic]]]:
-    """The catalogue by names, each with what makes its topic and imports what it is about."""
+    """Lists the catalogue by names, each with what makes its topic and imports what it is about."""
     topics: list[tuple[str, Callable[[], Topic]]] = []
     for group, room in ROOMS.items():
         chosen = selectable(group)

@@ -104,7 +104,7 @@ def every_measure(chosen: Any, study: Any) -> Any:
 
 
 def each_value(chosen: Any) -> Any:
-    """The measures, those with a list in place of a number once for each of its values, which end their labels."""
+    """Repeats each measure that has a list in place of a number for each of its values, which end the labels."""
     if not isinstance(chosen, dict):
         return chosen
     found: Fields = {}

@@ -42,6 +42,13 @@ def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) 
     return kept, skipped
 
 
+def at_a_time(extract: Extract, total: int) -> int:
+    """Counts the rows of so many that a value is of."""
+    if extract.estimate in STREAMED:
+        return total
+    return min(total, extract.rows) if extract.estimate == "full" else extract.batch_rows
+
+
 def check_measure(bound: Measure, layers: Sequence[Layer], extract: Extract, *, labelled: bool) -> None:
     """labelled: whether rows can have a class."""
     check_estimate(bound, extract.estimate)

@@ -15,6 +15,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.bounds import most_rows
 from repsim_cli.engine.checks import (
+    at_a_time,
     check_documents,
     check_measure,
     check_pairs,
@@ -107,23 +108,21 @@ class Comparison(Extraction):
                 f"extract.batch_rows: {left:,} of {total:,} rows are left out, since they fill no batch of "
                 f"{extract.batch_rows:,}; set extract.batch_rows=auto, or extract.estimate=full"
             )
-        at_a_time = {"full": min(total, extract.rows), **dict.fromkeys(STREAMED, total)}.get(
-            extract.estimate, extract.batch_rows
-        )
+        rows = at_a_time(extract, total)
 
         def check(bound: Measure) -> None:
             if bound.card.labelled and all(inputs.labels is None for inputs in sequences.values()):
                 raise BadInput(
                     f"data: {bound.name} needs a label per row, got none in {self.data.source}; use other data"
                 )
-            check_rows(bound, self.layers, at_a_time)
+            check_rows(bound, self.layers, rows)
 
         measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
         for label, why in skipped.items():
             run.skip(label, why)
-        used = at_a_time if extract.estimate == "full" else total
+        used = rows if extract.estimate == "full" else total
         chance = self.significance.chance and extract.estimate not in WITHOUT_CHANCE
-        warn_of_few_rows(run, measures, self.layers, at_a_time, used, replace(self.significance, chance=chance))
+        warn_of_few_rows(run, measures, self.layers, rows, used, replace(self.significance, chance=chance))
         return replace(counted, measures=measures, extract=extract)
 
     def clustered(

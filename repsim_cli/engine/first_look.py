@@ -1,4 +1,4 @@
-"""A first map, of the first rows of a run, for whoever waits while models run on the others."""
+"""Shows a map of the first rows of a run while models run on the others."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +32,7 @@ class FirstLook:
     _done: bool = False
 
     def watched(self, stream: Iterator[Block], remedies: Remedies) -> Iterator[Block]:
-        """The stream of all layers as models give it, unchanged."""
+        """Passes on the stream of all layers as models give it, unchanged."""
         for block in stream:
             if not self._done:
                 self._taken += remedies.rows(iter([block]))
@@ -75,7 +75,7 @@ class FirstLook:
             show(label, partial(array, matrix.values), 1)
 
     def _as_compared(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """The rows with the remedies of the run, of which scales and directions are those of these rows."""
+        """Applies the remedies of the run, with the scales and directions of these rows."""
         layers, remedies = self.comparison.layers, Remedies(self.comparison.extract, None)
         if remedies.extract.features_changed:
             remedies.measure(iter([Block(0, list(rows))]), layers)

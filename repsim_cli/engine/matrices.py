@@ -113,7 +113,7 @@ def matrices_of(
 
     comparison: its rows are clustered. identities: where they are known. blocks: of permutations that the cache may
     hold, by the label of the measure. keep_rows: whether the run folder keeps what a page shows of some rows. tell:
-    whether warnings of measures are those of the run.
+    whether warnings of measures and a first map are those of the run.
     """
     identities, measures = identities or identified(run, comparison), comparison.measures
     content = content_of(comparison, sequences, identities) if comparison.cache else None
@@ -131,7 +131,7 @@ def matrices_of(
                     identities=identities,
                     diagnose=not tables,
                     groups=comparison.groups,
-                    look=FirstLook(run, missing).watched if waits(comparison.extract) else None,
+                    look=FirstLook(run, missing).watched if tell and waits(comparison.extract) else None,
                 ) as rows,
                 run.stage("activations and similarity"),
             ):

@@ -116,7 +116,8 @@ def listed(
 
 
 def so_far(run: Run, comparison: Comparison, of: int = 0) -> Writer:
-    """What keeps the maps of the run in its folder while they are computed. of: of the first rows of so many."""
+    """What keeps the maps of the run in its folder while they are computed. of: how many rows the run
+    has, where these are its first."""
     wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))
     names = [(layer.model, layer.name) for layer in comparison.layers]
     cells = len(names) ** 2 if wanted is None else int(wanted.sum())

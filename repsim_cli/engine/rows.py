@@ -109,8 +109,9 @@ class Rows:
             progress,
             self.remedies.first(first),
         )
-        shown = self.look is not None and not first and layers_of(readings) == self.extraction.layers
-        return self.look(given, self.remedies) if self.look is not None and shown else given
+        if self.look is None or first or layers_of(readings) != self.extraction.layers:
+            return given
+        return self.look(given, self.remedies)
 
     def part(self, chosen: Sequence[int]) -> tuple[list[Reading], list[int]]:
         """Readings that have these layers, by their numbers among all, and which of the layers that they read these

@@ -1,4 +1,4 @@
-"""Neighbours of a sample of rows among all rows, which pass as a stream: a value with the error of the sample.
+"""Finds the neighbours of a sample of rows among all, which pass as a stream: a value with the error of the sample.
 
 Where a measure is a mean over rows of what the nearest rows of each say, the mean over a random sample of rows is
 unbiased for it, and costs the sample times all rows in place of their square. Nothing is approximated: the nearest rows

@@ -1,4 +1,4 @@
-"""The matrices of estimates for which all rows pass in order, and are never in memory together."""
+"""Makes the matrices of estimates for which all rows pass in order, and are never in memory together."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,8 +18,8 @@ Matrices = dict[str, SimilarityMatrix]
 
 
 def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
-    """The matrices from second moments: later passes read what the first one stored in the cache, and what is prepared
-    of each layer stays in files."""
+    """Makes the matrices from second moments: later passes read what the first one stored in the cache, and what is
+    prepared of each layer stays in files."""
     progress = partial(run.progress, label="activations and second moments", unit="batches")
     passes = partial(rows.of_layers, progress=progress)
     names, widths = comparison.names, [layer.width for layer in comparison.layers]
@@ -29,7 +29,7 @@ def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
 
 
 def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
-    """The matrices from the neighbours of some rows among all, which pass twice."""
+    """Makes the matrices from the neighbours of some rows among all, which pass twice."""
     progress = partial(run.progress, label="activations and neighbours", unit="batches")
     asked = draw(comparison.total, comparison.extract.rows, comparison.seed)
     return sampled_pairs(

@@ -69,7 +69,7 @@ def _stitching(whole: Results) -> Iterator[str]:
 
 
 def _misled(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Where stitches work without shared rows; nothing of runs before that was measured."""
+    """Says where stitches work without shared rows; nothing of runs before that was measured."""
     layers = [row["head layer"] for row in rows if row.get("misleads") == "yes"]
     if not layers:
         return ""

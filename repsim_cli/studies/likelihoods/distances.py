@@ -1,4 +1,4 @@
-"""Distances of models from the log-likelihoods that they give to the same texts, without torch."""
+"""Computes distances of models from the log-likelihoods that they give to the same texts, without torch."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ class Between(NamedTuple):
 
 
 def between(logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]) -> Between:
-    """logs: of each model, of each text. documents: of the texts.
+    """Computes the distances of models. logs: of each model, of each text. documents: of the texts.
 
     Half the squared distance of the rows of the matrix that is centred both ways, over n - 1, is the KL divergence of
     the distributions over texts where these are close (Oyama et al. 2025).
@@ -41,14 +41,14 @@ def between(logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]) ->
 
 
 def centred(logs: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:
-    """Without the mean of each model over texts, and that of each text over models."""
+    """Takes out the mean of each model over texts, and that of each text over models."""
     rows = logs - logs.mean(1, keepdims=True)
     return rows - rows.mean(0)
 
 
 def placed(logs: Float[np.ndarray, "m n"]) -> tuple[Float[np.ndarray, "m 2"], Float[np.ndarray, " 2"]]:
-    """The models on the plane that keeps most of their squared distances, in which a squared distance is a divergence
-    in nats, and the shares of each axis."""
+    """Places the models on the plane that keeps most of their squared distances, in nats; and gives the share of each
+    axis."""
     left, sizes, _ = np.linalg.svd(centred(logs) / np.sqrt(2 * (logs.shape[1] - 1)), full_matrices=False)
     places = np.zeros((len(logs), 2))
     places[:, : len(sizes)] = (left * sizes)[:, :2]

@@ -1,4 +1,4 @@
-"""Which models give texts the likelihoods of which others, and a map of them."""
+"""Says which models give texts alike likelihoods, and draws a map of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ NEAR = 1.0  # nats: above, half the variance is far from the KL divergence
 
 @dataclass(frozen=True, kw_only=True)
 class LikelihoodOptions:
-    """Which models are closest and furthest by the likelihoods of texts, and a map of them. There are no settings."""
+    """Says which models are closest and furthest by the likelihoods of texts, with a map. There are no settings."""
 
 
 def sentences(run: Finished) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""Log-likelihoods of the same texts under every model, and how far apart they put the models."""
+"""Measures the log-likelihoods of the same texts under every model, and how far apart they put the models."""
 
 from typing import Any, ClassVar, Unpack
 
@@ -27,7 +27,7 @@ from repsim_cli.runs.results import Run
 from repsim_cli.studies.likelihoods.distances import COLUMNS, LIKELIHOODS, OF_MODELS, between
 
 LEAST = 20  # texts
-NAME = "likelihood_kl"
+NAME = "likelihood_distance"
 CARD = Card(
     label="distance by likelihoods, nats per text",
     larger_is_closer=False,
@@ -48,9 +48,9 @@ CARD = Card(
 class Likelihoods(Study):
     """Compares language models by the log-likelihoods that they give to the same texts, whatever their tokenizers.
 
-    A text is a sequence of the data: the same words for every tokenizer (extract=words). Of each the log-likelihood of
-    all that follows its first word, in nats. The distance of two models is half the variance over texts of the
-    difference of these: their KL divergence, where they are close.
+    A text is a sequence of the data: the same words for every tokenizer (extract=words). What counts is the
+    log-likelihood of all that follows its first word, in nats. The distance of two models is half the variance over
+    texts of the difference of these: their KL divergence, where they are close.
 
     Example: repsim run study=likelihoods model=[] +model.mine='{kind: transformers, path: DIR}' +model.other='{kind:
         transformers, path: DIR}' extract=words data=local_text data.path=FILE
@@ -90,7 +90,7 @@ class Likelihoods(Study):
         }
 
     def memory(self) -> dict[str, float]:
-        """Bytes, estimated: the weights of the largest model and its logits of a batch, in float64."""
+        """Estimates the bytes: the weights of the largest model and its logits of a batch, in float64."""
         batch = most_places(places(self.models, self.extract), self.hardware)
         sources = self.models.values()
         return {
@@ -171,7 +171,7 @@ def _words(texts: Sequences) -> np.ndarray:
 
 
 def scored(texts: Sequences) -> Bool[np.ndarray, "N L"]:
-    """The tokens of the text after its first word, which has nothing before it under some tokenizers."""
+    """Marks the tokens of the text after its first word, which has nothing before it under some tokenizers."""
     words = _words(texts)
     first = np.where(words >= 0, words, np.iinfo(words.dtype).max).min(1, keepdims=True)
     places = np.arange(words.shape[1])
@@ -181,7 +181,7 @@ def scored(texts: Sequences) -> Bool[np.ndarray, "N L"]:
 
 @torch.inference_mode()
 def log_likelihoods(model: nn.Module, source: Source, texts: Sequences) -> Float[np.ndarray, " b"]:
-    """Of what follows the first word of each text, in nats."""
+    """Sums the log-likelihood of what follows the first word of each text, in nats."""
     wanted = scored(texts)
     before = np.zeros_like(wanted)
     before[:, :-1] = wanted[:, 1:]
@@ -196,7 +196,7 @@ def _of(logits: Float[Tensor, "n c"], ids: Tensor) -> Float[Tensor, " n"]:
 
 
 def _error(values: Float[np.ndarray, " n"], documents: np.ndarray) -> float:
-    """Of the mean, over documents."""
+    """Computes the standard error of a mean, over documents."""
     groups = np.unique(documents, return_inverse=True)[1]
     sums = np.bincount(groups, values - values.mean())
     return float(np.sqrt(np.square(sums).sum() * len(sums) / max(len(sums) - 1, 1)) / len(values))

@@ -1,4 +1,4 @@
-"""What the closest layers of a run score on fewer of its rows, for the analysis `fewer_rows`."""
+"""Measures the closest layers of a run on fewer of its rows, for the analysis `fewer_rows`."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +50,7 @@ def sizes(rows: int) -> list[int]:
 
 
 def cost(comparison: Comparison) -> Cost:
-    """Of all samples, roughly: of `full` at half of the rows, and so on."""
+    """Estimates the cost of all samples: of `full` at half of the rows, and so on."""
     full = replace(comparison, extract=replace(comparison.extract, estimate="full", at_most=["rows"]))
     each = [
         footprint.costs(replace(full, extract=replace(full.extract, rows=size)), comparison.pairs)["similarity"]
@@ -60,15 +60,15 @@ def cost(comparison: Comparison) -> Cost:
 
 
 def _last(comparison: Comparison, total: int) -> int:
-    """The number of rows of the run's own values."""
+    """Counts the rows of the run's own values."""
     return total if comparison.extract.estimate == "sampled" else min(total, comparison.extract.rows)
 
 
 def of_fewer_rows(
     run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], matrices: Matrices
 ) -> dict[str, Table]:
-    """The closest layers of every two models, or of the only one, on all rows and on random samples of fewer: the mean
-    over samples, its standard error as far as these differ, and the level of chance.
+    """Measures the closest layers of every two models, or of the only one, on all rows and on random samples of fewer:
+    the mean over samples, its standard error as far as these differ, and the level of chance.
 
     matrices: of all rows. The activations come from the cache; without one, the models run again for each sample.
     """
@@ -96,7 +96,7 @@ Values = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  # values, stan
 def _sample(
     run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], size: int, seed: int
 ) -> dict[str, Values]:
-    """The values on a sample of so many rows; of the measures that take so few, and have a value."""
+    """Measures a sample of so many rows, by the measures that take so few, and have a value."""
     extract = replace(comparison.extract, estimate="full", rows=size, at_most=["rows"])
     measures = dict(_suitable(comparison, size))
     if not measures:
@@ -130,7 +130,7 @@ def _values(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Val
 
 
 def _closest(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Iterator[Pair]:
-    """The closest layers of every two models; of a single one, two of its own."""
+    """Finds the closest layers of every two models; of a single one, two of its own."""
     card, places = comparison.measures[label].card, list(comparison.places)
     values = matrix.values.cpu().numpy() * (1 if card.larger_is_closer else -1)
     values[np.diag_indices(len(values))] = np.nan

@@ -1,5 +1,6 @@
-"""Values against the number of rows: whether what closest layers score would still move with more rows."""
+"""Draws values against the number of rows: whether what closest layers score would still move with more rows."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ PAIRS = 12  # lines of a figure
 
 @dataclass(frozen=True, kw_only=True)
 class FewerRows:
-    """What the closest layers of every two models score on random samples of 1/2, 1/4, 1/8 ... of the rows.
+    """Says what the closest layers of every two models score on random samples of 1/2, 1/4, 1/8 ... of the rows.
 
     pairs: lines that a figure has at most, the first of the run.
     """
@@ -95,10 +96,9 @@ def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Pa
 
 
 def _change(found: dict[int, Any], at: Sequence[int]) -> list[float | None]:
-    """The value on all rows, and what it differs from that on the largest samples."""
+    """Computes what the value on all rows differs from that on the largest samples; the error, if theirs is known."""
     whole, half = found.get(at[-1]), found.get(at[-2])
     if whole is None or half is None:
         return [None] * 6
-    errors = [row["se"] or 0.0 for row in (whole, half)]
-    se = (errors[0] ** 2 + errors[1] ** 2) ** 0.5
+    se = None if half["se"] is None else math.hypot(whole["se"] or 0.0, half["se"])
     return [whole["value"], at[-2], half["value"], whole["value"] - half["value"], se, whole["chance"]]

@@ -7,9 +7,9 @@ from repsim_cli.activations.remedies import skipping
 from repsim_cli.activations.rows import total_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import free
-from repsim_cli.base.settings import REMEDIES, STREAMED, Extract, Significance
+from repsim_cli.base.settings import REMEDIES, Extract, Significance
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.checks import check_measure, check_rows
+from repsim_cli.engine.checks import at_a_time, check_measure, check_rows
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.matrices import matrices_of
 from repsim_cli.engine.record import measure_record
@@ -64,14 +64,11 @@ def _under(
 
 def _suitable(run: Run, comparison: Comparison, name: str, extract: Extract, total: int) -> dict[str, Measure]:
     """The measures that the remedy leaves enough to, by the names of their matrices."""
-    at_a_time = {"full": min(total, extract.rows), **dict.fromkeys(STREAMED, total)}.get(
-        extract.estimate, extract.batch_rows
-    )
     kept, problems = {}, []
     for label, bound in comparison.measures.items():
         try:
             check_measure(bound, comparison.layers, extract, labelled=True)
-            check_rows(bound, comparison.layers, at_a_time)
+            check_rows(bound, comparison.layers, at_a_time(extract, total))
             if extract.estimate in ("per_batch", "ratio_of_sums") and total < extract.batch_rows:
                 raise BadInput(f"extract.batch_rows: too few rows are left, got {total}; lower it")
         except BadInput as error:

@@ -182,8 +182,8 @@ class Scores:
         return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
 
     def kept(self, stitch: Stitch) -> float | None:
-        """Which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0 where no
-        more is known than how often each answer comes; None where the tail itself knows no more."""
+        """Computes which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0
+        where no more is known than how often each answer comes; None where the tail itself knows no more."""
         shares = self.answers / self.answers.sum()
         known = -float((shares * np.log(shares)).sum()) - self.of_alone(stitch.tail, "loss").value
         return 1 - self.penalty(stitch).value / known if known > 0 else None
@@ -201,7 +201,7 @@ class Scores:
 
 
 def ratio(sums: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]) -> Estimate:
-    """A ratio of sums over sequences."""
+    """Estimates a ratio of sums over sequences, with its standard error."""
     count, total = len(sums), weights.sum()
     mean = sums.sum() / total
     spread = np.square(sums - mean * weights).sum() * count / (count - 1)

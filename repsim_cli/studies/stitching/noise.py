@@ -1,4 +1,4 @@
-"""Rows that a head gives in place of its own: in another order, or noise in clusters, one for each right answer."""
+"""Makes rows that a head gives in place of its own: in another order, or noise in a cluster for each right answer."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ LARGE = 2**31 - 1
 
 
 def answers_of(inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Int[Tensor, "b s"]:
-    """What is to be predicted at every place: the label of its sequence, or the next token; NONE after the last."""
+    """Finds what is to be predicted at every place: the label of the sequence, or the next token; NONE after that."""
     if labels is not None:
         return labels[:, None].expand(inputs.ids.shape)
     following = torch.full_like(inputs.ids, NONE)
@@ -28,7 +28,7 @@ def altered(
     labels: Int[Tensor, " b"] | None,
     seed: int,
 ) -> Mapping[Layer, Float[Tensor, "b s d"]]:
-    """The streams of a batch as this kind of head gives them; seed: of this batch."""
+    """Changes the streams of a batch as this kind of head gives them; seed: of this batch."""
     if kind == "shuffled":
         return shuffled(streams, inputs.mask, seed)
     if kind == "noise":
@@ -39,7 +39,7 @@ def altered(
 def shuffled(
     streams: Mapping[Layer, Float[Tensor, "b s d"]], mask: Bool[Tensor, "b s"], seed: int
 ) -> dict[Layer, Float[Tensor, "b s d"]]:
-    """The rows of a batch in another order, the same at every layer; padding stays where it is."""
+    """Puts the rows of a batch into another order, the same at every layer; padding stays where it is."""
     rows = mask.flatten().nonzero().flatten()
     order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     out = {}
@@ -53,7 +53,7 @@ def shuffled(
 def clustered(
     stream: Float[Tensor, "b s d"], answers: Int[Tensor, "b s"], layer: Layer, seed: int
 ) -> Float[Tensor, "b s d"]:
-    """Normal noise about a centre for each answer, half of the variance each, of the size of the stream's entries.
+    """Draws normal noise about a centre for each answer, half of the variance each, of the size of the entries.
 
     A centre is drawn for its answer and layer alone, so that it is the same in every batch; the noise under the seed.
     """

@@ -137,7 +137,7 @@ def results_of_groups(
 
 
 def warn_of_misled(run: Run, scores: Scores) -> None:
-    """Of stitches of other models; those of baselines are there to be seen through."""
+    """Warns of stitches of other models; those of baselines are there to be seen through."""
     others = [s for s in scores.stitched if s.head.kind == "model" and s.head.model != s.tail]
     if misled := [s for s in others if scores.misled(s)]:
         most = max(misled, key=lambda s: scores.kept(s) or 0)

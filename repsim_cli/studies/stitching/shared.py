@@ -1,4 +1,4 @@
-"""What the rows of a head and of a tail share beyond the right answers, whatever a stitch layer makes of them.
+"""Measures what the rows of a head and of a tail share beyond the right answers, whatever a stitch layer makes of them.
 
 A stitch layer that is fitted can drive a tail with rows that hold the right answers and noise (Smith et al. 2025). So
 the rows of both sides are compared themselves, after the mean of all rows with the same answer is taken from each: the
@@ -50,7 +50,7 @@ class Side:
 
     @cached_property
     def solved(self) -> dict[int, Solved]:
-        """Of the first half of the rows to fit on, and of all, by how many these are."""
+        """Decomposes the first half of the rows to fit on, and all, by how many these are."""
         sizes = (self.half, len(self.fit))
         return {n: Solved(*torch.linalg.eigh(self.fit[:n].T @ self.fit[:n])) for n in sizes}
 
@@ -64,7 +64,7 @@ def shared_rows(
     seed: int,
     progress: Progress = quiet,
 ) -> dict[Stitch, Shared]:
-    """Of every stitch, or of none where too few rows have an answer that another has.
+    """Measures every stitch, or none where too few rows have an answer that another has.
 
     parts: the sequences to fit on, and those of the evaluation.
     """
@@ -130,7 +130,7 @@ def side(rows: Sequence[Float[Tensor, "_ d"]], drawn: Sequence[Drawn]) -> Side:
 
 
 def within(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-    """Rows less the mean of their group."""
+    """Takes the mean of their group from rows."""
     sums = rows.new_zeros(int(groups.max()) + 1, rows.shape[1]).index_add_(0, groups, rows)
     return rows - (sums / groups.bincount()[:, None])[groups]
 
@@ -154,7 +154,7 @@ def explained(x: Side, y: Side, owners: Int[np.ndarray, " m"]) -> Estimate:
 def ridge(
     x: Solved, products: Float[Tensor, "d e"], new: Float[Tensor, "m d"], penalties: Sequence[float] = PENALTIES
 ) -> Iterator[Float[Tensor, "m e"]]:
-    """What ridge regression without intercept predicts of new rows, for every penalty. products: of x and y."""
+    """Predicts new rows by ridge regression without intercept, for every penalty. products: of x and y."""
     values = x.values.clamp_min(0)
     of_y, of_new, size = x.vectors.T @ products, new @ x.vectors, float(values.sum())
     for penalty in penalties:
