@@ -90,6 +90,19 @@ def read_yaml(file: Path) -> Any:
         return yaml.load(text, Plain)
 
 
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of nested mappings as (key path, text).
+
+    >>> list(flat({"data": {"kind": "pile", "seeds": [0, 1]}, "cache": True}))
+    [('data.kind', 'pile'), ('data.seeds', '[0, 1]'), ('cache', 'true')]
+    """
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from flat(inner, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
 def check_yaml(file: Path) -> None:
     """Raises Unreadable where a file is not one mapping in YAML, or nothing, that another reader may expand: a bounded
     number of values once its aliases are spelled out, none of them inside itself."""

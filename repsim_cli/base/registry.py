@@ -88,6 +88,10 @@ class Registry:
             log.warning("%s: its %s '%s' is left out, repsim has one", package_of(self.plugins[name]), self.noun, name)
         return own
 
+    def own(self, name: str) -> bool:
+        """Whether the name is one of the package's own."""
+        return name in self._own
+
     def add(self, name: str, function: Callable[..., Any], card: Any = None) -> None:
         """Adds a name from outside, or replaces one. Raises BadInput for one of the package's own."""
         if name in self._own:
@@ -168,8 +172,8 @@ def matching(pattern: str, package: str = HERE, folder: Path = PACKAGE) -> Itera
 
 
 def registered_in(room: str) -> str:
-    """Makes what finds the names of a room in a file: `@room.register("NAME"`."""
-    return rf'^ *@(?:\w+\.)?{room}\.register\(\s*(?:"([^"]+)")?'
+    """Makes what finds the names of a room in a file: `@room.register("NAME"`, or a call of it."""
+    return rf'^ *@?(?:\w+\.)?{room}\.register\(\s*(?:"([^"]+)")?'
 
 
 data = Registry("data kind", "data/*.py", entries="repsim.data", said=registered_in("data"))

@@ -134,7 +134,7 @@ def add_first(add: Add) -> None:
 
     sub = add(
         "describe",
-        _command("show", "describe_command"),
+        _command("describe", "describe_command"),
         "explain a study, analysis, measure, model, data set or setting",
         "repsim describe extract.estimate",
         "Explain a study, analysis, measure, model, data set, or one setting of them: what it means, what it may be,\n"

@@ -1,32 +1,27 @@
 """`repsim describe`: what a name means. Texts come from docstrings, defaults from signatures, ranges from types."""
 
+import argparse
 import difflib
-import inspect
 import shlex
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from repsim_cli.base import registry
 from repsim_cli.base.documents import read_yaml
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.base.settings import ESTIMATES, EveryData, EveryModel, Extract, Hardware, SeededModel, Significance
-from repsim_cli.cli.docstrings import EXAMPLE, parsed
+from repsim_cli.cli.docstrings import EXAMPLE
 from repsim_cli.cli.glossary import terms
-from repsim_cli.cli.settings import EMPTY, Setting, range_of, sample, settings
+from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, kind_of
+from repsim_cli.cli.settings import Setting, range_of, sample
+from repsim_cli.cli.terminal import say
 from repsim_cli.config.presets import TABLES, conf_dir, described, entries
-from repsim_cli.config.run import RunKeys
-from repsim_cli.figures.frame import Figures
-from repsim_cli.runs.reader import GROUPS
 
-ROOMS = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
-SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware, "figures": Figures}
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
-RUN = "run"
 SUGGESTED = 3
 WIDTH = 100
 
@@ -49,6 +44,26 @@ class Topic:
     example: str = ""
 
 
+def describe_command(given: argparse.Namespace) -> int:
+    if given.which is None:
+        topics = meanings(given.name)
+        if given.json:
+            from repsim_cli.cli.machine import say_json
+
+            say_json("describe", of_topics(topics))
+        else:
+            say(*"\n\n".join(map(shown, topics)).split("\n"))
+        return 0
+    if given.json:
+        raise BadInput(f"--json: of a name alone, got {given.name} {given.which}; drop --json")
+    if given.name != "model":
+        raise BadInput(f"repsim describe: two names, got {given.name} {given.which}; a model is: model NAME")
+    from repsim_cli.cli.anatomy import anatomy
+
+    say(*anatomy(given.which).split("\n"))
+    return 0
+
+
 def meanings(name: str) -> list[Topic]:
     """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
     first, *keys = name.split(".")
@@ -58,7 +73,7 @@ def meanings(name: str) -> list[Topic]:
         return [_run_topic()]
     word = [Topic(name=name, title=term, prose=[text]) for term, text in terms(name)]
     meant = [make() for of, make in contents() if of == first]
-    if first in RunKeys.model_fields and not keys:
+    if first in kind_of(GROUP, RUN).settings and not keys:
         return [_narrowed(_run_topic(), [first]), *meant, *word]
     if word:
         return [*(meant if not keys else []), *word]
@@ -109,7 +124,7 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
             title=f"{path}{of}",
             path=path,
             prose=[setting.meaning],
-            settings=settings(setting.group) if setting.group else {},
+            settings=setting.inner or {},
             given=value if isinstance(value, dict) else {},
             facts=[range_of(setting, topic.given, key)],
             example=f"{command} {shlex.quote(f'{path}={sample(setting, value)}')}",
@@ -123,9 +138,8 @@ def _joined(path: str, key: str) -> str:
 
 def _settings_topic(name: str) -> Topic:
     """A group of settings that studies share."""
-    text = parsed(inspect.getdoc(SETTINGS[name]))
-    keys = settings(SETTINGS[name])
-    return Topic(name=name, title=name, path=name, prose=text.prose, settings=keys, example=text.example)
+    told = kind_of(GROUP, name)
+    return Topic(name=name, title=name, path=name, prose=told.prose, settings=told.settings, example=told.example)
 
 
 def groups_of_settings() -> list[Topic]:
@@ -140,8 +154,8 @@ def _run_topic() -> Topic:
         group: choice for entry in content["defaults"] if isinstance(entry, dict) for group, choice in entry.items()
     }
     keys = {
-        key: setting._replace(default=content[key]) if key in content else Setting(setting.meaning, EMPTY, chosen[key])
-        for key, setting in settings(RunKeys).items()
+        key: setting._replace(default=content[key]) if key in content else Setting(setting.meaning, "", chosen[key])
+        for key, setting in kind_of(GROUP, RUN).settings.items()
     }
     return Topic(name=RUN, title="a run", settings=keys, example="repsim run")
 
@@ -157,19 +171,21 @@ class Selected(NamedTuple):
 
 def selectable(group: str) -> dict[str, Selected]:
     """All entries of a group, by name."""
-    by_name = {}
-    for name, comment in described(group).items():
-        if group in TABLES:
-            content, chosen = entries(group)[name], f"[{name}]"
-        elif group == "data" and name in registry.data.plugins:
-            content, chosen = {"kind": name}, name
-        else:
-            content, chosen = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml"), name
-        lines = [line.lstrip("# ") for line in comment if not line.startswith(HIDDEN)]
-        given = [line.removeprefix("# ").removeprefix(EXAMPLE) for line in comment if line.startswith(f"# {EXAMPLE}")]
-        example = given[0].replace("NAME", name) if given else f"repsim run {group}={chosen}"
-        by_name[name] = Selected(name, "\n".join(lines), content, example)
-    return by_name
+    return {name: _select(group, name, comment) for name, comment in described(group).items()}
+
+
+def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
+    """An entry, from the comment above it."""
+    if group in TABLES:
+        content, chosen = entries(group)[name], f"[{name}]"
+    elif group == "data" and name in registry.data.plugins:
+        content, chosen = {"kind": name}, name
+    else:
+        content, chosen = {} if group == "experiment" else read_yaml(conf_dir() / group / f"{name}.yaml"), name
+    lines = [line.lstrip("# ") for line in comment if not line.startswith(HIDDEN)]
+    given = [line.removeprefix("# ").removeprefix(EXAMPLE) for line in comment if line.startswith(f"# {EXAMPLE}")]
+    example = given[0].replace("NAME", name) if given else f"repsim run {group}={chosen}"
+    return Selected(name, "\n".join(lines), content, example)
 
 
 def catalogue() -> list[Topic]:
@@ -180,7 +196,7 @@ def catalogue() -> list[Topic]:
 def contents() -> list[tuple[str, Callable[[], Topic]]]:
     """Lists the catalogue by names, each with what makes its topic and imports what it is about."""
     topics: list[tuple[str, Callable[[], Topic]]] = []
-    for group, room in ROOMS.items():
+    for group, room in SELECTED.items():
         chosen = selectable(group)
         kinds = {name: selected.content["kind"] for name, selected in chosen.items()}
         usable = room.usable()
@@ -195,46 +211,37 @@ def contents() -> list[tuple[str, Callable[[], Topic]]]:
             if kinds[name] not in broken
         ]
     topics += [(name, partial(_analysis, name)) for name in registry.analyses.names()]
-    topics += [
-        (name, partial(_chosen, group, selected)) for group in SETTINGS for name, selected in selectable(group).items()
-    ]
-    topics += [(name, partial(_experiment, selected)) for name, selected in selectable("experiment").items()]
+    for group, make in {**dict.fromkeys(SETTINGS, _chosen), "experiment": _experiment}.items():
+        topics += [(name, partial(make, group, name, comment)) for name, comment in described(group).items()]
     return topics
 
 
-def _chosen(group: str, selected: Selected) -> Topic:
-    """A file of a group of settings that studies share."""
-    name, comment, content, example = selected
+def _chosen(group: str, name: str, above: Sequence[str]) -> Topic:
+    """A file of a group of settings that studies share. above: the comment in it."""
+    _, comment, content, example = _select(group, name, above)
     title = f"{group} {name}"
     return replace(
         _settings_topic(group), name=name, title=title, header=comment, given=content, prose=[], example=example
     )
 
 
-def _experiment(selected: Selected) -> Topic:
-    name, comment, _, example = selected
+def _experiment(group: str, name: str, above: Sequence[str]) -> Topic:
+    _, comment, _, example = _select(group, name, above)
     return Topic(name=name, title=f"experiment {name}", header=comment, example=example)
 
 
 def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
     """A registered component. selected: an entry of its kind, whose command is used where the docstring has none."""
-    function = ROOMS[group].get(kind).function
-    text = parsed(inspect.getdoc(function))
-    study = group == "study"
-    taken = settings(function, RunKeys.model_fields if study else ())
-    if group == "model":
-        taken |= (settings(SeededModel) if "seed" in taken else {}) | settings(EveryModel)
-    if group == "data":
-        taken |= settings(EveryData)
-    label = selected.name if selected and not text.example else kind if group == "measure" else MINE
+    told = kind_of(group, kind)
+    label = selected.name if selected and not told.example else kind if group == "measure" else MINE
     return Topic(
         name=kind,
-        title=f"study {kind}" if study else f"{group} kind {kind}",
+        title=f"study {kind}" if group == "study" else f"{group} kind {kind}",
         path={"study": "options", "data": "data"}.get(group, f"{group}.{label}"),
-        prose=text.prose,
-        settings=taken,
-        facts=_taken(function) if study else _card(kind) if group == "measure" else (),
-        example=text.example or (selected.example if selected else f"repsim run {group}=[{kind}]"),
+        prose=told.prose,
+        settings=told.settings,
+        facts=told.facts,
+        example=told.example or (selected.example if selected else f"repsim run {group}=[{kind}]"),
     )
 
 
@@ -256,78 +263,16 @@ def _selected(group: str, selected: Selected) -> Topic:
 
 
 def _analysis(name: str) -> Topic:
-    card = registry.analyses.get(name).card
-    text = parsed(inspect.getdoc(card.options))
+    told = kind_of("analysis", name)
     return Topic(
         name=name,
         title=f"analysis {name}",
         path=f"analyses.{name}",
-        prose=text.prose,
-        settings=settings(card.options),
-        facts=[f"of runs of: {', '.join(card.studies)}"],
-        example=text.example or f"repsim analyse latest +analyses.{name}={{}}",
+        prose=told.prose,
+        settings=told.settings,
+        facts=told.facts,
+        example=told.example or f"repsim analyse latest +analyses.{name}={{}}",
     )
-
-
-def _taken(study: Callable) -> list[str]:
-    """The keys of the run that a study uses."""
-    keys = inspect.signature(study).parameters.keys() & RunKeys.model_fields.keys()
-    return [f"takes: {', '.join(sorted(keys, key=[*GROUPS, *RunKeys.model_fields].index))}"]
-
-
-def _card(name: str) -> list[str]:
-    """The properties of a measure, and its settings in a run."""
-    card = registry.measures.get(name).card
-    ends = [f"{word} {bound:g}" for word, bound in zip(("from", "to"), card.bounds, strict=True) if bound is not None]
-    needs = [
-        "attention maps" if card.reads == "attention" else f"{card.minimum_rows} rows",
-        *["more rows than features"] * card.refuses_wide,
-        *["equal widths"] * card.equal_widths,
-        *["a class per row"] * card.labelled,
-        *([f"the package {card.package}"] if card.package else []),
-    ]
-    kinds = [*["symmetric"] * card.symmetric, *["a metric"] * card.is_metric]
-    return [
-        "; ".join(
-            [f"{'larger' if card.larger_is_closer else 'smaller'} is closer", " ".join(ends) or "unbounded", *kinds]
-        ),
-        f"unchanged by: {', '.join(sorted(card.invariant_to)) or 'nothing'}",
-        *(f"but under extract.normalise={how} not by {', '.join(lost)}" for how, lost in card.undone().items()),
-        f"needs: {', '.join(needs)}",
-        f"cost: {card.cost}",
-        f"source: {card.source}",
-        f"estimates; significance: {allowed(name)}",
-        *([card.note] if card.note else []),
-    ]
-
-
-def allowed(name: str) -> str:
-    """The estimates that a measure has in a run, and the significance: `full, per_batch; permutation`."""
-    from repsim_cli.engine import significance
-    from repsim_cli.engine.estimates import check_estimate
-
-    entry = registry.measures.get(name)
-    if entry.card.infinite_to_itself:
-        return "repsim measure alone"
-    if entry.card.reads == "attention":
-        return "full"
-    measure = replace(entry.function(), name=name, card=entry.card)
-    judged = {
-        "closed_form": Significance(method="closed_form"),
-        "permutation": Significance(method="permutation"),
-        "jackknife": Significance(jackknife=True),
-    }
-    estimates = [estimate for estimate in get_args(ESTIMATES) if _passes(check_estimate, measure, estimate)]
-    nulls = [name for name, asked in judged.items() if _passes(significance.check_measure, asked, measure)]
-    return "; ".join(", ".join(names) for names in (estimates, nulls) if names)
-
-
-def _passes(check: Callable, *arguments: Any) -> bool:
-    try:
-        check(*arguments)
-    except BadInput:
-        return False
-    return True
 
 
 def shown(topic: Topic) -> str:
@@ -367,9 +312,9 @@ def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: s
     for key, setting in described.items():
         yield _filled(f"{key}: {setting.meaning}", indent, f"{indent}    ")
         yield _filled(range_of(setting, given, key), f"{indent}    ", f"{indent}    ")
-        if setting.group:
+        if setting.inner:
             inner = given.get(key)
-            yield from _lines(settings(setting.group), inner if isinstance(inner, dict) else {}, f"{indent}    ")
+            yield from _lines(setting.inner, inner if isinstance(inner, dict) else {}, f"{indent}    ")
 
 
 def _paragraph(text: str) -> str:

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from repsim_cli.base.documents import flat
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.registry import package_of, studies
+from repsim_cli.base.registry import package_of
 from repsim_cli.cli import docstrings
+from repsim_cli.cli.kinds import ROOMS, kind_of
 from repsim_cli.cli.terminal import say
 from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, described, entries
 from repsim_cli.findings.leaderboard import grade
-from repsim_cli.report.record import flat
-from repsim_cli.runs import folders, reader, results
 
 SETTING, RUN, ARCHITECTURE = "setting", "run", "architecture"
 LISTED = (*UNSELECTED, *GROUPS, SETTING)  # the groups of `repsim list` alone, without the last
@@ -38,10 +38,13 @@ def listed(group: str) -> list[Entry]:
     if group == SETTING:
         return list(_settings())
     if group in UNSELECTED:
-        texts = docstrings.studies() if group == "study" else docstrings.analyses()
-        more = studies.plugins if group == "study" else {}
-        others = [Entry(name, f"A study of {package_of(point)}") for name, point in more.items() if name not in texts]
-        return [*(Entry(name, text.sentence, example=text.example) for name, text in texts.items()), *others]
+        room = ROOMS[group]
+        told = {name: kind_of(group, name) for name in room.names() if room.own(name)}
+        own = [
+            Entry(name, docstrings.first_sentence(kind.prose[0]), example=kind.example) for name, kind in told.items()
+        ]
+        more = {name: point for name, point in room.plugins.items() if name not in told}
+        return [*own, *(Entry(name, f"A study of {package_of(point)}") for name, point in more.items())]
     comments = described(group)
     own = _own(comments, entries(group)) if group in TABLES else {}
     return [
@@ -142,6 +145,8 @@ def _unavailable(comment: list[str]) -> str:
 
 def runs() -> list[dict[str, Any]]:
     """Describes the runs that can be read, the oldest first."""
+    from repsim_cli.runs import folders, reader, results
+
     root = results.outputs_root()
     found = []
     for folder in folders.runs(root) if root.is_dir() else []:
@@ -163,6 +168,8 @@ def list_command(parsed: argparse.Namespace) -> int:
     if parsed.what == RUN:
         known = runs()
         if not known:
+            from repsim_cli.runs import results
+
             say(f"no runs that can be read in {results.outputs_root()}; start one with: repsim run")
         for run in known:
             say(f"{run['started'][:19]}  {run['status']:11}  {run['name']:24}  {run['folder']}")

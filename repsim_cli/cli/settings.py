@@ -1,7 +1,7 @@
 """The settings of a component: what each means, its range in words, its default and an example."""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -21,6 +21,7 @@ WORDS = {
     Any: "any value",
 }
 PLACEHOLDERS = {int: 8, float: 0.1, str: "TEXT", dict: "{...}"}
+DATA = (NoneType, bool, int, float, str, list, dict)  # of YAML and JSON
 GUARD = 10**9  # larger bounds only guard against overflow and are not shown
 
 
@@ -70,17 +71,36 @@ def plain(value: Any) -> str:
 
 
 class Setting(NamedTuple):
-    """The meaning of a keyword argument, its type, and its default (Parameter.empty where it is required)."""
+    """A keyword argument, as data: what a user reads of it, which a file can hold.
+
+    range: in words; "" where any is taken. default: as YAML has it; `???` where it is required. choices: the words that
+    it may be. placeholder: a value, where there are none. inner: the settings of a group.
+    """
 
     meaning: str
-    annotation: Any
+    range: str
     default: Any
+    choices: Sequence[Any] = ()
+    placeholder: Any = None
+    inner: Mapping[str, "Setting"] | None = None
 
-    @property
-    def group(self) -> type | None:
-        """The dataclass, where the setting is a group of settings."""
-        options = _options(self.annotation)
-        return next((option for option in options if isinstance(option, type) and is_dataclass(option)), None)
+
+def read_setting(meaning: str, annotation: Any, default: Any) -> Setting:
+    """Makes data of an annotation and a default (Parameter.empty where there is none)."""
+    options, group = _options(annotation), group_of(annotation)
+    return Setting(
+        meaning=meaning,
+        range="" if annotation is EMPTY else in_words(annotation),
+        default=REQUIRED if default is EMPTY else default if isinstance(default, DATA) else str(default),
+        choices=[choice for option in options if get_origin(option) is Literal for choice in get_args(option)],
+        placeholder=next(filter(None, map(_placeholder, options)), None),
+        inner=None if group is None else settings(group),
+    )
+
+
+def group_of(annotation: Any) -> type | None:
+    """The dataclass, where the setting is a group of settings."""
+    return next((option for option in _options(annotation) if isinstance(option, type) and is_dataclass(option)), None)
 
 
 def _options(annotation: Any) -> list[Any]:
@@ -99,7 +119,7 @@ def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Set
     declared = fields(function) if isinstance(function, type) and is_dataclass(function) else ()
     made = {each.name: each.default_factory() for each in declared if each.default_factory is not MISSING}
     return {
-        key: Setting(meaning.get(key, ""), parameter.annotation, made.get(key, parameter.default))
+        key: read_setting(meaning.get(key, ""), parameter.annotation, made.get(key, parameter.default))
         for key, parameter in inspect.signature(function).parameters.items()
         if key not in without
     }
@@ -110,16 +130,14 @@ def sample(setting: Setting, value: Any) -> str:
     value = setting.default if value is None else value
     if isinstance(value, str) and "${" in value:  # it follows from another setting
         value = None
-    options = _options(setting.annotation)
-    choices = [choice for option in options if get_origin(option) is Literal for choice in get_args(option)]
     if isinstance(value, bool):
         value = not value
-    elif others := [choice for choice in choices if choice != value]:
+    elif others := [choice for choice in setting.choices if choice != value]:
         value = others[0]
     elif type(value) is int and value == 0:
         value = 1
-    elif value is None or value is EMPTY:
-        value = next(filter(None, map(_placeholder, options)), "VALUE")
+    elif value in (None, REQUIRED):
+        value = "VALUE" if setting.placeholder is None else setting.placeholder
     return plain(value).replace(", ", ",")
 
 
@@ -132,11 +150,11 @@ def _placeholder(option: Any) -> Any:
 
 def range_of(setting: Setting, given: Mapping[str, Any], key: str) -> str:
     """The range of a setting, its default, and its value here."""
-    parts = [] if setting.annotation is EMPTY else [in_words(setting.annotation)]
-    if setting.default is not EMPTY:
+    parts = [setting.range] if setting.range else []
+    if setting.default != REQUIRED:
         parts.append(f"default {plain(setting.default)}")
-    elif setting.group is None:  # a group that is not given has its own defaults
+    elif setting.inner is None:  # a group that is not given has its own defaults
         parts.append("required")
-    if key in given and not setting.group and given[key] not in (setting.default, REQUIRED):
+    if key in given and setting.inner is None and given[key] not in (setting.default, REQUIRED):
         parts.append(f"here {plain(given[key])}")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""The commands on what a run left, and describe, convert, doctor and cache."""
+"""The commands on what a run left, and convert, doctor and cache."""
 
 import argparse
 from collections.abc import Iterator
@@ -346,24 +346,4 @@ def convert_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.models.pickled import convert
 
     say(str(convert(parsed.source, local(parsed.target), parsed.revision)))
-    return 0
-
-
-def describe_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.cli import describe
-
-    if parsed.which is None:
-        topics = describe.meanings(parsed.name)
-        if parsed.json:
-            say_json("describe", describe.of_topics(topics))
-        else:
-            say(*"\n\n".join(map(describe.shown, topics)).split("\n"))
-        return 0
-    if parsed.json:
-        raise BadInput(f"--json: of a name alone, got {parsed.name} {parsed.which}; drop --json")
-    if parsed.name != "model":
-        raise BadInput(f"repsim describe: two names, got {parsed.name} {parsed.which}; a model is: model NAME")
-    from repsim_cli.cli.anatomy import anatomy
-
-    say(*anatomy(parsed.which).split("\n"))
     return 0

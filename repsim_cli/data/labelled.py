@@ -313,10 +313,10 @@ def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> st
     )
 
 
-def _register(name: str, default: str) -> None:
+def _in_official_format(name: str, default: str) -> Callable[..., Examples]:
+    """Makes the kind of a data set. default: its split."""
     format = FORMATS[name]
 
-    @data.register(name)
     def labelled(
         *,
         path: str | None = None,
@@ -333,15 +333,14 @@ def _register(name: str, default: str) -> None:
         """
         return _examples(format, path, split, columns, labels)
 
+    return labelled
 
-for _name, _split in {
-    "mnli": "validation_matched",
-    "sst2": "validation",
-    "yelp": "test",
-    "qnli": "validation",
-    "qqp": "validation",
-}.items():
-    _register(_name, _split)
+
+data.register("mnli")(_in_official_format("mnli", "validation_matched"))
+data.register("sst2")(_in_official_format("sst2", "validation"))
+data.register("yelp")(_in_official_format("yelp", "test"))
+data.register("qnli")(_in_official_format("qnli", "validation"))
+data.register("qqp")(_in_official_format("qqp", "validation"))
 
 
 @data.register("hans")

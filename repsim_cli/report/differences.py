@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from repsim_cli.base.documents import flat
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import heatmap
-from repsim_cli.report.record import flat
 from repsim_cli.runs.reader import applied_config, read_array, read_manifest, read_results
 
 SMALLEST_RANGE = 1e-12

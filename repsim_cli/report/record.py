@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from repsim_cli.base.documents import flat
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.chance import level_of
@@ -118,19 +119,6 @@ def _name(folder: Path) -> str:
     """The folder as `repsim run --from` and the like find it."""
     folder, root = folder.resolve(), outputs_root().resolve()
     return str(folder.relative_to(root)) if folder.is_relative_to(root) else folder.name
-
-
-def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of nested mappings as (key path, text).
-
-    >>> list(flat({"data": {"kind": "pile", "seeds": [0, 1]}, "cache": True}))
-    [('data.kind', 'pile'), ('data.seeds', '[0, 1]'), ('cache', 'true')]
-    """
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from flat(inner, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:

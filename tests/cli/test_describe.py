@@ -3,21 +3,24 @@
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 import pytest
 from helpers import printed
-from helpers.composing import EXPERIMENTS
+from helpers.composing import EXPERIMENTS, ROOT
 from helpers.printed import SHORTER, words_of
 from pydantic import Field
 
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
-from repsim_cli.cli import describe, docstrings, glossary, listing
-from repsim_cli.cli.describe import ROOMS, SETTINGS, allowed, catalogue
-from repsim_cli.cli.docstrings import LINE, parsed
-from repsim_cli.cli.settings import in_words, settings
+from repsim_cli.cli import describe, glossary, listing
+from repsim_cli.cli.describe import catalogue
+from repsim_cli.cli.docstrings import LINE, first_sentence, parsed
+from repsim_cli.cli.kinds import SELECTED, SETTINGS, TABLE, allowed, shared_settings
+from repsim_cli.cli.settings import group_of, in_words, settings
 from repsim_cli.config.presets import GROUPS, conf_dir, described
 from repsim_cli.config.run import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
@@ -25,16 +28,16 @@ from repsim_cli.findings.leaderboard import leaderboard
 
 def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
     """Whatever has settings, and those it has: components, groups of settings, and the groups inside them."""
-    for room, kinds in ROOMS.items():
+    for room, kinds in SELECTED.items():
         for name in kinds.names():
-            own = settings(kinds.get(name).function, RunKeys.model_fields if room == "study" else ())
-            yield f"{room} {name}", kinds.get(name).function, own
-            for key, setting in own.items():
-                if setting.group:
-                    yield f"{room} {name}.{key}", setting.group, settings(setting.group)
+            function = kinds.get(name).function
+            yield f"{room} {name}", function, settings(function, RunKeys.model_fields if room == "study" else ())
+            for key, parameter in inspect.signature(function).parameters.items():
+                if (group := group_of(parameter.annotation)) and key not in RunKeys.model_fields:
+                    yield f"{room} {name}.{key}", group, settings(group)
     for name in registry.analyses.names():
         yield f"analysis {name}", (options := registry.analyses.get(name).card.options), settings(options)
-    for name, function in {"run": RunKeys, "groups": Ranked, **SETTINGS}.items():
+    for name, function in {"groups": Ranked, **shared_settings()}.items():
         yield name, function, settings(function)
 
 
@@ -93,7 +96,7 @@ def test_a_docstring_is_prose_settings_and_an_example():
         {'rows': 1}
         """
     )
-    assert text.sentence == "What it is"
+    assert first_sentence(text.prose[0]) == "What it is"
     assert text.settings == {"rows": "how many, and why", "share": "of them"}
     assert text.example == "repsim run seed=1"
     assert text.prose == ["What it is. And more.", "More of it:\n    indented.", ">>> dict(rows=1)\n{'rows': 1}"]
@@ -183,7 +186,7 @@ def test_a_group_of_settings_is_told_with_its_settings():
         ranked: who
         """
 
-    assert settings(study)["significance"].group is Significance
+    assert settings(study)["significance"].inner == settings(Significance)
     topic = describe.Topic(
         name="study", title="study x", path="options", settings=settings(study), example="repsim run"
     )
@@ -198,27 +201,44 @@ def test_a_group_of_settings_is_told_with_its_settings():
     assert inner.example == "repsim run options.ranked.top=8"
 
 
+def test_the_table_of_kinds_says_what_the_code_says():
+    """`scripts/kinds --write` mends it."""
+    found = subprocess.run([sys.executable, ROOT / "scripts" / "kinds"], capture_output=True, text=True, check=False)
+    assert (found.stdout, found.stderr, found.returncode) == ("", "", 0)
+    assert len(TABLE.read_text().splitlines()) > 150
+
+
+@pytest.mark.parametrize("words", [["describe", "cka"], ["describe", "rsq"], ["list", "study"], ["list"]])
+def test_what_is_explained_and_listed_is_not_imported(words):
+    said = "import sys; from repsim_cli.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", said, *words], capture_output=True, text=True, check=False)
+    imported = {*found.stdout.splitlines()[-1].split()}
+    assert "repsim_cli.cli.kinds" in imported
+    assert not imported & {"torch", "numpy", "pydantic", "hydra", "omegaconf", "repsim_cli.measures.hsic"}
+
+
 def test_the_list_of_studies(repsim):
-    """Read from the source, and the same as what is registered."""
-    texts = docstrings.studies()
-    assert texts == {
-        name: parsed(inspect.getdoc(registry.studies.get(name).function)) for name in ROOMS["study"].names()
-    }
+    texts = {name: parsed(inspect.getdoc(registry.studies.get(name).function)) for name in SELECTED["study"].names()}
     code, out, _ = repsim("list", "study")
     assert code == 0
     width = max(map(len, texts))
-    lines = [(f"{name:{width}}  {texts[name].sentence}", f"  {texts[name].example}") for name in sorted(texts)]
+    lines = [
+        (f"{name:{width}}  {first_sentence(texts[name].prose[0])}", f"  {texts[name].example}")
+        for name in sorted(texts)
+    ]
     assert out.splitlines() == [line for both in lines for line in both if line.strip()]
     assert repsim("list")[1].startswith("study:\n  architecture ")
 
 
 def test_the_list_of_analyses(repsim):
-    texts = docstrings.analyses()
-    names = registry.analyses.names()
-    assert texts == {name: parsed(inspect.getdoc(registry.analyses.get(name).card.options)) for name in names}
+    texts = {
+        name: parsed(inspect.getdoc(registry.analyses.get(name).card.options)) for name in registry.analyses.names()
+    }
     code, out, _ = repsim("list", "analysis")
     assert code == 0
-    assert [line.split(None, 1) for line in out.splitlines()] == [[name, texts[name].sentence] for name in names]
+    assert [line.split(None, 1) for line in out.splitlines()] == [
+        [name, first_sentence(text.prose[0])] for name, text in texts.items()
+    ]
     assert "\nanalysis:\n  agreement " in repsim("list")[1]
 
 
@@ -383,7 +403,7 @@ def test_the_command_of_a_setting(repsim, places, name):
     assert code == 0, err
 
 
-@pytest.mark.parametrize("name", ROOMS["study"].names())
+@pytest.mark.parametrize("name", SELECTED["study"].names())
 def test_every_study_has_a_command(name):
     assert EXAMPLES[f"study {name}"].startswith(f"repsim run study={name} ")
     assert name in SHORTER
@@ -392,7 +412,7 @@ def test_every_study_has_a_command(name):
 def test_the_list_of_measures_says_what_each_allows(repsim):
     """In the table's comments, so that the list imports no measure; computed again from the measures."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
-    for name in ROOMS["measure"].names():
+    for name in SELECTED["measure"].names():
         assert f"# Allows: {allowed(name)}" in described("measure")[name], "conf/measures.yaml"
         assert f" [{allowed(name)}]" in lines[name]
     assert "[" not in lines["all"]
@@ -403,7 +423,7 @@ def test_the_list_of_measures_shows_their_grades(repsim):
     both could grade."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
     graded = leaderboard()
-    assert graded.keys() < set(ROOMS["measure"].names())
+    assert graded.keys() < set(SELECTED["measure"].names())
     assert len(graded) > 50
     for name, row in graded.items():
         told = [f"ahead of {row[f'{of}ahead of']}, behind {row[f'{of}behind']}" for of in ("", "images ")]
