@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from repsim_cli import measures
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.engine.attention import estimate_attention
 
 MODELS, LAYERS, HEADS, WORDS, BATCH = 2, 12, 12, 25, 8
@@ -23,21 +23,21 @@ PLACES = [slice(a, b) for a, b in pairwise(range(0, MODELS * LAYERS * HEADS + 1,
 NAMES_OF_LAYERS = [f"layer {i}" for i in range(len(PLACES))]
 
 
-def maps(sentences: int) -> Maps:
+def maps(sentences: int) -> AttentionMaps:
     """Softmax maps whose heads share part of their logits; the second model's are causal."""
     heads = MODELS * LAYERS * HEADS
     shared = torch.randn(sentences, 24, WORDS, WORDS).repeat_interleave(heads // 24, 1)
     logits = 2 * (shared + torch.randn(sentences, heads, WORDS, WORDS))
     logits[:, heads // 2 :].masked_fill_(torch.ones(WORDS, WORDS).triu(1).bool(), -torch.inf)
     cells = logits.softmax(-1).transpose(0, 1).flatten(1).contiguous()
-    return Maps(cells, [WORDS] * sentences, PLACES)
+    return AttentionMaps(cells, [WORDS] * sentences, PLACES)
 
 
 def timed(names: list[str], sentences: int) -> tuple[float, float]:
     """CPU and wall seconds of these measures on so many sentences, without the drawing of maps."""
     drawing = [0.0, 0.0]
 
-    def stream(seen: int) -> Iterator[Maps]:
+    def stream(seen: int) -> Iterator[AttentionMaps]:
         for _ in range(sentences // BATCH):
             cpu, wall = time.process_time(), time.perf_counter()
             one = maps(BATCH)

@@ -56,7 +56,7 @@ def write(folder: Path, blocks: int = 32, *, head: bool = False, per_file: int =
     import transformers
     from safetensors.torch import save_file
 
-    from repsim_cli.models.checkpoints import shipped_folder
+    from repsim_cli.models.checkpoints import find_shipped
 
     folder.mkdir(parents=True)
     config = transformers.AutoConfig.for_model(**{**SHAPE, "num_hidden_layers": blocks})
@@ -84,7 +84,7 @@ def write(folder: Path, blocks: int = 32, *, head: bool = False, per_file: int =
         json.dumps({"metadata": {"total_size": total}, "weight_map": index})
     )
     config.save_pretrained(folder)
-    for file in shipped_folder("tiny_a").glob("*token*"):
+    for file in find_shipped("tiny_a").glob("*token*"):
         shutil.copy(file, folder)
     return total
 

@@ -39,12 +39,12 @@ from repsim_cli.findings.partitions import (
     affinities,
     agreement,
     by_lag,
-    chosen,
+    choose_partition,
     clusters,
-    decomposed,
+    decompose,
     distances,
-    divided,
-    renumbered,
+    divide,
+    renumber,
     segments,
     silhouette,
     spectral,
@@ -155,7 +155,7 @@ def measured(measure: str, kind: str, noise: float, seed: int) -> Case:
 
 
 def tree(apart: Square, count: int, method: str) -> Labels:
-    return renumbered(fcluster(linkage(squareform(apart, checks=False), method), count, "maxclust"))
+    return renumber(fcluster(linkage(squareform(apart, checks=False), method), count, "maxclust"))
 
 
 def k_means(apart: Square, count: int) -> Labels:
@@ -181,11 +181,11 @@ LIBRARY: dict[str, Callable[[Square, int], Labels]] = {
 
 
 def spectrum(case: Case, count: int) -> Labels:
-    return clusters(decomposed(affinities(case.values, case.larger))[:, :count])
+    return clusters(decompose(affinities(case.values, case.larger))[:, :count])
 
 
 def pieces(apart: Square, count: int) -> Labels:
-    _, starts = divided(apart, count)
+    _, starts = divide(apart, count)
     return np.isin(np.arange(len(apart)), starts[-1][1:]).cumsum()
 
 
@@ -212,21 +212,21 @@ def eigengap(case: Case) -> int:
 
 def gap_above_gradient(case: Case) -> int:
     """The number whose gap is furthest above that of the mean over layers as far apart, where it is by enough."""
-    order = decomposed(affinities(case.values, case.larger))[:, 1].argsort(kind="stable")
+    order = decompose(affinities(case.values, case.larger))[:, 1].argsort(kind="stable")
     above = gaps(case.values, case.larger) - gaps(by_lag(case.values[np.ix_(order, order)]), case.larger)
     return 2 + int(above.argmax()) if above.max() >= 0.08 + 1.2 / len(order) else 1
 
 
 def cost_share(apart: Square) -> int:
     """The last number of segments that removes a tenth of the cost of a single one."""
-    costs, _ = divided(apart, counts(apart)[-1])
+    costs, _ = divide(apart, counts(apart)[-1])
     return 1 + int((-np.diff(costs) >= 0.1 * costs[0]).cumprod().sum())
 
 
 def density(apart: Square) -> Labels:
     """HDBSCAN, groups of two or more; layers that it calls noise are one more group."""
     search = HDBSCAN(min_cluster_size=2, metric="precomputed", allow_single_cluster=True, copy=True)
-    return renumbered(search.fit_predict(apart))
+    return renumber(search.fit_predict(apart))
 
 
 def answers(case: Case) -> Iterator[tuple[str, Labels]]:
@@ -235,7 +235,7 @@ def answers(case: Case) -> Iterator[tuple[str, Labels]]:
     apart = distances(values, larger)
     yield "spectral (package)", spectral(values, larger, count=None).labels
     yield "segments (package)", segments(values, larger, count=None).labels
-    linked = chosen(apart, False, lambda x: partial(tree, x, method="average"), None)
+    linked = choose_partition(apart, False, lambda x: partial(tree, x, method="average"), None)
     yield "average linkage, surrogates", linked.labels
     yield "spectral, eigengap", spectrum(case, eigengap(case))
     yield "spectral, eigengap above a gradient's", spectrum(case, gap_above_gradient(case))

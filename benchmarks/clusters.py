@@ -176,7 +176,7 @@ def row(name: str, place: Place, compared: Comparison, *, trained: bool = False,
         phases += [(gathered, place.workers, place.speed)]
     phases += [(solvings(compared), place.cores, core())] if solved else []
     took = [phase(units, workers, speed, place.nodes) for units, workers, speed in phases]
-    read = 0.0 if solved or not place.cached else footprint.stored(compared)
+    read = 0.0 if solved or not place.cached else footprint.count_stored(compared)
     similarity = 0.0 if solved else footprint.costs(compared, compared.pairs)["similarity"].operations
     took += [(similarity / place.speed + read / PER_NODE, "the run itself, on one node")]
     units = STARTING + sum(seconds for seconds, _ in took[:-1])
@@ -242,7 +242,8 @@ def check() -> None:
             spent = sum(line["cpu_seconds"] for line in read_records(run) if line["kind"] == kind)
             files = [file for file in (Path(folder) / "cache" / "activations").rglob("*") if file.is_file()]
             held = sum(file.stat().st_size for file in files)
-        print(f"| {name} | {expected:.1f} | {spent:.1f} | {footprint.stored(compared) / 1e6:.1f} | {held / 1e6:.1f} |")
+        stored = footprint.count_stored(compared)
+        print(f"| {name} | {expected:.1f} | {spent:.1f} | {stored / 1e6:.1f} | {held / 1e6:.1f} |")
 
 
 PARTS = {"costs": costs, "check": check}

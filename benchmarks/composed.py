@@ -18,8 +18,8 @@ import torch
 from gromov_wasserstein import layers
 from threadpoolctl import threadpool_limits
 
-from repsim_cli.measures.assignment import matching
-from repsim_cli.measures.gromov_descents import MANY_ROWS, Trial, assignment_objective, lowered
+from repsim_cli.measures.assignment import read_matching
+from repsim_cli.measures.gromov_descents import MANY_ROWS, Trial, assignment_objective, lower_further
 from repsim_cli.measures.gromov_search import best_gromov
 from repsim_cli.measures.gromov_spaces import Space, in_one_order, space
 
@@ -30,7 +30,7 @@ ROUGH = {0.8: 1e-2}  # diagonal and tolerance of a short descent
 def best(a: Space, b: Space) -> Trial:
     """The assignment is of the rows of a to those of b."""
     found = best_gromov(a, b, start="best", restarts=0, seed=0)
-    matched = matching(found.coupling)
+    matched = read_matching(found.coupling)
     assert matched is not None
     return Trial("best", matched if in_one_order(a, b)[0] is a else np.argsort(matched), found.value)
 
@@ -42,8 +42,8 @@ def composed(a: Space, b: Space, over: list[tuple[Trial, Trial]], rough: bool) -
     for of_a, of_b in over:
         matched = np.argsort(of_b.matched)[of_a.matched]
         trial = Trial("composed", matched, assignment_objective(*sides, matched))
-        trials.append(lowered(trial, *sides, ROUGH)[0] if rough else trial)
-    return lowered(min(trials, key=lambda trial: trial.value), *sides, MANY_ROWS)[0]
+        trials.append(lower_further(trial, *sides, ROUGH)[0] if rough else trial)
+    return lower_further(min(trials, key=lambda trial: trial.value), *sides, MANY_ROWS)[0]
 
 
 def timed(solve: Callable[..., Trial], *given: object) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from planted import FAULTS, built, planted
 from repsim_cli.studies.verify.answer import DIFFERENT
 from repsim_cli.studies.verify.beside import beside
 from repsim_cli.studies.verify.dump import Dump, read_dump
-from repsim_cli.studies.verify.stream import replayed_on
+from repsim_cli.studies.verify.stream import replay_on
 
 NAMES = ("llama", "gpt2", "gemma2", "mistral", "gpt_neox", "opt", "qwen2", "phi3", "bloom", "mixtral")
 PLANTED = (
@@ -60,8 +60,8 @@ def main() -> None:
                 other = dumped(model, dtype, Path(place) / f"{kind}-fused", "sdpa")
                 exact = dumped(model, torch.float32, Path(place) / f"{kind}-exact")
                 for way, answer in (
-                    ("model", replayed_on(right, model, ("r", "c"))),
-                    ("model", replayed_on(other, model, ("r", "c"))),
+                    ("model", replay_on(right, model, ("r", "c"))),
+                    ("model", replay_on(other, model, ("r", "c"))),
                     ("dump", beside(right, other, ("r", "c"))),
                     ("dump", beside(exact, other, ("r", "c"))),
                 ):
@@ -76,7 +76,7 @@ def main() -> None:
                     (block,) = {int(unit.split()[1]) for unit, _ in made[1]}
                     bad = dumped(made[0], dtype, Path(place) / f"{kind}-{fault}")
                     for way, answer in (
-                        ("model", replayed_on(bad, model, ("r", "c"))),
+                        ("model", replay_on(bad, model, ("r", "c"))),
                         ("dump", beside(right, bad, ("r", "c"))),
                     ):
                         named = blocks_of(answer)

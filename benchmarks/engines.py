@@ -33,11 +33,11 @@ import psutil
 
 from repsim_cli.base.settings import Hardware
 from repsim_cli.execution import Unit, executor_of
-from repsim_cli.execution.driver import driving
+from repsim_cli.execution.driver import start_driver
 from repsim_cli.execution.ray_cluster import Ray
 from repsim_cli.execution.records import read_records
 from repsim_cli.runs import folders, reader, results
-from repsim_cli.runs.cache import key, using
+from repsim_cli.runs.cache import key, use
 
 HERE = Path(__file__).parent
 LOG, UNITS, PAUSE = "log", 4, 0.3  # of kills: what units write, units for each kill, seconds that a unit sleeps
@@ -78,7 +78,7 @@ def session(config: Any, threads: int) -> Any:
     """perform(kind, args) of the units of this file."""
 
     def write(number: int) -> bool:
-        with using("tried", [key({"number": number})]) as entries:
+        with use("tried", [key({"number": number})]) as entries:
             (entry,) = entries.values()
             if entry.complete:
                 return False
@@ -87,7 +87,7 @@ def session(config: Any, threads: int) -> Any:
             return True
 
     def solve(number: int, folder: str) -> bool:
-        with using("tried", [key({"number": number})]) as entries:
+        with use("tried", [key({"number": number})]) as entries:
             (entry,) = entries.values()
             if entry.complete:
                 return False
@@ -112,7 +112,7 @@ def driven(make: Any, folder: Path, units: list[Unit], name: str) -> tuple[float
     """Wall and CPU seconds of the driver while the units run, and the run."""
     os.environ["REPSIM_CACHE"] = str(folder / "cache")
     run = results.create(folder / f"run-{os.getpid()}", name="tried", study="none", seed=0, command=[], overrides=[])
-    with driving(make, run, name=name, session="engines:session", config={}, threads=1) as driver:
+    with start_driver(make, run, name=name, session="engines:session", config={}, threads=1) as driver:
         begin, cpu = time.monotonic(), time.process_time()
         driver.perform(units, "units")
         return time.monotonic() - begin, time.process_time() - cpu, run
@@ -196,7 +196,7 @@ def kills(count: int = 50) -> None:
             )
             lines = [line.split() for line in (folder / LOG).read_text().splitlines()]
             os.environ["REPSIM_CACHE"] = str(folder / "cache")
-            with using("tried", keys := [key({"number": number}) for number in numbers]) as entries:
+            with use("tried", keys := [key({"number": number}) for number in numbers]) as entries:
                 values = [entries[named].files["value"].read_text() for named in keys]
         begun, ended, twice = Counter[str](), set[str](), 0
         for what, number in lines:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import repsim_cli
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 Rounding = Callable[[Tensor], Tensor]
@@ -123,7 +123,7 @@ def main(folder: str | None = None) -> None:
             for module in block.modules():
                 if isinstance(module, nn.Linear):
                     module.weight.data = rounding(module.weight.data)
-        answer = verified(exact, other, planted.batches(exact))
+        answer = verify_models(exact, other, planted.batches(exact))
         print(f"{name}: {answer.lines()[0]}", flush=True)
     for quantize in PACKAGES if folder else ():
         entry = {"kind": "transformers", "path": folder}

@@ -29,7 +29,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.readings import loading, readings
+from repsim_cli.activations.readings import choose_loading, readings
 from repsim_cli.activations.rows import Forward, batches, blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
@@ -138,7 +138,7 @@ def stream_of(
 def compared(models: Mapping[str, Source], device: Device, tokens: int, count: int) -> tuple[float, float, int]:
     """Seconds per batch of the forward passes with capture, and of the whole; and how many layers there are."""
     hardware = Hardware(device=device.name, dtype=device.dtype)
-    modules = {label: source.load(False, loading(hardware, device.name)) for label, source in models.items()}
+    modules = {label: source.load(False, choose_loading(hardware, device.name)) for label, source in models.items()}
     stream = stream_of(models, modules, tokens, count * max(1, tokens // min(tokens, 512)), device)
     names = [f"{label} {layer}" for label, source in models.items() for layer in range(source.layers)]
 
@@ -223,7 +223,7 @@ def of_memory(device: Device) -> Rows:
     many, few = 64, 4
     source = registry.models.get("random").function(config=SHAPES["7B"], seed=0)
     hardware = {size: Hardware(device=device.name, dtype=device.dtype, batch_size=size) for size in (many, few)}
-    module = source.load(False, loading(hardware[few], device.name))
+    module = source.load(False, choose_loading(hardware[few], device.name))
     device.free()
     # 3 GB beside the weights, whatever the card: 64 sequences need more, 4 need 0.4 GB
     left = (torch.cuda.memory_allocated() + 3e9) / torch.cuda.get_device_properties(0).total_memory

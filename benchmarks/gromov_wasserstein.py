@@ -122,7 +122,7 @@ def compare(what: str, found: dict[str, torch.Tensor]) -> None:
             seconds[name].append(took)
             values[name].append(value)
     pot, peer = np.array(values["POT"]), np.array(seconds["POT"])
-    print(f"\n{what}: {n} rows, {count} pairs" + ("" if assignment.compiled() else ", without numba"))
+    print(f"\n{what}: {n} rows, {count} pairs" + ("" if assignment.load_compiled() else ", without numba"))
     print("| start | seconds | times as fast as POT | objective / POT's: mean, least, largest |")
     print("| --- | --- | --- | --- |")
     for name in solvers:

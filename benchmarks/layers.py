@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from repsim_cli.studies.layers.columns import DIMENSION
-from repsim_cli.studies.layers.finding import said
+from repsim_cli.studies.layers.finding import say_extreme
 from repsim_cli.studies.layers.scores import dimension, nearest
 
 K = (1, 4)
@@ -64,7 +64,7 @@ def stand_out(draws: int) -> float:
         layers = [base + 0.1 * rng.normal(size=base.shape) for _ in range(LAYERS)]
         found = [estimates(x, units)[1] for x in layers]
         rows, errors = ([{"layer": f"resid_post@{i}", DIMENSION: x[at]} for i, x in enumerate(found)] for at in (0, 1))
-        told += not said(rows, errors, DIMENSION, True, "{where}").startswith("no layer")
+        told += not say_extreme(rows, errors, DIMENSION, True, "{where}").startswith("no layer")
     return told / draws
 
 

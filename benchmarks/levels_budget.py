@@ -99,7 +99,7 @@ def drawn(
     document, tokens, (x, y, *fresh) = rows(rng, count, length, [*models, *twins], following)
     design = shares.design(tokens, document, twins=bool(twins))
     read = shares.read_out(design, x, y, shares.directions(design, fresh)) if twins else None
-    parts = shares.split(shares.inner(design, x, y), read)
+    parts = shares.split_shares(shares.inner(design, x, y), read)
     found = shares.shares(parts, (shares.norm(design, x), shares.norm(design, y)), 0.95)
     true = truth(models, twins)
     return {

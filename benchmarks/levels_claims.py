@@ -14,17 +14,17 @@ from levels import LEAST, Promise
 
 from repsim_cli.base import registry
 from repsim_cli.engine.curves import curve as curve_of
-from repsim_cli.findings.boundaries import Blocks, Parted
-from repsim_cli.findings.claims import FAILS, HOLDS, Claim, known
+from repsim_cli.findings.boundaries import ModelBlocks, Parted
+from repsim_cli.findings.claims import FAILS, HOLDS, Claim, find_claims
 from repsim_cli.findings.groups import Depths
-from repsim_cli.findings.layer_maps import Map
+from repsim_cli.findings.layer_maps import ClaimMap
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.studies.classifiers.finding import OVERLAP
-from repsim_cli.studies.classifiers.finding_variants import Scores
-from repsim_cli.studies.modular_sums.finding_layers import Layers
+from repsim_cli.studies.classifiers.finding_variants import VariantScores
+from repsim_cli.studies.modular_sums.finding_layers import TrainedLayers
 from repsim_cli.studies.probes.finding import Probed
 
-CLAIMS: dict[str, Claim] = {each.name: each for each in known(registry.claims.names())}
+CLAIMS: dict[str, Claim] = {each.name: each for each in find_claims(registry.claims.names())}
 DRAWS, POWER_DRAWS, LEVEL = 2000, 500, 0.05
 LENGTHS, AUTOCORRELATIONS, SCALES = (6, 12, 24, 48), (0.0, 0.5, 0.8, 0.95), (0.05, 0.3, 0.8)
 Rng = np.random.Generator
@@ -83,9 +83,9 @@ def planted(slope: float) -> Curves:
 # ---- what claims are given ----
 
 
-def whole(values: np.ndarray, models: int, layers: int, families: int, name: str = "cka", **more) -> Map:
+def whole(values: np.ndarray, models: int, layers: int, families: int, name: str = "cka", **more) -> ClaimMap:
     labels = [f"m{i}" for i in range(models)]
-    return Map(
+    return ClaimMap(
         models={label: slice(layers * i, layers * (i + 1)) for i, label in enumerate(labels)},
         families={label: f"f{i % families}" for i, label in enumerate(labels)},
         values={name: values},
@@ -190,7 +190,7 @@ def blocks(models: int, sd: float, gap: float = 0.0, base: str | None = "m0", r:
         for i in range(models):
             noise = rng.uniform(0.5, 1.5, (6, 6))
             level = np.exp(sd * rng.normal() + gap * (i > 0)) * (1 + r * i)
-            every[f"m{i}"] = Blocks(apart=level * (noise + noise.T), cut=3, labels=np.zeros(6, int), clearness=1.0)
+            every[f"m{i}"] = ModelBlocks(apart=level * (noise + noise.T), cut=3, labels=np.zeros(6, int), clearness=1.0)
         return (Parted(models=every, base=base),)
 
     return made
@@ -206,7 +206,7 @@ def modular(sd: float, seeds: int, larger: float = 0.0) -> Make:
 
         by = {BY_BLOCK: larger, END_TO_END: 0.0, ONE_SUM: 0.0}
         apart = {training: [square(gap) for _ in range(seeds)] for training, gap in by.items()}
-        return (Layers(names=dict.fromkeys(by, names), apart=apart),)
+        return (TrainedLayers(names=dict.fromkeys(by, names), apart=apart),)
 
     return made
 
@@ -251,7 +251,7 @@ def tasks(count: int, lost: float, sd: float = 0.02) -> Make:
             for task in range(count)
             for model in "ab"
         }
-        return (Scores(values, "none"),)
+        return (VariantScores(values, "none"),)
 
     return made
 

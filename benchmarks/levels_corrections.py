@@ -14,7 +14,7 @@ from repsim_cli.activations.segments import BOTH, Segments, segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.closed_null import closed_form, moments
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.significance import Judged, judge
+from repsim_cli.engine.significance import JudgedValues, judge
 from repsim_cli.measures.inner import Matrix
 
 ALPHA = 0.05
@@ -63,7 +63,7 @@ def centred(gram: np.ndarray) -> np.ndarray:
     return made - np.diag(np.diag(made))
 
 
-def drawn_map(rng: np.random.Generator, sizes: list[int], settings: Significance, effect: float) -> Judged:
+def drawn_map(rng: np.random.Generator, sizes: list[int], settings: Significance, effect: float) -> JudgedValues:
     """Of statistics that share a factor, with nulls of different widths; the first cell of the first two models has an
     effect, in deviations."""
     count, k = sum(sizes), settings.permutations + 1

@@ -74,13 +74,13 @@ def judged(
     properties: Mapping[str, np.ndarray] | None = None,
     permutations: int = PERMUTATIONS["level"],
     apart: bool = False,
-) -> judging.Judged:
+) -> judging.JudgedValues:
     """What a run with permutations says of two models of one layer. apart: over pairs of different documents alone."""
     settings = Significance(method="permutation", permutations=permutations, order=order)  # type: ignore[arg-type]
     exchanged = segments([documents], [beginnings], None if alike is None else [alike])
     known = properties or {}
     measure = measures.get(name)
-    found = judging.drawn(
+    found = judging.draw_pairings(
         settings,
         {name: measure},
         exchanged,
@@ -100,13 +100,13 @@ def judged(
     return judging.judge(settings, measure, matrix, exchanged, [slice(0, 1), slice(1, 2)])
 
 
-def rejects(draw: Callable[[Rng], judging.Judged], rng: Rng) -> bool:
+def rejects(draw: Callable[[Rng], judging.JudgedValues], rng: Rng) -> bool:
     p = draw(rng).p
     assert p is not None
     return bool(p[0, 1] <= 0.05)
 
 
-def says_invalid(draw: Callable[[Rng], judging.Judged], rng: Rng) -> bool:
+def says_invalid(draw: Callable[[Rng], judging.JudgedValues], rng: Rng) -> bool:
     return bool((draw(rng).null or {}).get("not_valid"))
 
 
@@ -123,7 +123,7 @@ def of_documents(
     clusters: int = 0,
     permutations: int = PERMUTATIONS["level"],
     apart: bool = False,
-) -> judging.Judged:
+) -> judging.JudgedValues:
     """within, labelled, clusters: of so many groups of documents, in turn, those of one group trade places, are known
     as a label, or are exchanged as one."""
     documents, beginnings, _ = laid(lengths(rng))
@@ -136,7 +136,7 @@ def of_documents(
     return judged(rng, sides, name, documents, beginnings, **more)
 
 
-def first_row_the_same(rng: Rng) -> judging.Judged:
+def first_row_the_same(rng: Rng) -> judging.JudgedValues:
     documents, beginnings, places = laid([4] * 24)
     sides = unrelated(rng, documents, independent)
     for side in sides:
@@ -144,7 +144,7 @@ def first_row_the_same(rng: Rng) -> judging.Judged:
     return judged(rng, sides, "mutual_knn", documents, beginnings)
 
 
-def of_tokens(context: float, name: str, permutations: int, rng: Rng) -> judging.Judged:
+def of_tokens(context: float, name: str, permutations: int, rng: Rng) -> judging.JudgedValues:
     """Independent rows: a table of each model for 30 tokens, noise, and context that both may see."""
     n = 240
     tokens, rows = rng.integers(30, size=n), np.arange(n)
@@ -172,7 +172,7 @@ def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, r
     found: dict[str, torch.Tensor] = {}
 
     def observe(label, measure, prepared, values):
-        seen = chance.observing(units, lambda batch: np.arange(n), 1, int(rng.integers(1 << 30)))(
+        seen = chance.observe_chance(units, lambda batch: np.arange(n), 1, int(rng.integers(1 << 30)))(
             0, measure, prepared, values
         )
         level = (seen["chance"] if "chance" in seen else seen["drawn"])[0, 1]

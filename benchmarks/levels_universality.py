@@ -29,12 +29,12 @@ def similar(rng: np.random.Generator, means: np.ndarray, of_models: np.ndarray) 
 
 def compared(
     rng: np.random.Generator, seeds: int, models: int, at: float, spread: float, chance: float = 0.0, wide: float = 1.0
-) -> rule.Compared:
+) -> rule.FactorComparison:
     """Models of a value whose similarity with the base is `at`; they spread `wide` times as much as seeds."""
     means = np.full((seeds + models, seeds + models), SEEDS)
     means[:seeds, seeds:] = means[seeds:, :seeds] = at
     widths = np.repeat([spread, wide * spread], [seeds, models])
-    return rule.Compared(
+    return rule.FactorComparison(
         similar(rng, means, widths), seeds, similar(rng, np.full((3, 3), UNTRAINED), np.full(3, NOISE)), 3, chance
     )
 
@@ -44,7 +44,7 @@ def said(
 ) -> float:
     """Whether the first of so many values has the verdict. chance: p against it."""
     judged = [rule.judge(compared(rng, at=first if i == 0 else others, **of)) for i in range(values)]
-    p = {name: rule.corrected([getattr(one, name) for one in judged]) for name in rule.contrasts(rule.MARGIN)}
+    p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.contrasts(rule.MARGIN)}
     return float(rule.verdicts({**p, "chance": np.full(values, chance)}, ALPHA)[0] == verdict)
 
 
@@ -101,7 +101,7 @@ def single(rng: np.random.Generator, shapes: int) -> float:
     """Two models more that are like untrained twins of one shape, or of two."""
     count = 3 * shapes
     every = similar(rng, np.full((count + 2, count + 2), UNTRAINED), np.full(count + 2, 0.02))
-    cell = rule.Compared(every[count:, count:], 1, every[:count, :count], 3)
+    cell = rule.FactorComparison(every[count:, count:], 1, every[:count, :count], 3)
     return float(rule.judge(cell).above <= ALPHA)
 
 

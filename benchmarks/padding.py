@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from repsim_cli.activations import rows
-from repsim_cli.activations.batching import Tally
+from repsim_cli.activations.batching import TokenTally
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.base import registry
@@ -40,7 +40,7 @@ def words(model: str, ewt: str, count: int) -> tuple[rows.Source, Sequences, Ext
     source = registry.models.get("transformers").function(path=model)
     extract = Extract(hook_points=["embed", "resid_post"], unit="word", length=512, sequences=count)
     data = registry.data.get("ewt").function(path=ewt)
-    return source, data.aligned({"m": source.tokenizer()}, extract, 0)["m"], extract
+    return source, data.align({"m": source.tokenizer()}, extract, 0)["m"], extract
 
 
 @torch.inference_mode()
@@ -59,11 +59,11 @@ def stage(source: rows.Source, module: torch.nn.Module, given: Sequences, extrac
     record: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["REPSIM_CACHE"] = folder
-        with cache.using("activations", ["benchmark"]) as entries:
+        with cache.use("activations", ["benchmark"]) as entries:
             recorders = {"m": Recorder(entries["benchmark"])}
             found = readings({"m": source}, extract)
             stream = rows.blocks(
-                found, {"m": module}, recorders, {"m": given}, extract, HARDWARE, iter, tally=Tally(record, ["m"])
+                found, {"m": module}, recorders, {"m": given}, extract, HARDWARE, iter, tally=TokenTally(record, ["m"])
             )
             for _ in stream:
                 pass

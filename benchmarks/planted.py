@@ -55,7 +55,7 @@ def batches(model: Any = None, context: int = CONTEXT) -> list[inputs.Batch]:
     context = min(context, (shape and shape.context) or context)
     draw = torch.Generator().manual_seed(3)
     text = torch.randint(3, VOCABULARY, (4, 16), generator=draw).tolist()
-    return inputs.of_model(inputs.Shape(VOCABULARY, context, (4,), (1, 2), 0), text)
+    return inputs.of_model(inputs.InputShape(VOCABULARY, context, (4,), (1, 2), 0), text)
 
 
 ENDS = {

@@ -14,7 +14,7 @@ from planted import Parts, batches, built, reordered
 from torch import nn
 
 from repsim_cli.studies.verify.answer import Answer
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def port(name: str) -> Answer:
     other = copy.deepcopy(model)
     with torch.no_grad():
         found.build(other)
-    return verified(model, other, batches(model))
+    return verify_models(model, other, batches(model))
 
 
 def main() -> None:

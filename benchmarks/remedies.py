@@ -31,7 +31,7 @@ from torch import Tensor
 from repsim_cli import measures
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.api.entries import configuration, model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.base.settings import Extract
@@ -55,8 +55,8 @@ def treated(layers: Sequence[Tensor], settings: Mapping[str, Any]) -> list[Tenso
     remedies = Remedies(Extract(hook_points=["resid_post"], **settings), None)
     names = [Layer("any", str(number), x.shape[1]) for number, x in enumerate(layers)]
     if remedies.extract.features_changed:
-        remedies.measure(iter([Block(0, list(layers))]), names)
-    return next(iter(remedies.apply(iter([Block(0, list(layers))]), names))).rows
+        remedies.measure(iter([RowBlock(0, list(layers))]), names)
+    return next(iter(remedies.apply(iter([RowBlock(0, list(layers))]), names))).rows
 
 
 def cka(layers: Sequence[Tensor]) -> np.ndarray:
@@ -96,7 +96,7 @@ def rows_of(model: str, file: Path, rows: str, skip: int, folder: Path) -> tuple
     with new_run(folder, reported=False, name="rows", study="similarity", seed=0, command=[], overrides=[]) as run:
         comparison = checked.study.comparison
         sequences = comparison.sequences(run)
-        taken, _ = sample(run, comparison.paired(run, sequences).counted(run, sequences), sequences)
+        taken, _ = sample(run, comparison.pair_rows(run, sequences).count_rows(run, sequences), sequences)
         lost = run.manifest.get("remedies", {}).get("share_left_out", 0.0)
     return [x.float() for x in taken], lost
 

@@ -26,7 +26,7 @@ from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.measures import get
-from repsim_cli.models.checkpoints import shipped_folder
+from repsim_cli.models.checkpoints import find_shipped
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.runs import results
@@ -58,7 +58,7 @@ def make(folder: Path, width: int, count: int) -> Path:
         between.load_state_dict(mixed)
         between.save_pretrained(folder / f"step{step}")
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(shipped_folder("tiny_a") / name, folder / f"step{step}")
+            shutil.copy(find_shipped("tiny_a") / name, folder / f"step{step}")
     return folder
 
 

@@ -29,7 +29,7 @@ from planted import FAULTS, ROUNDINGS, SMALL, Parts, batches, built, planted, we
 from repsim_cli.data.text import embedded_text
 from repsim_cli.models.library import library
 from repsim_cli.studies.verify import inputs
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 SEEN = (  # while rules and limits were made
     "llama", "gpt2", "gpt_neox", "qwen3", "gemma2", "gemma3_text", "opt", "bloom", "phi", "mixtral", "bert", "olmo2",
@@ -222,7 +222,7 @@ def real_benign(path: str) -> Iterator[tuple[dict[str, Any], Any, Any, Any]]:
 
 def said(reference: Any, candidate: Any, places: Any, given: Sequence[inputs.Batch], quick: bool) -> dict[str, Any]:
     start = time.process_time()
-    answer = verified(reference, candidate, given, quick=quick)
+    answer = verify_models(reference, candidate, given, quick=quick)
     found = [(each.unit, each.place) for each in answer.differences]
     first = answer.differences[0] if found else None
     return {

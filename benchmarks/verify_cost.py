@@ -23,7 +23,7 @@ import torch
 from repsim_cli.data.text import embedded_text
 from repsim_cli.models.library import library
 from repsim_cli.studies.verify import inputs
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 PLAN = {
     "reference": 0,
@@ -83,12 +83,12 @@ def main(path: Path) -> None:
     passes = {name: bare(both[which], batches) for name, which in PLAN.items()}
     del both
     total, other = sum(passes.values()), copy.deepcopy(model)
-    seconds, answer = cpu(lambda: verified(model, other, batches))
+    seconds, answer = cpu(lambda: verify_models(model, other, batches))
     places = sum(batch.mask.numel() for batch in batches)
     print(f"{places} places in {len(batches)} batches; load {os.getloadavg()[0]:.1f}")
     print(*(f"{name} {took:.1f} s" for name, took in passes.items()), f"together {total:.1f} s", sep=", ")
     print(f"the search: {answer.verdict}, {seconds:.1f} s, {seconds / total:.2f} times these passes", flush=True)
-    quick, _ = cpu(lambda: verified(model, other, [batches[0], batches[2]], quick=True))
+    quick, _ = cpu(lambda: verify_models(model, other, [batches[0], batches[2]], quick=True))
     print(f"the search of --quick: {quick:.1f} s", flush=True)
     for words in ((), ("--quick",)):
         print(command(path, *words), flush=True)

@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.cli.describe import SETTINGS, Topic, catalogue, meanings, shown
+from repsim_cli.cli.describe import SETTINGS, Topic, catalogue, meanings, show
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = (
@@ -77,9 +77,9 @@ def reference() -> dict[str, str]:
         if group == "model" and topic.header:  # hundreds of entries, which have the settings of their kinds
             entries.append(topic)
         else:
-            pages.setdefault("choices" if group in SETTINGS else group, []).append(section(topic.title, shown(topic)))
+            pages.setdefault("choices" if group in SETTINGS else group, []).append(section(topic.title, show(topic)))
     pages["model"] = [table(entries), *pages["model"]]
-    settings = [section(name, shown(meanings(name)[0])) for name in ("run", *SETTINGS)]
+    settings = [section(name, show(meanings(name)[0])) for name in ("run", *SETTINGS)]
     pages["settings"] = settings + pages.pop("choices")
     pages["python"] = [section(thing.__name__, "\n".join(documented(thing))) for thing in PYTHON]
     return {f"reference/{kind}.md": "\n".join([f"# Reference: {kind}\n", *pages[kind]]) for kind in pages}

@@ -77,7 +77,7 @@ def no_network(monkeypatch, request):
 def tokenized_once():
     """The text that ships is tokenized once by each tokenizer, and not in each of a worker's runs."""
     known: dict[tuple[str, str], tuple[list, Iterator]] = {}
-    original = packing._tokenized
+    original = packing._tokenize
 
     def tokenized(text, tokenizer):
         words = getattr(tokenizer, "backend_tokenizer", None)
@@ -98,7 +98,7 @@ def tokenized_once():
             yield made[place]
             place += 1
 
-    with mock.patch.object(packing, "_tokenized", tokenized):
+    with mock.patch.object(packing, "_tokenize", tokenized):
         yield
 
 

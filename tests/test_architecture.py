@@ -103,7 +103,7 @@ from repsim_cli.measures import assignment
 known = [part for part in vars(registry).values() if isinstance(part, registry.Registry)]
 assert len(known) > 3
 assert all(part.names() for part in known)
-assert assignment.compiled() is None
+assert assignment.load_compiled() is None
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert found.returncode == 0, found.stderr

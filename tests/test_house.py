@@ -137,6 +137,102 @@ def test_all_questions_are_listed():
         assert all(kind in own for kind in kinds.split(", "))
 
 
+PAST = {  # of irregular verbs
+    *[
+        "begun",
+        "broken",
+        "brought",
+        "built",
+        "chosen",
+        "done",
+        "drawn",
+        "driven",
+        "fallen",
+        "felt",
+        "forgotten",
+        "found",
+        "frozen",
+        "given",
+        "gone",
+        "grown",
+        "heard",
+        "held",
+        "hidden",
+        "kept",
+    ],
+    *[
+        "known",
+        "laid",
+        "led",
+        "left",
+        "lost",
+        "made",
+        "meant",
+        "met",
+        "paid",
+        "said",
+        "seen",
+        "sent",
+        "shown",
+        "sold",
+        "spent",
+        "stood",
+        "stuck",
+        "sworn",
+        "taken",
+        "taught",
+        "thought",
+        "told",
+        "torn",
+    ],
+    *["understood", "won", "woven", "written"],
+}
+NOT_PARTICIPLES = {"bound", "embed", "feed", "need", "seed", "speed", "string"}
+VALUES = {"squared_norms", "closed_form"}  # what a value is called: a noun, of which a participle is a part
+
+
+def is_participle(name):
+    first = name.strip("_").split("_")[0]
+    return first in PAST or (first.endswith(("ed", "ing")) and first not in NOT_PARTICIPLES)
+
+
+def is_called(function):
+    """Whether it is a function of the code, and neither a property nor something that its name registers."""
+    decorators = [
+        decorator.func if isinstance(decorator, ast.Call) else decorator for decorator in function.decorator_list
+    ]
+    return not {ast.unparse(each).split(".")[-1] for each in decorators} & {
+        "property",
+        "cached_property",
+        "register",
+        "analysis",
+        "claim",
+    }
+
+
+def test_functions_are_verbs():
+    wrong = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and is_called(node)
+                and is_participle(node.name)
+                and node.name not in VALUES
+            ):
+                wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
+    assert not wrong, "a function is a verb: `centre`, not `centred`"
+
+
+def test_a_class_name_means_one_thing():
+    where = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert not {name: files for name, files in where.items() if len(files) > 1}
+
+
 DOCUMENTED = [
     file
     for pattern in ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "docs/notebooks/*.ipynb", "experiments/*.md")

@@ -163,7 +163,7 @@ def test_gaps_and_ties_among_the_closest_layers(run):
     values = np.full_like(before.matrix(*MODELS).values, 0.5)
     values[0] = np.nan
     for given in (values, np.full_like(values, np.nan)):
-        with results.amending(run) as writer:
+        with results.amend(run) as writer:
             writer.write_array(matrix.values.rsplit("/", 1)[1].removesuffix(".npy"), given)
         result = repsim_cli.load(run)
         if np.isfinite(given).any():

@@ -13,7 +13,7 @@ from conftest import perturb
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, ByT5Tokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from repsim_cli.activations.inputs import described, sequences_of, tokenizers
+from repsim_cli.activations.inputs import describe, sequences_of, tokenizers
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks
 from repsim_cli.activations.stored import Running
@@ -99,7 +99,7 @@ def run(folder):
         sequences = sequences_of(live, tokenizers(live, data, extract), data, extract, 0)
         given = readings(live, extract), Running({"m": module}, sequences), extract, Hardware(batch_size=5)
         parts = [torch.stack(block.rows) for block in blocks(*given, iter)]
-        return torch.cat(parts, 1), described(sequences, data, extract)[0]
+        return torch.cat(parts, 1), describe(sequences, data, extract)[0]
 
     return read
 

@@ -13,17 +13,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.batching import (
-    Tally,
+    TokenTally,
     lengths_of,
+    limit_padding,
     most_places,
     of_similar_length,
-    padding_of,
     tensors,
     windows,
 )
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand, heads_of
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
@@ -120,7 +120,7 @@ def maps(
     hardware: Hardware,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     first: int = 0,
-) -> Iterator[Maps]:
+) -> Iterator[AttentionMaps]:
     """The maps of all heads of these models, one window of sentences (`batching`) at a time, from window `first` on.
 
     Modules have eager attention, and the maps of all sequences one size (`check_units`). Raises RunFailed for a model
@@ -155,7 +155,7 @@ def maps(
             return made
 
         for window in progress(windows_of(sequences, hardware)[first:]):
-            yield Maps(torch.cat([cells(r.label, window) for r in readings]), sizes[window].tolist(), layers)
+            yield AttentionMaps(torch.cat([cells(r.label, window) for r in readings]), sizes[window].tolist(), layers)
 
 
 @dataclass(kw_only=True)
@@ -169,7 +169,7 @@ class _Forward:
     sequences: Sequences
     special: Special
     hardware: Hardware
-    tally: Tally | None
+    tally: TokenTally | None
 
     @cached_property
     def lengths(self) -> Int[np.ndarray, " N"]:
@@ -182,7 +182,7 @@ class _Forward:
         def flat(given: Sequences) -> list[Tensor]:
             return [heads.flatten(1) for heads in self._once(given)]
 
-        return padding_of(flat, self.sequences, self.lengths, self.weights.dtype)
+        return limit_padding(flat, self.sequences, self.lengths, self.weights.dtype)
 
     def maps(self, window: slice) -> list[Tensor]:
         """The maps (heads, t, t) of each sentence of the window, all heads of the layers that are read, float32."""

@@ -80,7 +80,7 @@ def of_similar_length(
         yield np.sort(batch)
 
 
-def padding_of(
+def limit_padding(
     run: Callable[[Sequences], Sequence[Float[Tensor, "n d"]]],
     sequences: Sequences,
     lengths: Lengths,
@@ -114,7 +114,7 @@ def tensors(sequences: Sequences, source: Source, weights: Tensor) -> tuple[Tens
     return inputs, mask, {"token_type_ids": torch.from_numpy(sequences.segments).to(weights.device).long()}
 
 
-class Tally:
+class TokenTally:
     """Counts, in the record of the data, the tokens that models read and the places that they ran, padding included:
     a number, or one per model where they differ.
 

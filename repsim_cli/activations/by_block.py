@@ -20,11 +20,11 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import PADDING, Tally, lengths_of, of_similar_length
+from repsim_cli.activations.batching import PADDING, TokenTally, lengths_of, of_similar_length
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import HookPoint, locate
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.rows import Forward, used
+from repsim_cli.activations.rows import Forward, find_used
 from repsim_cli.activations.stored import window_name
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract, Hardware
@@ -47,24 +47,24 @@ def parts(source: Source, eager: bool, how: Loading) -> Part:
 
 
 @dataclass(frozen=True)
-class Step:
+class BlockStep:
     """A block that is run, or END; and which of the hook points are read there, by their numbers."""
 
     block: str
     points: list[int]
 
 
-def steps_of(source: Source, points: Sequence[HookPoint]) -> list[Step]:
+def steps_of(source: Source, points: Sequence[HookPoint]) -> list[BlockStep]:
     """The blocks up to the last that is read. Points outside of blocks are read at the end."""
     blocks = blocks_of(source)
     where = [next((block for block in blocks if inside(locate(point, source).module, block)), END) for point in points]
-    steps = [Step(block, [i for i, at in enumerate(where) if at == block]) for block in (*blocks, END)]
+    steps = [BlockStep(block, [i for i, at in enumerate(where) if at == block]) for block in (*blocks, END)]
     last = max(number for number, step in enumerate(steps) if step.points)
     return steps[: last + 1]
 
 
 @dataclass
-class Outputs:
+class BlockOutputs:
     """What the last finished block of each stack gave for the batch that runs, by the path of the stack's blocks.
 
     passed: how many blocks of each stack have returned it.
@@ -82,7 +82,7 @@ class Outputs:
         return self.given[stack]
 
 
-def saved(output: Any, file: Path, stream: torch.dtype | None) -> None:
+def save_output(output: Any, file: Path, stream: torch.dtype | None) -> None:
     """Writes what a block returns, its floating-point tensors in the dtype `stream`. Raises RunFailed for what is
     neither a tensor nor a tuple of tensors and None."""
     parts = list(output) if isinstance(output, tuple | list) else [output]
@@ -99,8 +99,8 @@ def saved(output: Any, file: Path, stream: torch.dtype | None) -> None:
     safetensors.torch.save_file(tensors, file, metadata=form)
 
 
-def restored(file: Path, device: torch.device) -> Any:
-    """What `saved` wrote, memory-mapped where the device is the CPU."""
+def restore_output(file: Path, device: torch.device) -> Any:
+    """What `save_output` wrote, memory-mapped where the device is the CPU."""
     with safetensors.safe_open(file, framework="pt") as opened:
         form = opened.metadata()
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
@@ -139,7 +139,7 @@ class ByBlock:
     entry: Entry
 
 
-def run_by_block(given: ByBlock, progress: Progress, tally: Tally | None = None) -> None:
+def run_by_block(given: ByBlock, progress: Progress, tally: TokenTally | None = None) -> None:
     """Completes the model's entry, which may hold finished blocks of an interrupted run with batches of the same size.
 
     tally: counts what is run. Where the device runs out of memory, the pass starts again with batches half as large.
@@ -165,11 +165,11 @@ def run_by_block(given: ByBlock, progress: Progress, tally: Tally | None = None)
         done.count(tally)
 
 
-def _run(given: ByBlock, progress: Progress) -> "_Pass":
+def _run(given: ByBlock, progress: Progress) -> "_BlockPass":
     """The pass after all of its steps. Raises _TooLarge."""
-    filled, other = (_Pass(given, padded=padded) for padded in (True, False))
+    filled, other = (_BlockPass(given, padded=padded) for padded in (True, False))
     try:
-        done = other if other.done() else filled
+        done = other if other.count_done() else filled
         done.run(progress)
     except _Unpadded:
         done = other
@@ -177,7 +177,7 @@ def _run(given: ByBlock, progress: Progress) -> "_Pass":
     return done
 
 
-class _Pass:
+class _BlockPass:
     """A pass with batches of one kind. padded: whether their sequences may be padded."""
 
     def __init__(self, given: ByBlock, *, padded: bool):
@@ -203,7 +203,7 @@ class _Pass:
                 last[step.block.rpartition(".")[0]] = i
         return last
 
-    def done(self) -> int:
+    def count_done(self) -> int:
         """How many steps need not be run again."""
         whole = 0
         for number, step in enumerate(self.steps, 1):
@@ -214,24 +214,24 @@ class _Pass:
         return whole
 
     def run(self, progress: Progress) -> None:
-        done = self.done()
+        done = self.count_done()
         for name in [name for name in self.entry.files if self.sign not in name]:
             self.entry.remove(name)
         if done == len(self.steps):
             return
         blocks = blocks_of(self.source)
-        outputs, rest = Outputs(), self.part(lambda name: not any(inside(name, block) for block in blocks))
+        outputs, rest = BlockOutputs(), self.part(lambda name: not any(inside(name, block) for block in blocks))
         for block in blocks:
             rest.get_submodule(block).forward = partial(outputs.of, block.rpartition(".")[0])
         for number in range(done, len(self.steps)):
-            with self._loaded(rest, self.steps[number].block):
+            with self._load(rest, self.steps[number].block):
                 self._step(number, rest, outputs, progress)
             needed = {self.name("stream", i) for i in self.behind(number + 1).values()}
             for name in [name for name in self.entry.files if name.startswith("stream-") and name not in needed]:
                 self.entry.remove(name)
 
     @contextmanager
-    def _loaded(self, rest: nn.Module, block: str) -> Iterator[None]:
+    def _load(self, rest: nn.Module, block: str) -> Iterator[None]:
         """The block is in its place while the context lasts."""
         if block == END:
             yield
@@ -246,7 +246,7 @@ class _Pass:
             setattr(rest.get_submodule(stack), layer, stand_in)
             loaded.to("meta")  # whoever still refers to it, its memory is free
 
-    def _step(self, number: int, rest: nn.Module, outputs: Outputs, progress: Progress) -> None:
+    def _step(self, number: int, rest: nn.Module, outputs: BlockOutputs, progress: Progress) -> None:
         step = self.steps[number]
 
         def through(rows: Path | None, stream: Path | None) -> None:
@@ -286,7 +286,7 @@ class _Pass:
 
     @contextmanager
     def _reader(
-        self, number: int, points: list[HookPoint], rest: nn.Module, outputs: Outputs, stream: Path | None
+        self, number: int, points: list[HookPoint], rest: nn.Module, outputs: BlockOutputs, stream: Path | None
     ) -> Iterator[Reader]:
         """A reader of these hook points in the block of a step, for batches in the order of the pass. stream: the
         folder for what the block gives; None: it is not needed."""
@@ -310,7 +310,7 @@ class _Pass:
                 file = f"{next(batch):06d}"
                 outputs.start(
                     {
-                        path: restored(self.entry.files[self.name("stream", i)] / file, inputs.device)
+                        path: restore_output(self.entry.files[self.name("stream", i)] / file, inputs.device)
                         for path, i in behind.items()
                     }
                 )
@@ -320,12 +320,12 @@ class _Pass:
                 except torch.OutOfMemoryError:
                     raise _TooLarge(len(inputs)) from None
                 if stream is not None:
-                    saved(seen[0], stream / file, self.stream)
+                    save_output(seen[0], stream / file, self.stream)
                 return {point: activations[point] for point in points}
 
             yield run
 
-    def _check_outside(self, point: HookPoint, outputs: Outputs, *_: Any) -> None:
+    def _check_outside(self, point: HookPoint, outputs: BlockOutputs, *_: Any) -> None:
         """Raises RunFailed for a module that runs between blocks, which has no input of its own then."""
         for stack in stacks_of(self.source):
             if 0 < outputs.passed.get(stack.blocks, 0) < stack.depth:
@@ -351,8 +351,8 @@ class _Pass:
             parts=[parts[i] for i in layers],
         )
 
-    def count(self, tally: Tally) -> None:
-        lengths = lengths_of(used(self.sequences, self.extract))
+    def count(self, tally: TokenTally) -> None:
+        lengths = lengths_of(find_used(self.sequences, self.extract))
         for window in self.windows:
             for batch in of_similar_length(lengths[window], self.hardware, PADDING if self.padded else 0.0):
                 places = int(lengths[batch + window.start].max())

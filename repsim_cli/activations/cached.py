@@ -13,14 +13,14 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import activations_key, from_entry, shard_key
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.runs.cache import Entry, key, limit, trim, using
+from repsim_cli.runs.cache import Entry, key, limit, trim, use
 
 log = logging.getLogger("repsim")
 Identities = Mapping[str, dict[str, Any]]
 
 
 @contextmanager
-def cached(
+def open_cache(
     live: Sequence[Reading],
     sequences: Mapping[str, Sequences],
     identities: Identities,
@@ -50,7 +50,7 @@ def cached(
             keys[label] = shard_key(keys[label], *shard)
     with ExitStack() as stack:
         try:
-            entries = stack.enter_context(using("activations", list(keys.values())))
+            entries = stack.enter_context(use("activations", list(keys.values())))
         except OSError as error:
             warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
             entries = {}

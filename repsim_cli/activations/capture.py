@@ -14,14 +14,14 @@ from repsim_cli.activations.hook_points import ATTENTION, LOGITS, HookPoint, hea
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.models.attention import Watch
 from repsim_cli.models.points import Point, first
-from repsim_cli.models.seq2seq import shifted
+from repsim_cli.models.seq2seq import shift
 from repsim_cli.models.source import Source, backbone_path
 
 MASKED = ("text", "numbers")  # images have no padding
 Reader = Callable[..., dict[HookPoint, Tensor]]
 
 
-class _Done(Exception):
+class _AllRead(Exception):
     """Raised inside a hook once everything has been read."""
 
 
@@ -53,7 +53,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             x = x.clone()
         captured[point] = x if point.kind in ATTENTION else _by_position(x, shape[0])
         if len(captured) == len(points):
-            raise _Done
+            raise _AllRead
 
     with _hooks(points, source, modules, keep) as watch:
         guessed = source.architecture is not None and source.architecture.guessed
@@ -76,7 +76,7 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
             try:
                 with watch or nullcontext():
                     model(**given)
-            except _Done:
+            except _AllRead:
                 return {point: captured[point] for point in points}
             missing = ", ".join(str(point) for point in points if point not in captured)
             raise RunFailed(f"{missing}: never reached in a forward pass of {source.model_type}; choose another")
@@ -108,7 +108,7 @@ def _hooks(
                 handles.append(module.register_forward_hook(partial(_after, take)))
         for name, takes in attending.items():
             handles.append(modules[name].register_forward_pre_hook(lambda *_: watch.begin()))
-            handles.append(modules[name].register_forward_hook(partial(_attended, watch, takes)))
+            handles.append(modules[name].register_forward_hook(partial(_attend, watch, takes)))
         yield watch if attending else None
     finally:
         for handle in handles:
@@ -121,7 +121,7 @@ def _masks(model: Any, source: Source, inputs: Tensor, mask: Bool[Tensor, "b s"]
     if source.modality in MASKED:
         given["attention_mask"] = mask.long()
     if source.modality == "text" and source.architecture and source.architecture.stacks:
-        given["decoder_input_ids"], behind = shifted(model.config, inputs, mask)
+        given["decoder_input_ids"], behind = shift(model.config, inputs, mask)
         given["decoder_attention_mask"] = behind.long()
     return given
 
@@ -162,7 +162,7 @@ def _after(take: Callable[[Any], None], module: nn.Module, args: tuple, output: 
     take(output)
 
 
-def _attended(watch: Watch, takes: Sequence[Callable[[Any], None]], *_: Any) -> None:
+def _attend(watch: Watch, takes: Sequence[Callable[[Any], None]], *_: Any) -> None:
     seen = watch.end()
     for take in takes:
         take(seen)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.gram import gram_matrix, squared_norms, strips
 from repsim_cli.data.base import draw
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
@@ -23,7 +23,7 @@ FEWER = 1024  # of them, that the participation ratio rests on: its cost is that
 FEWEST = 100  # rows of which 1 % is at least one
 
 
-class Spread(NamedTuple):
+class FeatureSpread(NamedTuple):
     """Of centred rows: the feature of the largest variance and its share of the variance, the share of the squared norm
     in the largest 1 % of the rows (None below `FEWEST` rows), and the participation ratio (None below four rows)."""
 
@@ -33,7 +33,7 @@ class Spread(NamedTuple):
     participation: float | None
 
 
-def spread(x: Float[Tensor, "n d"]) -> Spread | None:
+def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
     """None where all rows are equal. Sums along rows or features are in the precision of x, theirs in float64."""
     n, size = len(x), _largest(x)
     few = n <= min(x.shape[1], FEWER)
@@ -52,7 +52,7 @@ def spread(x: Float[Tensor, "n d"]) -> Spread | None:
     if float((variances.max() / n).sqrt()) <= 1e-7 * size / scale:  # what rounding in float32 leaves of equal rows
         return None
     rows, norms = [products.diagonal()] * 2 if few else (squared_norms(centred), squared_norms(thin))
-    return Spread(
+    return FeatureSpread(
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
@@ -97,16 +97,16 @@ class Diagnosis:
     def lacks(self, layers: Sequence[Layer]) -> bool:
         return any(layer not in self.rows for layer in layers)
 
-    def _kept(self, width: int) -> Int[Tensor, " n"]:
+    def _choose_rows(self, width: int) -> Int[Tensor, " n"]:
         """The rows that are kept of a layer of this width, evenly among the chosen ones."""
         most = len(self.chosen)
         count = min(most, max(CELLS // width, FEWEST))
         return self.chosen[torch.arange(count) * most // count]
 
-    def watched(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
+    def watch(self, stream: Iterator[RowBlock], layers: Sequence[Layer]) -> Iterator[RowBlock]:
         """The stream, which has all rows from the first on, of these layers."""
         new = [i for i, layer in enumerate(layers) if layer not in self.rows]
-        chosen = {i: self._kept(layers[i].width) for i in new}
+        chosen = {i: self._choose_rows(layers[i].width) for i in new}
         kept: dict[int, Tensor] = {}
         filled = dict.fromkeys(new, 0)
         sums = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}

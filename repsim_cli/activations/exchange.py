@@ -54,17 +54,17 @@ def exchange(
     starts = np.flatnonzero(first)
     stretch = first.cumsum() - 1
     distance, kind = np.arange(len(documents)) - starts[stretch], beginnings[starts][stretch]
-    begun = combined(kind, np.zeros_like(kind) if alike is None else alike)
+    begun = combine(kind, np.zeros_like(kind) if alike is None else alike)
     if held is not None:
-        units = [Exchange(documents, combined(held, begun, _counted(combined(documents, held))), "documents")]
+        units = [Exchange(documents, combine(held, begun, _count_equal(combine(documents, held))), "documents")]
         units = units if len(np.unique(documents)) < len(documents) else [units[0]._replace(what="rows")]
     elif len(starts) == len(documents) and len(np.unique(documents)) == len(documents):
         units = [Exchange(documents, begun, "rows")]
     else:
-        by_document = combined(begun, _counted(documents[starts])[stretch], distance)
+        by_document = combine(begun, _count_equal(documents[starts])[stretch], distance)
         units = [
             Exchange(documents, by_document, "documents"),
-            Exchange(stretch, combined(begun, distance), "sequences"),
+            Exchange(stretch, combine(begun, distance), "sequences"),
         ]
     some = batches[:: -(-len(batches) // LOOKED_AT)]
     least = ENOUGH if alike is None and held is None else SOME
@@ -75,7 +75,7 @@ def exchange(
     return None
 
 
-def combined(*parts: Rows) -> Rows:
+def combine(*parts: Rows) -> Rows:
     """Numbers each combination of codes, from 0."""
     codes = np.zeros(len(parts[0]), np.int64)
     for part in parts:
@@ -83,7 +83,7 @@ def combined(*parts: Rows) -> Rows:
     return codes
 
 
-def _counted(values: Rows) -> Rows:
+def _count_equal(values: Rows) -> Rows:
     """Counts the equal values that precede each."""
     order = np.argsort(values, kind="stable")
     new = np.r_[True, np.diff(values[order]) != 0]

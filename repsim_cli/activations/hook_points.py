@@ -110,7 +110,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
     for name in names:
         point = parse(name)
         if point.module is not None:
-            points += [HookPoint("module", module=path) for path in _matching(point.module, source)]
+            points += [HookPoint("module", module=path) for path in _match_modules(point.module, source)]
             continue
         if point.kind in OUTSIDE:
             points.append(point)
@@ -133,7 +133,7 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
     return points
 
 
-def _matching(pattern: str, source: Source) -> list[str]:
+def _match_modules(pattern: str, source: Source) -> list[str]:
     """The modules of the backbone that a dotted name or a glob stands for, in the model's order.
 
     The name may begin as in the whole model (`model.layers.0`, `transformer.h.0`), which holds the backbone.

@@ -9,13 +9,13 @@ import numpy as np
 from repsim_cli.activations.batching import lengths_of
 from repsim_cli.activations.places import places_read, rows_of, rows_run, same_rows
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.remedies import skipping
-from repsim_cli.activations.rows import used
+from repsim_cli.activations.remedies import skip_in_all
+from repsim_cli.activations.rows import find_used
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.planning import is_dry
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.chat import Chat, chatting
+from repsim_cli.data.chat import Chat, check_chat
 from repsim_cli.data.images import Patches
 from repsim_cli.data.modular import Numbers
 from repsim_cli.data.packing import Text
@@ -29,7 +29,7 @@ MUCH_LOST = 0.1  # share of rows left out above which there is a warning
 OTHER = {"text": "a different vocabulary", "images": "a different grid of patches", "numbers": "different numbers"}
 
 
-def named(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
+def name_errors(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
     """The value of the step; its errors name the model."""
     try:
         return step(*arguments)
@@ -53,12 +53,12 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     Whether they also agree on the data is checked once it has been tokenized; for a plan its beginning is. For words
     and pooled examples they need not agree: a row is the same word or example, whatever its tokens.
     """
-    by_label = {label: named(label, source.tokenizer) for label, source in live.items()}
+    by_label = {label: name_errors(label, source.tokenizer) for label, source in live.items()}
     if is_dry() and isinstance(data, Text) and "://" not in data.source and not data.chat:
         _check_beginning(next(data.documents(), "")[:SAMPLE], live, by_label)
     if data.chat:
         by_label = {
-            label: tokenizer if isinstance(tokenizer, Vocabulary) else named(label, chatting, tokenizer)
+            label: tokenizer if isinstance(tokenizer, Vocabulary) else name_errors(label, check_chat, tokenizer)
             for label, tokenizer in by_label.items()
         }
     if extract.unit in WORDS:
@@ -71,7 +71,7 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
             )
         for label, tokenizer in by_label.items():
             if not isinstance(tokenizer, Vocabulary):
-                named(label, check_offsets, tokenizer)
+                name_errors(label, check_offsets, tokenizer)
         return by_label
     if extract.unit != "token" and not data.packs(extract):
         return by_label
@@ -84,7 +84,7 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
 
 def share_tokens(live: Mapping[str, Source]) -> bool:
     """Whether the models have tokenizers of one vocabulary, so that a token is the same row in all."""
-    first, *others = [named(label, source.tokenizer) for label, source in live.items()] or [None]
+    first, *others = [name_errors(label, source.tokenizer) for label, source in live.items()] or [None]
     return not any(_vocabularies_differ(first, other) for other in others)
 
 
@@ -100,9 +100,7 @@ def sequences_of(
     firsts = {key: label for label, key in reversed(shared.items())}
     made: dict[str, Sequences] = {}
     if tokenizers and extract.unit in WORDS:
-        made = data.aligned(
-            {label: tokenizers[label] for label in tokenizers if label in firsts.values()}, extract, seed
-        )
+        made = data.align({label: tokenizers[label] for label in tokenizers if label in firsts.values()}, extract, seed)
     for label, tokenizer in tokenizers.items():
         first_label = firsts[shared[label]]
         if first_label not in made:
@@ -121,8 +119,8 @@ def sequences_of(
                 )
     for label, source in live.items():
         _check_ids(label, source, sequences[label].inputs.max().item())
-    counted = {label: replace(x, spelled=spelled(x, tokenizers[label])) for label, x in sequences.items()}
-    return skipping(counted, tokenizers, extract)
+    counted = {label: replace(x, spelled=count_special(x, tokenizers[label])) for label, x in sequences.items()}
+    return skip_in_all(counted, tokenizers, extract)
 
 
 def _check_ids(label: str, source: Source, highest: int | float) -> None:
@@ -141,7 +139,7 @@ def _check_beginning(text: str, live: Mapping[str, Source], tokenizers: Mapping[
             _check_ids(label, live[label], max(tokenizer(text, verbose=False)["input_ids"], default=0))
 
 
-def spelled(sequences: Sequences, tokenizer: Any) -> dict[str, int]:
+def count_special(sequences: Sequences, tokenizer: Any) -> dict[str, int]:
     """How often each special token of the tokenizer stands in the text; none where the input is no text."""
     added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
     special = {token: str(name) for token, name in added.items() if name.special}
@@ -151,7 +149,7 @@ def spelled(sequences: Sequences, tokenizer: Any) -> dict[str, int]:
     return {special[token]: count for token, count in zip(found.tolist(), counts.tolist(), strict=True)}
 
 
-def paired(
+def pair_rows(
     readings: Sequence[Reading],
     sequences: Mapping[str, Sequences],
     data: Data,
@@ -183,7 +181,9 @@ def paired(
         words = data.sentences()
         wanted = [Sentence(" ".join(words[i]), len(words[i])) for i in dict.fromkeys(example.tolist())]
     return [
-        replace(r, source=named(r.label, r.source.ordered, wanted)) if isinstance(r.source, PrecomputedWords) else r
+        replace(r, source=name_errors(r.label, r.source.put_in_order, wanted))
+        if isinstance(r.source, PrecomputedWords)
+        else r
         for r in readings
     ]
 
@@ -195,7 +195,7 @@ def _by_id(
     extract: Extract,
     warn: Callable[[str], None],
 ) -> list[Reading]:
-    """As `paired`, of stored activations whose rows have ids."""
+    """As `pair_rows`, of stored activations whose rows have ids."""
     keyed = {r.label: r.source for r in readings if isinstance(r.source, PrecomputedIds)}
     without = [r.label for r in readings if isinstance(r.source, Precomputed) and r.label not in keyed]
     if not keyed:
@@ -226,10 +226,12 @@ def _by_id(
     for label, source in keyed.items():
         has = set(source.ids)
         if lacking := [each for each in wanted if each not in has]:
-            raise BadInput(f"model.{label}: examples have no row, got the ids {_listed(lacking)}; write rows for them")
+            raise BadInput(
+                f"model.{label}: examples have no row, got the ids {_list_first(lacking)}; write rows for them"
+            )
         if surplus := [each for each in source.ids if each not in anywhere]:
-            warn(f"model.{label}: rows are left out whose ids {whose}: {_listed(surplus)}")
-    return [replace(r, source=keyed[r.label].ordered(wanted)) if r.label in keyed else r for r in readings]
+            warn(f"model.{label}: rows are left out whose ids {whose}: {_list_first(surplus)}")
+    return [replace(r, source=keyed[r.label].put_in_order(wanted)) if r.label in keyed else r for r in readings]
 
 
 def _by_document(readings: Sequence[Reading]) -> list[Reading]:
@@ -242,17 +244,17 @@ def _by_document(readings: Sequence[Reading]) -> list[Reading]:
     if (np.diff(begins) >= 0).all():
         return list(readings)
     wanted = np.argsort(begins, kind="stable")
-    return [replace(reading, source=_moved(reading.source, wanted)) for reading in readings]
+    return [replace(reading, source=_reorder(reading.source, wanted)) for reading in readings]
 
 
-def _moved(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
+def _reorder(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
     """These rows of stored activations; those without ids have their numbers as such."""
     assert isinstance(source, Precomputed)
     if not isinstance(source, PrecomputedIds):
         numbered = [str(number) for number in range(source.rows)]
         source = PrecomputedIds(**{each.name: getattr(source, each.name) for each in fields(Precomputed)}, ids=numbered)
     ids: list[str] = np.array(source.ids)[wanted].tolist()
-    return source.ordered(ids)
+    return source.put_in_order(ids)
 
 
 def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
@@ -275,16 +277,16 @@ def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
     return documents
 
 
-def _listed(ids: Sequence[str]) -> str:
+def _list_first(ids: Sequence[str]) -> str:
     """The first few, and how many there are in all."""
     return ", ".join(ids[:NAMED]) + (f", ... ({len(ids)} in all)" if len(ids) > NAMED else "")
 
 
-def described(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
+def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
     """What the manifest says about the data, and the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
     count, rows, given = len(sample.inputs), *(int(of(sample, extract).sum()) for of in (rows_of, rows_run))
-    parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(lengths_of(used(sample, extract)).sum())
+    parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(lengths_of(find_used(sample, extract)).sum())
     candidates = {"token": tokens, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     in_text = {label: dict(given.spelled) for label, given in sequences.items() if given.spelled}

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-class Maps(NamedTuple):
+class AttentionMaps(NamedTuple):
     """Attention of h heads on a batch of sentences, without padding.
 
     cells: the T x T maps (query by key, rows sum to 1) of the sentences, flattened row by row and concatenated.

@@ -26,7 +26,7 @@ class Following(NamedTuple):
     ids: Int[Tensor, " n"]
 
 
-def following(batch: Sequences) -> Following:
+def find_next(batch: Sequences) -> Following:
     places = np.zeros_like(batch.mask, dtype=bool)
     places[:, :-1] = batch.text[:, :-1] & batch.text[:, 1:] & (batch.document[:, :-1] == batch.document[:, 1:])
     return Following(places, torch.from_numpy(np.roll(batch.ids, -1, 1)[places]).long())
@@ -34,7 +34,7 @@ def following(batch: Sequences) -> Following:
 
 def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
     """Tells which sequences have a token with a next one."""
-    return np.asarray(following(sequences).places.any(1))
+    return np.asarray(find_next(sequences).places.any(1))
 
 
 def documents_of(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
@@ -57,7 +57,7 @@ def logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.nda
         return read(inputs, mask, **more)[LOGITS][torch.from_numpy(places).to(inputs.device)]
 
 
-def compared(whole: Float[Tensor, "n c"], changed: Float[Tensor, "n c"], wanted: Int[Tensor, " n"]) -> list[Tensor]:
+def compare(whole: Float[Tensor, "n c"], changed: Float[Tensor, "n c"], wanted: Int[Tensor, " n"]) -> list[Tensor]:
     """Computes KL(whole || changed) in nats, and how much more the loss is, by row."""
     step, parts = max(1, CELLS // whole.shape[1]), []
     for p, q, ids in zip(whole.split(step), changed.split(step), wanted.split(step), strict=True):

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import lengths_of, padding_of
+from repsim_cli.activations.batching import lengths_of, limit_padding
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.data.base import Sequences
 
@@ -57,7 +57,7 @@ def output_padding(model: nn.Module, sequences: Sequences, *, segments: bool) ->
         logits = _logits(model, given, segments)
         return [logits if logits.ndim == 2 else logits[torch.from_numpy(given.mask).to(logits.device)]]
 
-    return padding_of(of_tokens, sequences, lengths_of(sequences.mask), next(model.parameters()).dtype)
+    return limit_padding(of_tokens, sequences, lengths_of(sequences.mask), next(model.parameters()).dtype)
 
 
 def in_order(sequences: Sequences, batch_size: int) -> Iterator[Int[np.ndarray, " b"]]:

@@ -17,14 +17,14 @@ def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L
     if extract.unit == "token":
         return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
     if extract.unit in ("mean", "sequence"):
-        return _unskipped(sequences, sequences.text if extract.padding == "drop" else sequences.mask)
-    order = _unskipped(sequences, sequences.mask)
+        return _drop_skipped(sequences, sequences.text if extract.padding == "drop" else sequences.mask)
+    order = _drop_skipped(sequences, sequences.mask)
     order = order if extract.unit == "first" else order[:, ::-1]
     alone = order & (order.cumsum(1) == 1)
     return alone if extract.unit == "first" else alone[:, ::-1].copy()
 
 
-def _unskipped(sequences: Sequences, places: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N L"]:
+def _drop_skipped(sequences: Sequences, places: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N L"]:
     """The places that are not skipped; of a sequence without any, all of them."""
     if sequences.skip is None:
         return places
@@ -169,11 +169,11 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
     before = np.maximum.accumulate(np.where(places, np.arange(places.shape[1]), -1), 1)[:, :-1]
     changed = np.zeros_like(places)
     changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
-    begins = np.where(first, _begun(sequences, first), changed)
+    begins = np.where(first, _starts_here(sequences, first), changed)
     return (DOCUMENT * begins + SEQUENCE * first)[places]
 
 
-def _begun(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
+def _starts_here(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
     """Whether the document of the first row of each sequence begins in it, at that row or before."""
     at = first.argmax(1)[:, None]
     same = sequences.document == np.take_along_axis(sequences.document, at, 1)

@@ -28,7 +28,7 @@ class Capped(NamedTuple):
         return x + ((x - mean) @ axes.T * (factors - 1)) @ axes
 
 
-class Sample:
+class RowSample:
     """Rows of several layers, evenly spaced over all that pass."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Sample:
         return torch.cat(self.rows[layer])
 
 
-def capped(x: Float[Tensor, "n d"]) -> Capped | None:
+def cap_directions(x: Float[Tensor, "n d"]) -> Capped | None:
     """Finds the directions of a layer that hold more than SHARE of the variance, once they are capped, and what they
     are multiplied by; None where there are none, or too few directions in all to spread the variance over.
 

@@ -13,7 +13,7 @@ from repsim_cli.base.planning import check_device
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.loading import Loading
-from repsim_cli.models.sizes import check_spread, spread_of
+from repsim_cli.models.sizes import check_spread, find_spread
 from repsim_cli.models.source import AnySource, Precomputed, Source
 
 INNER = ("mlp_pre", "mlp_post", "module")  # their width is not the model's
@@ -63,9 +63,9 @@ def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
     return places
 
 
-def loading(hardware: Hardware, device: str) -> Loading:
+def choose_loading(hardware: Hardware, device: str) -> Loading:
     """How a run loads a model of this device."""
-    return Loading(dtype=getattr(torch, hardware.dtype), device=device, spread=spread_of(hardware))
+    return Loading(dtype=getattr(torch, hardware.dtype), device=device, spread=find_spread(hardware))
 
 
 def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:

@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.places import places_run
-from repsim_cli.activations.principal import Capped, Sample, capped
+from repsim_cli.activations.principal import Capped, RowSample, cap_directions
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.rows import Block, regrouped
+from repsim_cli.activations.rows import RowBlock, regroup
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
@@ -28,7 +28,7 @@ PASSED = 1024  # rows whose sums are added at a time, however they come
 DEAD = 1e-6  # share of a feature's root mean square below which its standard deviation is rounding
 
 
-def skipping(
+def skip_in_all(
     sequences: Mapping[str, Sequences], tokenizers: Mapping[str, Any], extract: Extract
 ) -> dict[str, Sequences]:
     """The sequences of every model, which say what is skipped and which rows no model of the run has.
@@ -47,7 +47,7 @@ def skipping(
             "extract.skip: a row of all tokens of a sequence has all its places, got unit=sequence; use unit=mean, or "
             "skip nothing"
         )
-    marked = {label: replace(x, skip=skipped(x, tokenizers[label], extract)) for label, x in sequences.items()}
+    marked = {label: replace(x, skip=find_skipped(x, tokenizers[label], extract)) for label, x in sequences.items()}
     for name in extract.skip_tokens:
         if name != "newline" and all(special(tokenizers[label], name) is None for label in sequences):
             raise BadInput(f"extract.skip_tokens: no tokenizer of the run has such a token, got {name}; drop it")
@@ -76,7 +76,7 @@ def _without_rows(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: E
     return left_out
 
 
-def skipped(sequences: Sequences, tokenizer: Any, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def find_skipped(sequences: Sequences, tokenizer: Any, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """The places of a model that are skipped."""
     places = np.zeros_like(sequences.mask)
     places[:, : extract.skip] = True
@@ -126,7 +126,7 @@ class Remedies:
         """The row that models give which is this row of the run."""
         return row if self.before is None else int(np.searchsorted(self.before, row + 1)) - 1
 
-    def rows(self, stream: Iterator[Block]) -> Iterator[Block]:
+    def rows(self, stream: Iterator[RowBlock]) -> Iterator[RowBlock]:
         """The rows of the run, features as they are."""
         for block in stream:
             if self.left is None or self.before is None:
@@ -134,13 +134,13 @@ class Remedies:
                 continue
             inside = torch.from_numpy(self.left[block.first : block.first + len(block.rows[0])])
             kept = [x[inside.to(x.device)] for x in block.rows]
-            yield Block(int(self.before[block.first]), kept)
+            yield RowBlock(int(self.before[block.first]), kept)
 
-    def measure(self, stream: Iterator[Block], layers: Sequence[Layer]) -> None:
+    def measure(self, stream: Iterator[RowBlock], layers: Sequence[Layer]) -> None:
         """Takes shares and scales of features from all rows of the run, which pass in this stream."""
         count, shifts, sums, squares = 0, [], [], []
-        sample = Sample() if self.extract.normalise == "directions" else None
-        for batch in regrouped(stream, PASSED, 0, rest=True):
+        sample = RowSample() if self.extract.normalise == "directions" else None
+        for batch in regroup(stream, PASSED, 0, rest=True):
             if sample is not None:
                 sample.add(batch)
             wide = [x.double() for x in batch]
@@ -155,21 +155,23 @@ class Remedies:
         for number, (layer, shift, total, square) in enumerate(zip(layers, shifts, sums, squares, strict=True)):
             variance = (square - total**2 / count).clamp_min(0) / count
             mean = shift + total / count
-            scaling = scaling_of(variance, mean, self.extract, layer)
+            scaling = compute_scaling(variance, mean, self.extract, layer)
             if sample is not None:
                 rows = sample.of(number)
-                scaling = scaling._replace(capped=capped(rows if scaling.kept is None else rows[:, scaling.kept.cpu()]))
+                scaling = scaling._replace(
+                    capped=cap_directions(rows if scaling.kept is None else rows[:, scaling.kept.cpu()])
+                )
             self.scalings[layer] = scaling
 
-    def apply(self, stream: Iterator[Block], layers: Sequence[Layer]) -> Iterator[Block]:
+    def apply(self, stream: Iterator[RowBlock], layers: Sequence[Layer]) -> Iterator[RowBlock]:
         """The rows of the run as they are compared."""
         if not self.extract.features_changed and self.extract.normalise == "none":
             yield from self.rows(stream)
             return
         for first, rows in self.rows(stream):
-            yield Block(first, [self._applied(x, layer) for x, layer in zip(rows, layers, strict=True)])
+            yield RowBlock(first, [self._apply(x, layer) for x, layer in zip(rows, layers, strict=True)])
 
-    def _applied(self, x: Float[Tensor, "n d"], layer: Layer) -> Float[Tensor, "n k"]:
+    def _apply(self, x: Float[Tensor, "n d"], layer: Layer) -> Float[Tensor, "n k"]:
         scaling = self.scalings.get(layer)
         if scaling is not None and scaling.kept is not None:
             x = x[:, scaling.kept.to(x.device)]
@@ -187,7 +189,7 @@ class Remedies:
         be none."""
         tables = {}
         if self.extract.drop_features < 1:
-            rows = [[layer.model, layer.name, *left_out(self.scalings[layer])] for layer in layers]
+            rows = [[layer.model, layer.name, *list_dropped(self.scalings[layer])] for layer in layers]
             tables[LEFT_OUT] = Table(columns=LEFT_OUT_COLUMNS, rows=rows)
         if self.extract.normalise == "directions":
             found = [(layer, self.scalings[layer].capped) for layer in layers]
@@ -196,11 +198,13 @@ class Remedies:
         return tables
 
 
-def left_out(scaling: Scaling) -> list[Any]:
+def list_dropped(scaling: Scaling) -> list[Any]:
     return [len(scaling.dropped), ", ".join(map(str, scaling.dropped)), scaling.share]
 
 
-def scaling_of(variance: Float[Tensor, " d"], mean: Float[Tensor, " d"], extract: Extract, layer: Layer) -> Scaling:
+def compute_scaling(
+    variance: Float[Tensor, " d"], mean: Float[Tensor, " d"], extract: Extract, layer: Layer
+) -> Scaling:
     """Raises RunFailed where no feature is left."""
     total = float(variance.sum())
     shares = variance / total if total else variance

@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import (
-    Tally,
+    TokenTally,
     lengths_of,
+    limit_padding,
     longest,
     most_places,
     of_similar_length,
-    padding_of,
     tensors,
     windows,
 )
@@ -36,7 +36,7 @@ log = logging.getLogger("repsim")
 AT_ONCE = 256  # stored rows that are read at a time, and rows in float64, for second moments
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Paired rows of every layer, float32, starting at row `first`."""
 
     first: int
@@ -50,7 +50,7 @@ def blocks(
     hardware: Hardware,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     first_row: int = 0,
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """Paired rows of every layer of every model, one window of sequences (`batching`) at a time, in row order, from
     first_row on.
 
@@ -62,7 +62,7 @@ def blocks(
         size = min(extract.batch_rows, AT_ONCE) if extract.estimate in STREAMED else extract.batch_rows
         for start in progress(range(0, total, size)):
             if start + size > first_row:
-                yield Block(start, _stored(readings, slice(start, min(total, start + size)), hardware.device))
+                yield RowBlock(start, _read_stored(readings, slice(start, min(total, start + size)), hardware.device))
         return
     counts = rows_run(next(iter(sequences.values())), extract)
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def blocks(
             rows: list[Tensor] = []
             for reading in readings:
                 if isinstance(reading.source, Precomputed):
-                    rows += _stored([reading], place, hardware.device)
+                    rows += _read_stored([reading], place, hardware.device)
                     continue
                 recorder = recorders.get(reading.label)
                 taken = recorder.read(window) if recorder else None
@@ -98,7 +98,7 @@ def blocks(
                     if recorder:
                         recorder.write(window, taken)
                 rows += [x.to(hardware.device) for x in taken]
-            yield Block(place.start, rows)
+            yield RowBlock(place.start, rows)
     for reading, _ in live:
         if reading.label in recorders:
             recorders[reading.label].finish([layer.name for layer in reading.layers], whole)
@@ -106,11 +106,11 @@ def blocks(
 
 def windows_of(sequences: Mapping[str, Sequences], extract: Extract, hardware: Hardware) -> list[slice]:
     """The windows of sequences (`batching`), the same for all models of a run."""
-    lengths = np.max([lengths_of(used(given, extract)) for given in sequences.values()], axis=0)
+    lengths = np.max([lengths_of(find_used(given, extract)) for given in sequences.values()], axis=0)
     return windows(lengths, most_places(longest(sequences, extract), hardware))
 
 
-def used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def find_used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """The places that a model must run: those that it sees, and those that are read. Rows of whole sequences are of
     equal length however long the batch is."""
     if extract.unit == "sequence":
@@ -129,11 +129,11 @@ class Forward:
         sequences: Sequences,
         extract: Extract,
         hardware: Hardware,
-        tally: Tally | None = None,
+        tally: TokenTally | None = None,
     ):
         assert isinstance(reading.source, Source)
         self.reading, self.source, self.read, self.sequences = reading, reading.source, read, sequences
-        self.counts, self.lengths = rows_run(sequences, extract), lengths_of(used(sequences, extract))
+        self.counts, self.lengths = rows_run(sequences, extract), lengths_of(find_used(sequences, extract))
         self.extract, self.hardware, self.tally = extract, hardware, tally
         self.weights = like_inputs(module)
         self.fits: int | None = None
@@ -142,7 +142,7 @@ class Forward:
     def padding(self) -> float:
         """How much of a batch may be padding."""
         once = partial(self._once, where="a sequence of medium length")
-        padding = padding_of(once, self.sequences, self.lengths, self.weights.dtype)
+        padding = limit_padding(once, self.sequences, self.lengths, self.weights.dtype)
         if not padding:
             log.info("model.%s: padding changes its activations; it runs batches of equal length", self.reading.label)
         return padding
@@ -153,7 +153,7 @@ class Forward:
         firsts = counts.cumsum() - counts
         rows: list[Tensor] = []
         for batch in of_similar_length(self.lengths[window], self.hardware, self.padding):
-            taken = self._fitting(batch + window.start)
+            taken = self._split_to_fit(batch + window.start)
             if len(batch) == len(counts):
                 return taken
             if not rows:
@@ -164,11 +164,11 @@ class Forward:
                 of_window[torch.from_numpy(places).to(x.device)] = x
         return rows
 
-    def _fitting(self, batch: Int[np.ndarray, " b"]) -> list[Tensor]:
+    def _split_to_fit(self, batch: Int[np.ndarray, " b"]) -> list[Tensor]:
         """The rows of a batch, in parts where it has more sequences than fit into memory."""
         size, fits = len(batch), self.fits
         if fits is not None and size > fits:
-            parts = [self._fitting(batch[i : i + fits]) for i in range(0, size, fits)]
+            parts = [self._split_to_fit(batch[i : i + fits]) for i in range(0, size, fits)]
             return [torch.cat(pieces) for pieces in zip(*parts, strict=True)]
         places = int(self.lengths[batch].max())
         given = self.sequences.take(batch, places)
@@ -190,7 +190,7 @@ class Forward:
         )
         if self.weights.device.type == "cuda":
             torch.cuda.empty_cache()
-        return self._fitting(batch)
+        return self._split_to_fit(batch)
 
     def _once(self, given: Sequences, where: str) -> list[Tensor]:
         inputs, mask, more = tensors(given, self.source, self.weights)
@@ -248,7 +248,7 @@ def pool(x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"]) -> Float[Tensor
     return total[any_chosen] / chosen.sum(1, keepdim=True)[any_chosen]
 
 
-def _stored(readings: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
+def _read_stored(readings: Sequence[Reading], rows: slice, device: str) -> list[Tensor]:
     taken = []
     for reading in readings:
         assert isinstance(reading.source, Precomputed)
@@ -286,7 +286,7 @@ def total_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], 
 
 
 def batches(
-    stream: Iterator[Block],
+    stream: Iterator[RowBlock],
     extract: Extract,
     total: int,
     seed: int,
@@ -300,10 +300,10 @@ def batches(
     whole: as in `row_numbers`.
     """
     if extract.estimate == "full":
-        return _sampled(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
+        return _sample(stream, torch.from_numpy(row_numbers(extract, total, seed, 0, whole)))
     if extract.estimate in STREAMED:
         return (rows for _, rows in stream if len(rows[0]))
-    return regrouped(stream, extract.batch_rows, first_row, rest=False)
+    return regroup(stream, extract.batch_rows, first_row, rest=False)
 
 
 def row_numbers(
@@ -326,7 +326,7 @@ def row_numbers(
     return np.flatnonzero(np.repeat(chosen, whole))
 
 
-def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:
+def _sample(stream: Iterator[RowBlock], chosen: Tensor) -> Iterator[list[Tensor]]:
     out: list[Tensor] = []
     filled = 0
     for first, rows in stream:
@@ -339,7 +339,7 @@ def _sampled(stream: Iterator[Block], chosen: Tensor) -> Iterator[list[Tensor]]:
     yield out
 
 
-def regrouped(stream: Iterator[Block], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:
+def regroup(stream: Iterator[RowBlock], size: int, first_row: int, rest: bool) -> Iterator[list[Tensor]]:
     """Batches of exactly `size` rows from first_row on; rest: and what is left."""
     pending: list[Tensor] = []
     for first, rows in stream:

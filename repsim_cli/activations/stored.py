@@ -12,13 +12,13 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import Tally
+from repsim_cli.activations.batching import TokenTally
 from repsim_cli.activations.hook_points import HookPoint
 from repsim_cli.base import environment
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Precomputed
-from repsim_cli.runs.cache import Entry, key, using
+from repsim_cli.runs.cache import Entry, key, use
 
 log = logging.getLogger("repsim")
 CODE = 4  # raise when a change of the code changes the content of entries (tests/test_codes.py)
@@ -111,7 +111,7 @@ def gather(entry: Entry, shards: int) -> None:
     """Takes the windows of a model's shards into its entry. Raises OSError where it cannot be written."""
     for number in range(shards):
         name = shard_key(entry.key, number, shards)
-        with using("activations", [name]) as opened:
+        with use("activations", [name]) as opened:
             for window, file in opened[name].files.items():
                 if window not in entry.files:
                     entry.write(window, file.rename)
@@ -155,4 +155,4 @@ class Running:
     modules: Mapping[str, nn.Module]
     sequences: Mapping[str, Sequences]
     recorders: Mapping[str, Recorder] = field(default_factory=dict)
-    tally: Tally | None = None
+    tally: TokenTally | None = None

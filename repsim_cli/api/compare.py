@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from repsim_cli.api.entries import configuration, is_transformers, labelled, model_entry
+from repsim_cli.api.entries import configuration, is_transformers, label_entries, model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
-from repsim_cli.base.environment import commanded
+from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.config.binding import bind_model
@@ -84,11 +84,11 @@ def compare(  # noqa: PLR0913 - the public interface
     finite; what a module raises on a batch passes through, with a note.
     Example: repsim_cli.compare({"a": "openai-community/gpt2", "b": model}, texts).frame()
     """
-    with held():
+    with hold():
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
-        given = dict(models) if isinstance(models, Mapping) else labelled(models)
-        measures, layers = names_of("measures", _registered(measures)), names_of("layers", layers)
+        given = dict(models) if isinstance(models, Mapping) else label_entries(models)
+        measures, layers = names_of("measures", _register_functions(measures)), names_of("layers", layers)
         check_keys(settings)
         if not given:
             raise BadInput("models: none is named, got {}; name two")
@@ -126,7 +126,7 @@ def compare(  # noqa: PLR0913 - the public interface
         return result
 
 
-def _registered(given: Any) -> Any:
+def _register_functions(given: Any) -> Any:
     """Puts the names of functions of `register_measure` in their places."""
     several = given if isinstance(given, list | tuple) else [given]
     return [getattr(each, NAME, each) for each in several] if any(map(callable, several)) else given
@@ -151,7 +151,7 @@ def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: b
     Raises BadInput, or RunFailed.
     """
     keys = checked.keys
-    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": commanded(), "overrides": []}
+    about = {"name": keys.name, "study": keys.study, "seed": keys.seed, "command": read_command(), "overrides": []}
     with new_run(folder, reported=drawn, **about) as run:
         run.progress = progress
         run.write_text("config.yaml", checked.yaml())
@@ -160,7 +160,7 @@ def perform_in(folder: Path, checked: RunConfig, progress: Progress, *, drawn: b
 
 
 @contextmanager
-def held() -> Any:
+def hold() -> Any:
     """What is held in memory inside is let go at the end."""
     before = [dict(room.HELD) for room in (models_in_memory, texts_in_memory)]
     try:

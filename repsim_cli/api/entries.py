@@ -14,31 +14,31 @@ import numpy as np
 from repsim_cli.activations.hook_points import KINDS
 from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.base import registry
-from repsim_cli.base.documents import interpolated
+from repsim_cli.base.documents import find_interpolation
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.compose import compose, primary_of, task
-from repsim_cli.config.presets import FILES, conf_dir, entries, entry_of, shipped
-from repsim_cli.config.words import as_hydra_takes, setting
+from repsim_cli.config.presets import FILES, conf_dir, entries, entry_of, read_shipped
+from repsim_cli.config.words import as_hydra_takes, set_key
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.models import memory as models_in_memory
 from repsim_cli.models.source import Precomputed, PrecomputedIds, Source
 
 
-def labelled(names: Sequence[Any], labels: Sequence[str] | None = None) -> dict[str, Any]:
+def label_entries(names: Sequence[Any], labels: Sequence[str] | None = None) -> dict[str, Any]:
     """The names by labels that can be keys: the given ones, or of a path its last part without the suffix of a file, of
     an object its class. Of paths with the same last part the last part that differs; what is the same is numbered.
 
     Raises BadInput for labels that are not one each, or not letters, digits, `-` and `_`.
 
-    >>> labelled(["a/gpt2.v2", "b/gpt2.v2", "rows.parquet"])
+    >>> label_entries(["a/gpt2.v2", "b/gpt2.v2", "rows.parquet"])
     {'a': 'a/gpt2.v2', 'b': 'b/gpt2.v2', 'rows': 'rows.parquet'}
-    >>> list(labelled(["tiny_a", "tiny_a"])), list(labelled(["x/y", "y"], ["old", "new"]))
+    >>> list(label_entries(["tiny_a", "tiny_a"])), list(label_entries(["x/y", "y"], ["old", "new"]))
     (['tiny_a', 'tiny_a_2'], ['old', 'new'])
-    >>> list(labelled(["m", "m_3", "m"]))
+    >>> list(label_entries(["m", "m_3", "m"]))
     ['m', 'm_3', 'm_4']
     """
     if labels is not None:
@@ -124,7 +124,7 @@ def data_entry(given: Any) -> dict[str, Any]:
         name = os.fspath(given)
         file = conf_dir() / "data" / f"{name}.yaml"
         if file.is_file():
-            return shipped(file)
+            return read_shipped(file)
         place = local(name)
         if place.exists():
             tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
@@ -142,7 +142,7 @@ def data_entry(given: Any) -> dict[str, Any]:
     if items and all(isinstance(item, str) for item in items):
         held = texts_in_memory.texts(items)
     elif items and all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        held = texts_in_memory.labelled([(str(text), str(label)) for text, label in items])
+        held = texts_in_memory.label_texts([(str(text), str(label)) for text, label in items])
     else:
         raise BadInput(f"data: neither texts nor (text, label) pairs, got {type(given).__name__}; give a list of texts")
     key = hashlib.sha256(json.dumps(items).encode()).hexdigest()
@@ -164,12 +164,12 @@ def configuration(  # noqa: PLR0913 - the public interface
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
     bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
-    known = {name: {"kind": name} for name in registry.measures.added()} | entries("measure")
+    known = {name: {"kind": name} for name in registry.measures.list_added()} | entries("measure")
     for name in measures:
         if name not in known:
             raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
     by_key = settings.items() if isinstance(settings, Mapping) else ()
-    words = [word for key, value in by_key for word in setting(key, value)]
+    words = [word for key, value in by_key for word in set_key(key, value)]
     words = words or [part for word in settings for part in as_hydra_takes(word)]
     keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
     for key in keys:
@@ -185,7 +185,7 @@ def configuration(  # noqa: PLR0913 - the public interface
     elif layers:
         extract["hook_points"] = [_hook_point(name) for name in layers]
     presets = {"extract": _unit(bound, rows), "significance": significance, "hardware": "cpu"}
-    own = shipped(conf_dir() / "config.yaml")
+    own = read_shipped(conf_dir() / "config.yaml")
     config = {key: value for key, value in own.items() if key not in ("defaults", "hydra")} | {
         "name": "compare",
         "model": models,
@@ -196,7 +196,7 @@ def configuration(  # noqa: PLR0913 - the public interface
         "seed": seed,
         "cache": not stored,
     }
-    if text := interpolated([config, words, presets]):
+    if text := find_interpolation([config, words, presets]):
         raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
     return task(*compose(words, primary_of(config, words, presets)))
 

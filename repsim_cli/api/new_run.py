@@ -7,7 +7,7 @@ from typing import Any
 
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
-from repsim_cli.base.files import explained
+from repsim_cli.base.files import explain
 from repsim_cli.runs import results
 from repsim_cli.runs.results import Run
 
@@ -24,7 +24,7 @@ def new_run(folder: Path, *, reported: bool = True, **about: Any) -> Iterator[Ru
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
+        raise BadInput(explain(error, advice=results.ELSEWHERE)) from error
     run = results.create(folder, **about)
     try:
         yield run
@@ -33,13 +33,13 @@ def new_run(folder: Path, *, reported: bool = True, **about: Any) -> Iterator[Ru
             report.save([run.folder], run.folder / report.FILE)
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        _recorded(run, status, error)
-        if failed := RunFailed(explained(error)) if isinstance(error, OSError) else panic(error):
+        _record(run, status, error)
+        if failed := RunFailed(explain(error)) if isinstance(error, OSError) else panic(error):
             raise failed from error
         raise
 
 
-def _recorded(run: Run, status: str, error: BaseException) -> None:
+def _record(run: Run, status: str, error: BaseException) -> None:
     """Records how a run ended, unless that is what failed."""
     problem = str(error) if isinstance(error, RepsimError) else f"{type(error).__name__}: {error}"
     with suppress(OSError):

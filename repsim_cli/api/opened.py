@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli.api.entries import labelled, model_entry
+from repsim_cli.api.entries import label_entries, model_entry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.config.binding import bind_model
@@ -26,7 +26,7 @@ from repsim_cli.studies.verify.sides import InMemory, OnDisk
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model that runs. tokenizer: None where it has none."""
 
     label: str
@@ -40,14 +40,14 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedModel:
     """A model that is not loaded yet."""
 
     label: str
     source: Source
 
 
-def named(key: str, given: Any) -> Opened | Named:
+def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
     """Raises BadInput where it is no model that runs."""
     module, tokenizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
     if isinstance(module, nn.Module):
@@ -55,8 +55,8 @@ def named(key: str, given: Any) -> Opened | Named:
         if tokenizer is None and where and Path(where).is_dir():
             tokenizer = _or_none(lambda: tokenizer_of(where))
         facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
-        return Opened(key, InMemory(module), tokenizer, facts)
-    label = next(iter(labelled([given]))) if isinstance(given, str | os.PathLike) else key
+        return OpenedModel(key, InMemory(module), tokenizer, facts)
+    label = next(iter(label_entries([given]))) if isinstance(given, str | os.PathLike) else key
     bound = bind_model(label, model_entry(label, given))
     if isinstance(bound, Family | Series):
         raise BadInput(f"{key}: several models, got a {type(bound).__name__.lower()}; name one of them")
@@ -65,7 +65,7 @@ def named(key: str, given: Any) -> Opened | Named:
             f"{key}: of stored activations, {', '.join(SUFFIXES)} files with token ids are compared, got '{label}'; "
             "give one, or a model"
         )
-    return Named(label, bound)
+    return NamedModel(label, bound)
 
 
 def hardware_of(by_block: str, memory_gb: float | None) -> Hardware:
@@ -76,9 +76,9 @@ def hardware_of(by_block: str, memory_gb: float | None) -> Hardware:
     return Hardware(by_block=by_block, memory_gb=memory_gb)  # type: ignore[arg-type]
 
 
-def loaded(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
+def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
     """Both sides, what is named of them loaded: whole, or by block where they say or need so."""
-    named = [each for each in (first, second) if isinstance(each, Named)]
+    named = [each for each in (first, second) if isinstance(each, NamedModel)]
     others = [each for each in (first, second) if isinstance(each, Saved | Dump)]
     if hardware.by_block == "always" and (others or not named):
         raise BadInput(
@@ -92,14 +92,14 @@ def loaded(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
         if (why := refusal(each.source)) is not None:
             raise BadInput(f"by_block: {each.label} cannot be run by block ({why}), got always; drop it")
 
-    def opened(each: Any) -> Any:
-        if not isinstance(each, Named):
+    def open_side(each: Any) -> Any:
+        if not isinstance(each, NamedModel):
             return each
         source = each.source
         side = _on_disk(source) if apart and refusal(source) is None else InMemory(_whole(source))
-        return Opened(each.label, side, _or_none(source.tokenizer), source.identity())
+        return OpenedModel(each.label, side, _or_none(source.tokenizer), source.identity())
 
-    return opened(first), opened(second)
+    return open_side(first), open_side(second)
 
 
 def _heads(source: Source) -> list[str]:

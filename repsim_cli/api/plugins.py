@@ -57,16 +57,16 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
         if unset := [each.name for each in settings if each.default is each.empty]:
             raise BadInput(f"register_measure: a setting has a default, got {unset[0]} without; write {unset[0]}=VALUE")
 
-        def bound(**given: Any) -> Measure:
+        def bind(**given: Any) -> Measure:
             if len(settings) == len(parameters):
                 return function(**given)
             return Pairwise(prepare=_rows, compare=partial(_value, partial(function, **given)))
 
-        bound.__signature__ = inspect.Signature(settings)  # type: ignore[attr-defined]
-        bound.__kwdefaults__ = {each.name: each.default for each in settings}
-        bound.__wrapped__ = function  # type: ignore[attr-defined]
-        bound.__doc__ = function.__doc__
-        registry.measures.add(name, bound, card)
+        bind.__signature__ = inspect.Signature(settings)  # type: ignore[attr-defined]
+        bind.__kwdefaults__ = {each.name: each.default for each in settings}
+        bind.__wrapped__ = function  # type: ignore[attr-defined]
+        bind.__doc__ = function.__doc__
+        registry.measures.add(name, bind, card)
         setattr(function, NAME, name)
         return function
 
@@ -81,7 +81,7 @@ def _value(function: Callable, x: Any, y: Any) -> float:
     return float(function(x, y))
 
 
-def _adding(room: Registry, name: str) -> Callable[[Function], Function]:
+def _add_to(room: Registry, name: str) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         room.add(name, function)
         return function
@@ -92,15 +92,15 @@ def _adding(room: Registry, name: str) -> Callable[[Function], Function]:
 def register_model(name: str) -> Callable[[Function], Function]:
     """Makes a kind of model, `{kind: NAME}`, of a function of settings that returns a
     `repsim_cli.models.source.Source`."""
-    return _adding(registry.models, name)
+    return _add_to(registry.models, name)
 
 
 def register_data(name: str) -> Callable[[Function], Function]:
     """Makes a kind of data, `data.kind=NAME`, of a function of settings that returns a
     `repsim_cli.data.packing.Text`."""
-    return _adding(registry.data, name)
+    return _add_to(registry.data, name)
 
 
 def register_study(name: str) -> Callable[[Function], Function]:
     """Makes a study, `study=NAME`, of a subclass of `repsim_cli.engine.study.Study`."""
-    return _adding(registry.studies, name)
+    return _add_to(registry.studies, name)

@@ -18,7 +18,7 @@ from repsim_cli.base.files import local
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.chance import Chance, level_of
-from repsim_cli.findings.analyse import asked, card_of, draw
+from repsim_cli.findings.analyse import card_of, draw, read_drawing
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results
@@ -78,13 +78,13 @@ class Result:
 
         Raises BadInput as `matrix` does.
         """
-        measured, details = self._measured(measure), self._matrix(first, second, measure).details
+        measured, details = self._find_measure(measure), self._matrix(first, second, measure).details
         drawn = [self._array(details[CHANCE])] if CHANCE in details else []
         return level_of(measured.chance, measured.null, drawn, np.empty(0))[0]
 
     def _matrix(self, first: str, second: str | None, measure: str | None) -> Matrix:
         """That of two models; of a symmetric measure in either order."""
-        second, measured = first if second is None else second, self._measured(measure)
+        second, measured = first if second is None else second, self._find_measure(measure)
         orders = [(first, second), (second, first)] if measured.card["symmetric"] else [(first, second)]
         for order in orders:
             for matrix in measured.matrices:
@@ -94,7 +94,7 @@ class Result:
         unknown = first if first not in models else second
         raise BadInput(f"no such pair of models, got '{first}' and '{second}'; {did_you_mean(str(unknown), models)}")
 
-    def _measured(self, label: str | None) -> Measured:
+    def _find_measure(self, label: str | None) -> Measured:
         """The measure of this label, or the first. Raises BadInput where the run does not have it."""
         for measured in self.results.measures:
             if label in (None, measured.label):
@@ -117,7 +117,7 @@ class Result:
         """The same with all numbers of this pair of layers, by quantity."""
         matrix = self._matrix(first, second, measure)
         cells = {what: self._array(path) for what, path in matrix.cells.items()}
-        found = reader.closest(self._measured(measure), matrix, cells)
+        found = reader.closest(self._find_measure(measure), matrix, cells)
         if found is None:
             raise BadInput(
                 f"closest: no layers of these models have a value, got '{first}' and '{second}'; name others"
@@ -145,9 +145,9 @@ class Result:
 
     def plot(self, measure: str | None = None) -> Any:
         """A matplotlib figure: the map of all layers of all models under a measure, by default the first."""
-        label = self._measured(measure).label
+        label = self._find_measure(measure).label
         run = Finished(
-            folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.marked(self.results)
+            folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.mark(self.results)
         )
         make = card_of("maps").figures
         assert make is not None
@@ -170,8 +170,8 @@ class Result:
             raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
         shutil.copytree(self.folder, target)
         if not (target / report.FILE).exists():
-            with results.amending(target):
-                draw(target, whole=asked(target).which == "all")
+            with results.amend(target):
+                draw(target, whole=read_drawing(target).which == "all")
             report.save([target], target / report.FILE)
         return Result(target)
 

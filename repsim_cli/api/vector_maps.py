@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from repsim_cli.api.compare import check_keys, held, names_of, perform_in
-from repsim_cli.api.entries import configuration, labelled, model_entry
+from repsim_cli.api.compare import check_keys, hold, names_of, perform_in
+from repsim_cli.api.entries import configuration, label_entries, model_entry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refusing
+from repsim_cli.base.files import local, refuse
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import validate
-from repsim_cli.config.words import setting
+from repsim_cli.config.words import set_key
 from repsim_cli.models.source import Precomputed
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.vectors.stored import VectorMap, load_map
@@ -54,9 +54,11 @@ def fit_map(  # noqa: PLR0913 - the public interface
     check_keys(settings)
     if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise BadInput(f"layers: not pairs of layers, got {layers!r:.60}; give a list of pairs")
-    with held():
+    with hold():
         named = all(isinstance(each, str | os.PathLike) for each in (old, new))
-        models = labelled([old, new] if named else ["old", "new"], None if names is None else names_of("names", names))
+        models = label_entries(
+            [old, new] if named else ["old", "new"], None if names is None else names_of("names", names)
+        )
         entries = {label: model_entry(label, given) for label, given in zip(models, (old, new), strict=True)}
         live = [label for label, entry in entries.items() if not isinstance(bind_model(label, entry), Precomputed)]
         own: dict[str, Any] = {"study": "vector_map", "name": "vector_map"}
@@ -64,7 +66,7 @@ def fit_map(  # noqa: PLR0913 - the public interface
         own |= {"options.layers": [list(pair) for pair in layers]} if layers else {}
         own |= {"extract.layers": [-1]} if live and not layers else {}
         by_key = settings if isinstance(settings, Mapping) else {}
-        words = [word for key, value in {**own, **by_key}.items() for word in setting(key, value)]
+        words = [word for key, value in {**own, **by_key}.items() for word in set_key(key, value)]
         words += [] if isinstance(settings, Mapping) else settings
         config = configuration(entries, data, [], "pooled" if live else "auto", "none", words)
         checked = validate(config)
@@ -92,6 +94,6 @@ def apply_map(given: VectorMap | str | os.PathLike[str], rows: Any) -> np.ndarra
     chosen = given if isinstance(given, VectorMap) else load_map(given)
     if isinstance(rows, Tensor):
         rows = rows.detach().cpu()
-    with refusing("rows: not numbers (n, d)", type(rows).__name__, "give an array"):
+    with refuse("rows: not numbers (n, d)", type(rows).__name__, "give an array"):
         array = np.asarray(rows)
     return chosen(array)

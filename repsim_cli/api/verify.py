@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli.api.entries import labelled
+from repsim_cli.api.entries import label_entries
 from repsim_cli.api.new_run import new_run
-from repsim_cli.api.opened import Named, Opened, hardware_of, loaded, named
-from repsim_cli.base.environment import commanded
+from repsim_cli.api.opened import NamedModel, OpenedModel, find_model, hardware_of, load_sides
+from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.base.settings import Hardware
@@ -29,8 +29,8 @@ from repsim_cli.studies.verify.dump import Dump, dump_files, read_dump
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.saved import Saved, is_saved, load, save
 from repsim_cli.studies.verify.sides import InMemory
-from repsim_cli.studies.verify.stream import replayed_on
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.stream import replay_on
+from repsim_cli.studies.verify.study import verify_models
 
 Texts = Iterable[Any] | str | os.PathLike[str] | None
 
@@ -65,13 +65,17 @@ def verify(  # noqa: PLR0913 - the public interface
     Raises repsim_cli.BadInput for models that cannot be compared, and RunFailed where one cannot be run.
     Example: print(repsim_cli.verify("models/mine", model))
     """
-    first = _kept(reference) or _dumped(reference, "reference", layer_ids) or named("reference", reference)
-    second = _dumped(candidate, "candidate", layer_ids) or named("candidate", candidate)
+    first = (
+        _read_reference(reference)
+        or _read_dump(reference, "reference", layer_ids)
+        or find_model("reference", reference)
+    )
+    second = _read_dump(candidate, "candidate", layer_ids) or find_model("candidate", candidate)
     _check(first, second, texts, quick, layer_ids)
-    first, second = loaded(first, second, hardware_of(by_block, memory_gb))
+    first, second = load_sides(first, second, hardware_of(by_block, memory_gb))
     if folder is None:
         return _answer(first, second, texts, progress, quick)
-    about = {"name": "verify", "study": "verify", "seed": 0, "command": commanded(), "overrides": []}
+    about = {"name": "verify", "study": "verify", "seed": 0, "command": read_command(), "overrides": []}
     with new_run(local(folder), **about) as run:
         source = {"source": str(reference)} if isinstance(first, Saved) else _identity(first)
         run.input("models", {"reference": source, "candidate": _identity(second)})
@@ -106,7 +110,7 @@ def _check(first: Any, second: Any, texts: Texts, quick: bool, layer_ids: Sequen
     if all(dumps) and (texts is not None or quick):
         raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
     for dump, model in ((first, second), (second, first)):
-        if isinstance(dump, Dump) and isinstance(model, Named) and dump.depths and predicts_next(model.source):
+        if isinstance(dump, Dump) and isinstance(model, NamedModel) and dump.depths and predicts_next(model.source):
             dump.of_model(model.source.layers)  # which refuses blocks that the model does not have
 
 
@@ -123,13 +127,13 @@ def as_results(answer: Answer) -> Results:
     return Results(study="verify", tables=tables, about={"verify": {**answer.record(), "lines": answer.lines()}})
 
 
-def _identity(side: "Opened | Dump") -> Mapping[str, Any]:
+def _identity(side: "OpenedModel | Dump") -> Mapping[str, Any]:
     if isinstance(side, Dump):
         return {"source": str(side.files[0]), "files": len(side.files), "weights_hash": hash_files([*side.files])}
     return side.identity
 
 
-def _dumped(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | None:
+def _read_dump(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | None:
     """Stored activations; None where it is none. Raises BadInput where they cannot be read."""
     settings: dict[str, Any] = {"layer_ids": layer_ids}
     if isinstance(given, Mapping) and given.get("kind") == "precomputed" and "path" in given:
@@ -142,12 +146,12 @@ def _dumped(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | Non
     elif not isinstance(given, str | os.PathLike) or not dump_files(local(given)):
         return None
     else:
-        key = next(iter(labelled([given])))
+        key = next(iter(label_entries([given])))
     return read_dump(local(given), key, **settings)
 
 
 def _answer(
-    first: Opened | Saved | Dump, second: Opened | Dump, texts: Texts, progress: Progress, quick: bool
+    first: OpenedModel | Saved | Dump, second: OpenedModel | Dump, texts: Texts, progress: Progress, quick: bool
 ) -> Answer:
     labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
     if isinstance(first, Dump) or isinstance(second, Dump):
@@ -155,13 +159,15 @@ def _answer(
         return _of_dumps(first, second, labels, texts, progress, quick)
     if isinstance(first, Saved):
         return _from_file(first, second, progress)
-    sides, notes = _headed(first, second)
+    sides, notes = _match_heads(first, second)
     models = sides[0].model, sides[1].model
     lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
     given = None if texts is None else _texts(texts)
     if given and not all(isinstance(text, str) for text in given):
-        batches = [inputs.given("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)]
-        return verified(*sides, batches, labels, progress, quick=quick)
+        batches = [
+            inputs.read_batch("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)
+        ]
+        return verify_models(*sides, batches, labels, progress, quick=quick)
     shapes = [inputs.shape_of(model, each.tokenizer) for model, each in zip(models, (first, second), strict=True)]
     if shapes[0] is None or shapes[1] is None:
         raise BadInput(
@@ -174,7 +180,7 @@ def _answer(
     if other is not None:
         return Answer(DIFFERENT, *labels, [other], inputs=["text"], notes=notes)
     batches = [batches[0], batches[2]] if quick else batches
-    answer = verified(*sides, batches, labels, progress, quick=quick)
+    answer = verify_models(*sides, batches, labels, progress, quick=quick)
     return replace(answer, notes=[*notes, *answer.notes])
 
 
@@ -190,7 +196,7 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
         raise BadInput(
             f"--save: of a model that runs, got stored activations '{reference}'; they are such a file already"
         )
-    first, _ = loaded(named("reference", reference), None, Hardware(by_block="never"))
+    first, _ = load_sides(find_model("reference", reference), None, Hardware(by_block="never"))
     shape = inputs.shape_of(first.model, first.tokenizer)
     if shape is None:
         raise BadInput(f"reference: it reads no tokens, got {type(first.model).__name__}; give a model of texts")
@@ -201,8 +207,8 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
 
 
 def _of_dumps(
-    first: Opened | Dump,
-    second: Opened | Dump,
+    first: OpenedModel | Dump,
+    second: OpenedModel | Dump,
     labels: tuple[str, str],
     texts: Texts,
     progress: Progress,
@@ -212,7 +218,7 @@ def _of_dumps(
     if isinstance(first, Dump) and isinstance(second, Dump):
         return beside(first, second, labels)
     model, dump = (second, first) if isinstance(first, Dump) else (first, second)
-    assert isinstance(model, Opened)
+    assert isinstance(model, OpenedModel)
     assert isinstance(dump, Dump)
     if texts is not None:
         if model.tokenizer is None:
@@ -221,7 +227,7 @@ def _of_dumps(
         other = different_ids(ours, theirs, labels) if dump is first else different_ids(theirs, ours, labels)
         if other is not None:
             return of_ids(other, labels, "the texts")
-    return replayed_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
+    return replay_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
 
 
 def _prompts(texts: Texts) -> list[str]:
@@ -236,14 +242,14 @@ def _texts(texts: Texts) -> list[Any]:
     return list(texts or [])
 
 
-def _kept(reference: Any) -> Saved | None:
+def _read_reference(reference: Any) -> Saved | None:
     """A reference that was saved by `save_reference`."""
     if isinstance(reference, str | os.PathLike) and is_saved(local(reference)):
         return load(local(reference))
     return None
 
 
-def _from_file(first: Saved, second: Opened, progress: Progress) -> Answer:
+def _from_file(first: Saved, second: OpenedModel, progress: Progress) -> Answer:
     """Compares with a saved reference, on the inputs and by the rounding that were saved."""
     if second.tokenizer is not None and (other := tokens.beside(first.ids, second.tokenizer)):
         return Answer(DIFFERENT, first.label, second.label, [other], inputs=["text"])
@@ -253,10 +259,10 @@ def _from_file(first: Saved, second: Opened, progress: Progress) -> Answer:
     if first.sketched:
         about = "of what is wrong inside one of them the first place is found, and hardly a kind"
         notes.append(f"of {ranges(first.sketched)} the file holds sketches of what is inside; {about}")
-    return replace(verified(first, second.side, first.batches, (first.label, second.label), progress), notes=notes)
+    return replace(verify_models(first, second.side, first.batches, (first.label, second.label), progress), notes=notes)
 
 
-def _headed(first: Opened, second: Opened) -> tuple[tuple[InMemory, InMemory], list[str]]:
+def _match_heads(first: OpenedModel, second: OpenedModel) -> tuple[tuple[InMemory, InMemory], list[str]]:
     """Both with a head, or both without where one has none."""
     bare = [getattr(each.model, "base_model", each.model) is each.model for each in (first, second)]
     if bare[0] == bare[1]:
@@ -267,11 +273,11 @@ def _headed(first: Opened, second: Opened) -> tuple[tuple[InMemory, InMemory], l
 
 def _batches(
     models: tuple[nn.Module, nn.Module],
-    first: Opened,
-    second: Opened,
+    first: OpenedModel,
+    second: OpenedModel,
     documents: Iterator[str],
-    shape: inputs.Shape,
-    other: inputs.Shape,
+    shape: inputs.InputShape,
+    other: inputs.InputShape,
 ) -> tuple[list[Batch], Any]:
     """The inputs, or the difference of the tokenizers."""
     both = replace(
@@ -283,7 +289,7 @@ def _batches(
     rows, more = [], {}
     if first.tokenizer is not None:
         some = list(chain.from_iterable([_some(documents), PROBES.values()]))
-        if second.tokenizer is not None and (found := tokens.differing(first.tokenizer, second.tokenizer, some)):
+        if second.tokenizer is not None and (found := tokens.find_differing(first.tokenizer, second.tokenizer, some)):
             return [], found
         rows = inputs.rows_of(some, first.tokenizer, both)
         more = {name: first.tokenizer(text, verbose=False)["input_ids"] for name, text in PROBES.items()}

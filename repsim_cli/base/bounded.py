@@ -18,7 +18,7 @@ def _late(number: int, frame: Any) -> None:
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
+def limit_work() -> Iterator[None]:
     """Raises TimeoutError or MemoryError where what is computed inside takes longer than `SECONDS`, in the main thread,
     or holds more than `BYTES`, on Linux."""
     before, timed = resource.getrlimit(resource.RLIMIT_AS), threading.current_thread() is threading.main_thread()

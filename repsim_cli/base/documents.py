@@ -42,7 +42,7 @@ def read(file: Path, most: int = MOST) -> str:
 
 
 @contextmanager
-def _collecting_nothing() -> Iterator[None]:
+def _pause_collection() -> Iterator[None]:
     """Where the stack may be full: finalizers of other objects would fail on it, and Python would print that."""
     collecting = gc.isenabled()
     gc.disable()
@@ -67,7 +67,7 @@ def read_json(file: Path) -> Any:
 
     text = read(file)
     try:
-        with _collecting_nothing():
+        with _pause_collection():
             return json.loads(text, parse_constant=finite(float), parse_float=finite(float), parse_int=finite(int))
     except RecursionError:
         raise Unreadable("a document nested too deeply") from None
@@ -135,7 +135,7 @@ def _yaml() -> Iterator[None]:
     import yaml
 
     try:
-        with _collecting_nothing():
+        with _pause_collection():
             yield
     except RecursionError:
         raise Unreadable("a document nested too deeply") from None
@@ -152,7 +152,7 @@ def texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def interpolated(value: Any) -> str | None:
+def find_interpolation(value: Any) -> str | None:
     """The first text in a tree that OmegaConf would replace by something else; None where there is none."""
     return next((text for text in texts(value) if "${" in text), None)
 
@@ -176,7 +176,7 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
     at = f"{path}: " if path else ""
     kind = type(shape) if isinstance(shape, list | dict) else shape
     if not _of_kind(value, kind):
-        return f"{at}not {' or '.join(WORDS[item] for item in get_args(kind) or [kind])}, got {shown(value)}"
+        return f"{at}not {' or '.join(WORDS[item] for item in get_args(kind) or [kind])}, got {show(value)}"
     if kind is shape:
         return None
     if isinstance(shape, list):
@@ -186,7 +186,7 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
     else:
         missing = [key for key in shape if not key.endswith("?") and key not in value]
         if missing:
-            return f"{at}no {missing[0]}, got {shown(list(value))}"
+            return f"{at}no {missing[0]}, got {show(list(value))}"
         keys = {key.removesuffix("?"): item for key, item in shape.items()}
         inner = [(key, value[key], item) for key, item in keys.items() if key in value]
     other = ((key, item, form) for key, item, form in inner if type(item) is not form)  # the others fit
@@ -199,7 +199,7 @@ def _of_kind(value: Any, kind: Any) -> bool:
     return kind in (bool, object) if isinstance(value, bool) else isinstance(value, kind)
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """A value in an error message."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -12,7 +12,7 @@ PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy
 COMMAND = "REPSIM_COMMAND"  # the words of the command line, which sets it
 
 
-def commanded() -> list[str]:
+def read_command() -> list[str]:
     """The words of the command that this process, or the one that started it, carries out; of a program none."""
     return json.loads(os.environ.get(COMMAND, "[]"))
 

@@ -45,7 +45,7 @@ def panic(error: BaseException) -> RunFailed | None:
 
 
 @contextmanager
-def refusing_panics() -> Iterator[None]:
+def refuse_panics() -> Iterator[None]:
     """Makes what `panic` knows an exception."""
     try:
         yield

@@ -1,6 +1,6 @@
 """Files and folders that cannot be used: an OSError becomes a line with the path, the system's reason and advice.
 
-Readers and writers let an OSError pass, or call `explained`. It becomes an error of the project where a component is
+Readers and writers let an OSError pass, or call `explain`. It becomes an error of the project where a component is
 bound (with its key path), at the end of a run, and at the end of the command.
 """
 
@@ -28,7 +28,7 @@ ADVICE = {
 }
 
 
-def explained(error: OSError, path: Path | str | None = None, advice: str | None = None) -> str:
+def explain(error: OSError, path: Path | str | None = None, advice: str | None = None) -> str:
     """`PATH: cannot be used, got 'REASON'; ADVICE`. For a missing permission, the folder that denies access is named.
 
     path, advice: where they tell more than the error does.
@@ -38,12 +38,12 @@ def explained(error: OSError, path: Path | str | None = None, advice: str | None
         return f"TMPDIR: no folder for temporary files can be written, got {tried}; set it to one that can"
     place = path or error.filename or "a file"
     reason = f"'{error.strerror or error}'"
-    if error.errno in (errno.EACCES, errno.EPERM) and (closed := _closed(Path(os.fsdecode(place)))):
+    if error.errno in (errno.EACCES, errno.EPERM) and (closed := _find_closed(Path(os.fsdecode(place)))):
         reason += f" for the folder '{closed}'"
     return f"{place}: cannot be used, got {reason}; {advice or ADVICE.get(error.errno or 0, 'check the path')}"
 
 
-def _closed(path: Path) -> Path | None:
+def _find_closed(path: Path) -> Path | None:
     """The first folder above the path that cannot be entered."""
     effective = os.access in os.supports_effective_ids
     for folder in reversed(path.absolute().parents):
@@ -66,7 +66,7 @@ def local(path: str | os.PathLike[str]) -> Path:
     """The path with `~` expanded, whether it exists or not. Raises BadInput for what no path can be."""
     if not isinstance(path, str | os.PathLike):
         raise BadInput(f"path: not usable, got {path!r:.60}; give text or a path")
-    with refusing("path: not usable", os.fspath(path), "check the path"):
+    with refuse("path: not usable", os.fspath(path), "check the path"):
         place = Path(path).expanduser()
         with suppress(FileNotFoundError, NotADirectoryError):
             os.stat(place)
@@ -97,11 +97,11 @@ def readable(file: Path) -> Path:
         return file
 
 
-def _raised(error: OSError) -> None:
+def _raise(error: OSError) -> None:
     raise error
 
 
-def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator[tuple[Path, list[str], list[str]]]:
+def walk(folder: Path, refused: Callable[[OSError], None] = _raise) -> Iterator[tuple[Path, list[str], list[str]]]:
     """os.walk sorted by name; the error of a folder that cannot be listed is raised, or passed to `refused`."""
     for place, folders, names in os.walk(folder, onerror=refused):
         folders.sort()
@@ -109,7 +109,7 @@ def walk(folder: Path, refused: Callable[[OSError], None] = _raised) -> Iterator
 
 
 @contextmanager
-def refusing(problem: str, got: object, advice: str, kind: type[RepsimError] = BadInput) -> Iterator[None]:
+def refuse(problem: str, got: object, advice: str, kind: type[RepsimError] = BadInput) -> Iterator[None]:
     """Raises `problem, got 'got' (reason); advice` for any exception of a library inside.
 
     Parsers raise anything on unexpected bytes, so only their calls belong inside. Errors of the project and of the

@@ -24,16 +24,16 @@ def squared_norms(x: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     return torch.linalg.vector_norm(x, dim=1).double().square()
 
 
-def halved(rows: slice) -> Iterator[tuple[slice, slice]]:
+def split_square(rows: slice) -> Iterator[tuple[slice, slice]]:
     """The square on the diagonal, as squares of at most DIAGONAL rows and the tiles above them."""
     if rows.stop - rows.start <= DIAGONAL:
         yield rows, rows
     else:
         middle = (rows.start + rows.stop) // 2
         upper, lower = slice(rows.start, middle), slice(middle, rows.stop)
-        yield from halved(upper)
+        yield from split_square(upper)
         yield upper, lower
-        yield from halved(lower)
+        yield from split_square(lower)
 
 
 def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
@@ -41,7 +41,7 @@ def gram_matrix(x: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
     x = x.contiguous()
     product = onednn_product() if x.dtype == torch.float32 and x.device.type == "cpu" else None
     gram = x.new_empty(len(x), len(x))
-    for rows, columns in halved(slice(0, len(x))):
+    for rows, columns in split_square(slice(0, len(x))):
         if product is None:
             torch.mm(x[rows], x[columns].T, out=gram[rows, columns])
         else:

@@ -14,6 +14,6 @@ def trim() -> None:
 
 
 @cache
-def installed() -> int:
+def count_installed() -> int:
     """Bytes of this machine's memory, for which a plan asks thousands of times."""
     return psutil.virtual_memory().total

@@ -107,20 +107,20 @@ def free(key: str, taken: Container[str]) -> str:
     return next(each for each in itertools.chain([key], numbered) if each not in taken)
 
 
-def counted(count: int, unit: str) -> str:
+def say_count(count: int, unit: str) -> str:
     """A number of units in words.
 
-    >>> counted(1, "model"), counted(3, "pair of models")
+    >>> say_count(1, "model"), say_count(3, "pair of models")
     ('1 model', '3 pairs of models')
     """
     first, *rest = unit.split(" ", 1)
     return " ".join([str(count), first if count == 1 else f"{first}s", *rest])
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     r"""The text in one line, where control characters, and those that turn text around, are shown as their codes.
 
-    >>> print(escaped("a\x1b[2Jb\n\u202e"))
+    >>> print(escape("a\x1b[2Jb\n\u202e"))
     a\x1b[2Jb\n\u202e
     """
     return text.translate(SHOWN)

@@ -17,7 +17,7 @@ _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 
 
 @contextmanager
-def checking(*, dry: bool) -> Iterator[list[str]]:
+def collect_unfit(*, dry: bool) -> Iterator[list[str]]:
     """Inside, `unfit` adds to the list that this yields. dry: the shapes of published models are the shipped ones."""
     check = _Check([], dry)
     token = _check.set(check)
@@ -28,7 +28,7 @@ def checking(*, dry: bool) -> Iterator[list[str]]:
 
 
 @contextmanager
-def noting_under(path: str) -> Iterator[None]:
+def note_under(path: str) -> Iterator[None]:
     """Problems noted inside are about keys under this path."""
     check = _check.get()
     first = len(check.misfits) if check else 0
@@ -43,7 +43,7 @@ def is_dry() -> bool:
 
 
 def unfit(problem: str) -> None:
-    """Notes that settings cannot run on this machine; raises BadInput outside of `checking`."""
+    """Notes that settings cannot run on this machine; raises BadInput outside of `collect_unfit`."""
     check = _check.get()
     if check is None:
         raise BadInput(problem)

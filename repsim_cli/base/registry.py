@@ -27,7 +27,7 @@ SHOWN = 20  # names listed where there is no near miss
 log = logging.getLogger(__name__)
 
 
-class Entry(NamedTuple):
+class RegistryEntry(NamedTuple):
     name: str
     function: Callable[..., Any]
     card: Any
@@ -60,7 +60,7 @@ class Registry:
         self.patterns = patterns
         self._group = entries
         self._said = re.compile(said, re.MULTILINE | re.DOTALL)
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, RegistryEntry] = {}
         self._broken: dict[str, str] = {}  # plug-ins, by name, and why
 
     def register(self, name: str, card: Any = None) -> Callable[[Registered], Registered]:
@@ -68,7 +68,7 @@ class Registry:
             own = vars(self).get("_own", {}).get(name)  # it may be imported later
             if name in self._entries or own not in (None, "", function.__module__):
                 raise ValueError(f"{self.noun} '{name}' is registered twice")
-            self._entries[name] = Entry(name, function, card)
+            self._entries[name] = RegistryEntry(name, function, card)
             return function
 
         return decorate
@@ -78,7 +78,7 @@ class Registry:
         """Lists the package's own names, each with the module that registers it. A module that does not say its names
         in so many words is imported for them ("")."""
         found: dict[str, str] = {}
-        for module, file in [each for pattern in self.patterns for each in matching(pattern)]:
+        for module, file in [each for pattern in self.patterns for each in match_modules(pattern)]:
             names = self._said.findall(file.read_text("utf-8"))
             if not all(names):
                 importlib.import_module(module)
@@ -96,9 +96,9 @@ class Registry:
         """Adds a name from outside, or replaces one. Raises BadInput for one of the package's own."""
         if name in self._own:
             raise BadInput(f"{self.noun}: a name of repsim's own, got '{name}'; give another")
-        self._entries[name] = Entry(name, function, card)
+        self._entries[name] = RegistryEntry(name, function, card)
 
-    def added(self) -> list[str]:
+    def list_added(self) -> list[str]:
         """Lists the names from outside that this program has used or made so far."""
         return sorted(self._entries.keys() - self._own.keys())
 
@@ -124,7 +124,7 @@ class Registry:
             log.warning("%s; it is left out", self._broken[name])
         return names
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> RegistryEntry:
         """Imports what registers the name. Raises BadInput with the near misses for an unknown one, or where a plug-in
         cannot be loaded."""
         if not any(name in known for known in (self._own, self._entries, self.plugins)):
@@ -159,32 +159,32 @@ def package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
-def matching(pattern: str, package: str = HERE, folder: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
+def match_modules(pattern: str, package: str = HERE, folder: Path = PACKAGE) -> Iterator[tuple[str, Path]]:
     """Finds the modules whose files below a package match, such as `models/*.py`, with these files. Imports none."""
     first, _, rest = pattern.partition("/")
     loaded = getattr(sys.modules.get(package), "__path__", [folder])  # to which a program may have added folders
     for finder, name, is_package in pkgutil.iter_modules(map(str, loaded)):
         place = Path(getattr(finder, "path", folder)) / name
         if rest and is_package and fnmatch(name, first):
-            yield from matching(rest, f"{package}.{name}", place)
+            yield from match_modules(rest, f"{package}.{name}", place)
         elif not (rest or is_package) and fnmatch(f"{name}.py", first):
             yield f"{package}.{name}", place.with_suffix(".py")
 
 
-def registered_in(room: str) -> str:
+def find_registered(room: str) -> str:
     """Makes what finds the names of a room in a file: `@room.register("NAME"`, or a call of it."""
     return rf'^ *@?(?:\w+\.)?{room}\.register\(\s*(?:"([^"]+)")?'
 
 
-data = Registry("data kind", "data/*.py", entries="repsim.data", said=registered_in("data"))
+data = Registry("data kind", "data/*.py", entries="repsim.data", said=find_registered("data"))
 models = Registry(
     "model kind",
     *("models/*.py", "training/*.py", "studies/*/model.py", "studies/*/train.py"),
     entries="repsim.models",
-    said=registered_in("models"),
+    said=find_registered("models"),
 )
-measures = Registry("measure", "measures/*.py", entries="repsim.measures", said=registered_in("measures"))
-studies = Registry("study", "studies/*/study*.py", entries="repsim.studies", said=registered_in("studies"))
+measures = Registry("measure", "measures/*.py", entries="repsim.measures", said=find_registered("measures"))
+studies = Registry("study", "studies/*/study*.py", entries="repsim.studies", said=find_registered("studies"))
 analyses = Registry(
     "analysis", "findings/*.py", "studies/*/finding*.py", said=r"^@analysis\((?:[^\n]*\)|.*?\n\))\ndef (\w+)"
 )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.memory import installed
+from repsim_cli.base.memory import count_installed
 
 # the types bound the settings: larger numbers would overflow, take all memory or run without end
 Positive = Annotated[int, Field(ge=1, le=10**9)]
@@ -126,7 +126,7 @@ class Extract:
     normalise: Literal["none", "features", "directions", "rows"] = "none"
     keep_texts: bool = False
 
-    def fitted(self, total: int) -> "Extract":
+    def fit_to(self, total: int) -> "Extract":
         """Returns the settings for so many rows, where batches may have fewer than `batch_rows`."""
         if "batch_rows" not in self.at_most or self.estimate not in IN_BATCHES or total < 1:
             return self
@@ -315,7 +315,7 @@ class Hardware:
         """Bytes."""
         if self.memory_gb is not None:
             return self.memory_gb * 1e9
-        return 0.8 * installed()
+        return 0.8 * count_installed()
 
 
 @dataclass(frozen=True, kw_only=True)

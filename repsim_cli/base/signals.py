@@ -64,13 +64,13 @@ def interruptible() -> Iterator[None]:
         restore(before)
 
 
-def interrupted() -> bool:
+def was_interrupted() -> bool:
     """Whether jobs were asked to end; the error that follows is due to the interrupt, whatever a library made of it."""
     return _interrupted
 
 
 @contextlib.contextmanager
-def delayed() -> Iterator[None]:
+def delay() -> Iterator[None]:
     """Inside, an interrupt is delayed until the end."""
     global _delays
     before, _delays = _interrupted, _delays + 1

@@ -36,7 +36,7 @@ def _look(parent: int) -> None:
     os._exit(1)
 
 
-def spawned(parent: int, target: str, *arguments: Any) -> None:
+def run_spawned(parent: int, target: str, *arguments: Any) -> None:
     """The main function of a process that `multiprocessing` spawns: runs `module:function`, imported only once the
     parent is followed, since imports may take seconds."""
     follow(parent)
@@ -44,7 +44,7 @@ def spawned(parent: int, target: str, *arguments: Any) -> None:
     getattr(importlib.import_module(module), name)(*arguments)
 
 
-def spawning() -> Any:
+def use_spawn() -> Any:
     """multiprocessing's way to spawn processes. A worker of joblib has set `loky` as its start method, a name that new
     processes are told and do not know."""
     if multiprocessing.get_start_method(allow_none=True) == "loky":
@@ -53,7 +53,7 @@ def spawning() -> Any:
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
+def shield_starts() -> Iterator[None]:
     """Processes that are started inside do not receive a terminal's interrupts; this process does, and ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
     try:
@@ -63,7 +63,7 @@ def starting() -> Iterator[None]:
 
 
 @cache
-def followed_joblib() -> None:
+def follow_joblib() -> None:
     """Makes the processes of joblib follow this one; when it aborts, they first get time to record it."""
     import joblib
     from joblib._parallel_backends import LokyBackend
@@ -71,9 +71,9 @@ def followed_joblib() -> None:
 
     class Followed(LokyBackend):
         def configure(self, *arguments: Any, **settings: Any) -> int:
-            with starting():  # loky's resource tracker, which unblocks interrupts
+            with shield_starts():  # loky's resource tracker, which unblocks interrupts
                 count = super().configure(*arguments, initializer=follow, initargs=(os.getpid(),), **settings)
-            with starting():
+            with shield_starts():
                 self._workers.submit(int)  # type: ignore[union-attr]  # this starts all of them
             return count
 

@@ -14,7 +14,7 @@ from repsim_cli.base import signals
 from repsim_cli.base.documents import unwritable
 from repsim_cli.base.environment import COMMAND
 from repsim_cli.base.errors import BadInput, RepsimError, panic
-from repsim_cli.base.files import explained
+from repsim_cli.base.files import explain
 from repsim_cli.cli.parser import Parser, add_map
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.config.presets import GROUPS, UNSELECTED
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             code = run(words[1:])
         else:
-            parsed = parser().parsed(words or ["--help"])
+            parsed = parser().parse_words(words or ["--help"])
             code = parsed.command(parsed)
     except RepsimError as error:
         complain(error)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
-        complain(BadInput(explained(error)))
+        complain(BadInput(explain(error)))
         code = 2
     except BaseException as error:
         if (failed := panic(error)) is None:

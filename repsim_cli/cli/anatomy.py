@@ -15,7 +15,7 @@ from repsim_cli.activations.hook_points import (
     depth_of,
 )
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.planning import checking
+from repsim_cli.base.planning import collect_unfit
 from repsim_cli.base.registry import models
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.presets import entries, entry_of
@@ -40,36 +40,36 @@ def anatomy(name: str) -> str:
 
     Raises BadInput where there is none, or only stored activations.
     """
-    with checking(dry=True):
-        return _shown(name, opened(name))
+    with collect_unfit(dry=True):
+        return _show(name, open_model(name))
 
 
-def _shown(name: str, source: Source) -> str:
-    lines = [name, *_filled(dict(facts(source)))]
+def _show(name: str, source: Source) -> str:
+    lines = [name, *_fill(dict(facts(source)))]
     table = source.architecture
     if table is None:
         why = f" ({REFUSED[source.model_type]})" if source.model_type in REFUSED else ""
         none = f"no blocks are known in {source.model_type}{why}; module:NAME reads any module"
-        lines += _filled({"hook points": none})
+        lines += _fill({"hook points": none})
     else:
         for stack, of_stack in (table.stacks or {None: table}).items():
             lines += _points(source, stack, of_stack)
-    return "\n".join([*lines, *_filled({"modules (module:NAME)": ", ".join(modules(source))})])
+    return "\n".join([*lines, *_fill({"modules (module:NAME)": ", ".join(modules(source))})])
 
 
 def _points(source: Source, stack: str | None, table: Architecture) -> Iterator[str]:
     has, lacks = hook_points(source, stack, table)
     of = "" if stack is None else f" of the {stack}"
-    yield from _filled({f"hook points{of}": ", ".join(has)})
+    yield from _fill({f"hook points{of}": ", ".join(has)})
     if by_head := [kind for kind in BY_HEAD if kind not in lacks]:
         example = f"{by_head[0]}@0.h0"
-        yield from _filled({f"by head{of}": f"{', '.join(by_head)}, as {example} or {by_head[0]}.h*"})
+        yield from _fill({f"by head{of}": f"{', '.join(by_head)}, as {example} or {by_head[0]}.h*"})
     if lacks:
         yield f"  lacking{of}:"
         yield from (f"    {kind}: {why}" for kind, why in lacks.items())
 
 
-def opened(name: str) -> Source:
+def open_model(name: str) -> Source:
     """The model of a path, an entry of `repsim list model` (of several models the last), or a hub id."""
     entry = entry_of(name)
     model = bind_model(name, entry) if name in entries("model") else models.get(entry.pop("kind")).function(**entry)
@@ -160,7 +160,7 @@ def modules(source: Source) -> list[str]:
     return [*globs[:GLOBS], *([f"and {len(globs) - GLOBS} more"] if len(globs) > GLOBS else [])]
 
 
-def _filled(facts: dict[str, str]) -> list[str]:
+def _fill(facts: dict[str, str]) -> list[str]:
     return [
         textwrap.fill(
             f"{name}: {text}", WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False,

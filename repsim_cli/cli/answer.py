@@ -14,10 +14,10 @@ import numpy as np
 from repsim_cli.base.settings import treatment
 from repsim_cli.figures.chance import Chance, pairings
 from repsim_cli.findings import answering
-from repsim_cli.findings.answering import Answer, Sides
+from repsim_cli.findings.answering import ClosestLayer, Sides
 from repsim_cli.findings.sentences import chance_of, sentences
 from repsim_cli.runs import reader
-from repsim_cli.runs.behind import kept_rows
+from repsim_cli.runs.behind import read_rows
 from repsim_cli.runs.content import CHANCE, Measured
 
 WIDTH, INDENT = 118, " " * 6  # of a line, and of what continues one
@@ -36,10 +36,10 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
     read = partial(reader.read_array, folder)
     yield f"{manifest['name']}: {manifest['status']}, {manifest['seconds']:.1f} s, seed {manifest['seed']}"
     yield from (f"  {who}: {what}" for who, what in whole.answers)
-    for sentence in sentences(whole, read, first, second, kept_rows(folder)):
+    for sentence in sentences(whole, read, first, second, read_rows(folder)):
         yield from textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if (given := manifest.get("data")) is not None:
-        yield f"  data: {_taken(given)}"
+        yield f"  data: {_say_read(given)}"
     if treated := treatment(manifest.get("remedies", {})):
         taken = TAKEN.get(manifest["remedies"].get("normalise"))
         yield f"  rows: {treated}" + (f" ({taken})" if taken else "")
@@ -53,7 +53,7 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
     yield from _files(folder)
 
 
-def _taken(given: Mapping[str, Any]) -> str:
+def _say_read(given: Mapping[str, Any]) -> str:
     """Says how much of the data was read."""
     taken, available = given["sequences"], given["sequences_available"] or given["sequences"]
     first = "the first " if available == given["pool"] else ""
@@ -103,7 +103,7 @@ def _of_measure(
             ]
             yield f"    {name}: {'; '.join(listed)}"
             if name == "closest" and measured.null is not None:
-                yield from _judged(measured, read, sides)
+                yield from _say_test(measured, read, sides)
         if with_path:
             yield from path(sides, word)
 
@@ -137,8 +137,7 @@ def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
     apart = {each.layer: sides.rows.index(each.layer) - place for place, each in enumerate(found)}
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda each: (each.closest, apart[each.layer]))]
     rows = [
-        (spanned([word(each.layer) for each in group]), word(group[0].closest), _values(group, digits))
-        for group in groups
+        (span([word(each.layer) for each in group]), word(group[0].closest), _values(group, digits)) for group in groups
     ]
     rows = [(sides.first, sides.second, "value, and how far ahead of the next"), *rows]
     first, second = (max(len(row[place]) for row in rows[: MATCHES + 1]) for place in (0, 1))
@@ -148,10 +147,10 @@ def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
         yield f"      and {len(groups) - MATCHES} more: repsim export latest --csv"
 
 
-def spanned(names: Sequence[str]) -> str:
+def span(names: Sequence[str]) -> str:
     """Names layers in a row.
 
-    >>> spanned(["block 0", "block 1"]), spanned(["embed", "block 0"]), spanned(["embed"])
+    >>> span(["block 0", "block 1"]), span(["embed", "block 0"]), span(["embed"])
     ('blocks 0 to 1', 'embed to block 0', 'embed')
     """
     first, last = names[0], names[-1]
@@ -160,7 +159,7 @@ def spanned(names: Sequence[str]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _values(group: Sequence[Answer], digits: str) -> str:
+def _values(group: Sequence[ClosestLayer], digits: str) -> str:
     """Writes the values of layers in a row, and by how much they are closer than the second closest, at least."""
     values = [each.value for each in group]
     margins = [each.margin for each in group if each.margin is not None]
@@ -179,7 +178,7 @@ def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:
     return f"chance: {cells}, the mean of {pairings(record)}{spread}"
 
 
-def _judged(measured: Measured, read: answering.Read, sides: Sides) -> Iterator[str]:
+def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterator[str]:
     """What the test says of the closest layers, as the table `closest layers` has it."""
     null: Any = measured.null
     matrix = next(

@@ -11,7 +11,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.cli.machine import say_json
 from repsim_cli.cli.terminal import log, say
-from repsim_cli.config.presets import described
+from repsim_cli.config.presets import describe_group
 from repsim_cli.runs import folders, reader, results
 
 TINY = "tiny"
@@ -19,9 +19,9 @@ COLUMNS = ("claim", "source", "statistic", "holds where", "unit")
 
 
 def claims_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.findings.claims import known
+    from repsim_cli.findings.claims import find_claims
 
-    claims = known(parsed.names or registry.claims.names())
+    claims = find_claims(parsed.names or registry.claims.names())
     claims = sorted(claims, key=lambda claim: (claim.source, claim.name))
     if parsed.check and parsed.json:
         raise BadInput("--json: of claims alone, got --check as well; run --check first")
@@ -38,7 +38,7 @@ def claims_command(parsed: argparse.Namespace) -> int:
     for claim in claims:
         say(f"{claim.name} ({claim.source}, analysis {claim.analysis})")
         say(f"  {claim.says}")
-        say(f"  holds where {claim.statistic} is {bound(claim)}")
+        say(f"  holds where {claim.statistic} is {say_bound(claim)}")
         say(f"  unit: {claim.unit}")
         for run, words in by_claim.get(claim.name, {}).items():
             say(f"  {run}: {'; '.join(words)}")
@@ -48,10 +48,10 @@ def claims_command(parsed: argparse.Namespace) -> int:
 def _document(claim: Any, by_run: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A claim with the verdicts of runs, as `machine.SHAPES` has it."""
     keys = ("name", "source", "analysis", "says", "statistic", "unit")
-    return {**{key: getattr(claim, key) for key in keys}, "holds_where": bound(claim), "verdicts": dict(by_run)}
+    return {**{key: getattr(claim, key) for key in keys}, "holds_where": say_bound(claim), "verdicts": dict(by_run)}
 
 
-def bound(claim: Any) -> str:
+def say_bound(claim: Any) -> str:
     return f"at {'most' if claim.published == 'below' else 'least'} {claim.threshold:g}"
 
 
@@ -92,7 +92,7 @@ def table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[st
     for claim in claims:
         words = [f"`{run}`: {'; '.join(each)}" for run, each in by_claim.get(claim.name, {}).items()]
         statistic = claim.statistic.replace("|", "\\|")
-        cells = (f"`{claim.name}`", claim.source, statistic, bound(claim), claim.unit, "<br>".join(words))
+        cells = (f"`{claim.name}`", claim.source, statistic, say_bound(claim), claim.unit, "<br>".join(words))
         yield f"| {' | '.join(cells)} |"
 
 
@@ -110,7 +110,7 @@ def experiments() -> Iterable[tuple[str, str, set[str]]]:
     """Of every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
     from repsim_cli.config.compose import compose
 
-    for experiment in described("experiment"):
+    for experiment in describe_group("experiment"):
         if experiment.startswith(f"{TINY}/"):
             (config,) = compose([f"experiment={experiment}"])
             yield experiment, config.name, set(config.claims)

@@ -14,7 +14,7 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
-from repsim_cli.cli.job import Job, performed
+from repsim_cli.cli.job import RunJob, perform
 from repsim_cli.cli.machine import of_run, say_json
 from repsim_cli.cli.plan import plan_in_short, plan_lines
 from repsim_cli.cli.show import summary
@@ -23,7 +23,7 @@ from repsim_cli.config.presets import FILES, entries, entry_of
 from repsim_cli.runs import cache, folders, reader, results
 
 if TYPE_CHECKING:
-    from repsim_cli.report.differences import Difference, Inputs
+    from repsim_cli.report.differences import PairDifference, RunInputs
 
 
 def compare_command(parsed: argparse.Namespace) -> int:
@@ -34,12 +34,12 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from datetime import datetime
 
     from repsim_cli.api.compare import MEASURES
-    from repsim_cli.api.entries import configuration, labelled, model_entry
+    from repsim_cli.api.entries import configuration, label_entries, model_entry
     from repsim_cli.config.run import validate
 
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
-    models = labelled([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
+    models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
     words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
     config = configuration(
         {label: model_entry(label, model) for label, model in models.items()},
@@ -60,10 +60,10 @@ def compare_command(parsed: argparse.Namespace) -> int:
     results.check_root()
     cache.root()
     now = datetime.now()
-    place = results.unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
+    place = results.take_unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
     try:
         with signals.interruptible():
-            status, folder = performed(Job(checked, place, words), Watching)
+            status, folder = perform(RunJob(checked, place, words), Watching)
     finally:
         results.drop_empty(place)
     if folder is None:  # it failed, or is complete already
@@ -144,7 +144,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     if parsed.json:
         say_json("diff", record)
     else:
-        say(f"{second} minus {first}", *_differing(given), *_differences(differences))
+        say(f"{second} minus {first}", *_list_differences(given), *_differences(differences))
         say(*(f"  not compared: {line}" for line in unmatched))
     if parsed.output:
         from repsim_cli.figures.frame import save
@@ -157,7 +157,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _differing(given: "Inputs") -> Iterator[str]:
+def _list_differences(given: "RunInputs") -> Iterator[str]:
     """What two runs rest on that is not the same: texts, models, settings; before any number is subtracted."""
     yield from (f"  other texts: {a} | {b}; differences are of the texts too" for a, b in given.texts)
     yield from (f"  model {label}: {how}" for label, how in given.models.items())
@@ -169,7 +169,7 @@ def _differing(given: "Inputs") -> Iterator[str]:
         yield f"  the same {', '.join(same)}"
 
 
-def _differences(differences: Sequence["Difference"]) -> Iterator[str]:
+def _differences(differences: Sequence["PairDifference"]) -> Iterator[str]:
     """A line per measure and pair of models: the largest and the mean size, in units and in standard errors."""
     width = max(len(f"{d.rows} x {d.columns}") for d in differences)
     for d in differences:

@@ -18,7 +18,7 @@ from repsim_cli.cli.glossary import terms
 from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, kind_of
 from repsim_cli.cli.settings import Setting, range_of, sample
 from repsim_cli.cli.terminal import say
-from repsim_cli.config.presets import TABLES, conf_dir, described, entries
+from repsim_cli.config.presets import TABLES, conf_dir, describe_group, entries
 
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
@@ -52,7 +52,7 @@ def describe_command(given: argparse.Namespace) -> int:
 
             say_json("describe", of_topics(topics))
         else:
-            say(*"\n\n".join(map(shown, topics)).split("\n"))
+            say(*"\n\n".join(map(show, topics)).split("\n"))
         return 0
     if given.json:
         raise BadInput(f"--json: of a name alone, got {given.name} {given.which}; drop --json")
@@ -68,13 +68,13 @@ def meanings(name: str) -> list[Topic]:
     """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
     first, *keys = name.split(".")
     if first in SETTINGS:
-        return [_narrowed(_settings_topic(first), keys)]
+        return [_narrow(_settings_topic(first), keys)]
     if name == RUN:
         return [_run_topic()]
     word = [Topic(name=name, title=term, prose=[text]) for term, text in terms(name)]
     meant = [make() for of, make in contents() if of == first]
     if first in kind_of(GROUP, RUN).settings and not keys:
-        return [_narrowed(_run_topic(), [first]), *meant, *word]
+        return [_narrow(_run_topic(), [first]), *meant, *word]
     if word:
         return [*(meant if not keys else []), *word]
     if not keys and meant:
@@ -87,7 +87,7 @@ def meanings(name: str) -> list[Topic]:
     if not meant:
         raise _unknown(name, [*map(_settings_topic, SETTINGS), *topics])
     with_key = [topic for topic in meant if keys and keys[0] in topic.settings]
-    return [_narrowed(topic, keys) for topic in with_key or meant]
+    return [_narrow(topic, keys) for topic in with_key or meant]
 
 
 def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
@@ -110,7 +110,7 @@ def _unknown(name: str, topics: Sequence[Topic]) -> BadInput:
     return BadInput(f"NAME: unknown name, got '{name}'; {hint}")
 
 
-def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
+def _narrow(topic: Topic, keys: Sequence[str]) -> Topic:
     """The setting at these nested keys."""
     command = "repsim run" if topic.name in SETTINGS else topic.example
     of = "" if topic.path in SETTINGS else f", a setting of {topic.title}"
@@ -118,7 +118,7 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
         if key not in topic.settings:
             hint = did_you_mean(key, topic.settings) if topic.settings else f"{topic.name} has no settings"
             raise BadInput(f"{topic.title}: no such setting, got '{key}'; {hint}")
-        setting, path, value = topic.settings[key], _joined(topic.path, key), topic.given.get(key)
+        setting, path, value = topic.settings[key], _join(topic.path, key), topic.given.get(key)
         topic = Topic(
             name=key,
             title=f"{path}{of}",
@@ -132,7 +132,7 @@ def _narrowed(topic: Topic, keys: Sequence[str]) -> Topic:
     return topic
 
 
-def _joined(path: str, key: str) -> str:
+def _join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else key
 
 
@@ -171,7 +171,7 @@ class Selected(NamedTuple):
 
 def selectable(group: str) -> dict[str, Selected]:
     """All entries of a group, by name."""
-    return {name: _select(group, name, comment) for name, comment in described(group).items()}
+    return {name: _select(group, name, comment) for name, comment in describe_group(group).items()}
 
 
 def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
@@ -206,17 +206,17 @@ def contents() -> list[tuple[str, Callable[[], Topic]]]:
                 topics.append((kind, partial(_kind, group, kind, first)))
         broken = {*room.names()} - {*usable}
         topics += [
-            (name, partial(_selected, group, selected))
+            (name, partial(_read_entry, group, selected))
             for name, selected in chosen.items()
             if kinds[name] not in broken
         ]
     topics += [(name, partial(_analysis, name)) for name in registry.analyses.names()]
-    for group, make in {**dict.fromkeys(SETTINGS, _chosen), "experiment": _experiment}.items():
-        topics += [(name, partial(make, group, name, comment)) for name, comment in described(group).items()]
+    for group, make in {**dict.fromkeys(SETTINGS, _read_choice), "experiment": _experiment}.items():
+        topics += [(name, partial(make, group, name, comment)) for name, comment in describe_group(group).items()]
     return topics
 
 
-def _chosen(group: str, name: str, above: Sequence[str]) -> Topic:
+def _read_choice(group: str, name: str, above: Sequence[str]) -> Topic:
     """A file of a group of settings that studies share. above: the comment in it."""
     _, comment, content, example = _select(group, name, above)
     title = f"{group} {name}"
@@ -245,7 +245,7 @@ def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
     )
 
 
-def _selected(group: str, selected: Selected) -> Topic:
+def _read_entry(group: str, selected: Selected) -> Topic:
     """An entry, with the description of its kind."""
     name, comment, content, example = selected
     if (kind := content["kind"]) not in ROOMS[group].names():  # measure=all
@@ -275,14 +275,14 @@ def _analysis(name: str) -> Topic:
     )
 
 
-def shown(topic: Topic) -> str:
+def show(topic: Topic) -> str:
     """A topic as text for a terminal."""
     blocks = [topic.title, textwrap.indent(topic.header, "  ")]
     blocks += [_paragraph(paragraph) for paragraph in topic.prose]
     if topic.settings:
         lines = _lines(topic.settings, topic.given, "    ")
-        blocks.append("\n".join([f"  settings ({_joined(topic.path, 'KEY')}=VALUE):", *lines]))
-    blocks.append("\n".join(_filled(fact, "  ", "    ") for fact in topic.facts))
+        blocks.append("\n".join([f"  settings ({_join(topic.path, 'KEY')}=VALUE):", *lines]))
+    blocks.append("\n".join(_fill(fact, "  ", "    ") for fact in topic.facts))
     blocks += [f"  example: {topic.example}"] if topic.example else []
     return "\n\n".join(filter(None, blocks))
 
@@ -310,18 +310,18 @@ def of_topics(topics: Iterable[Topic]) -> dict[str, Any]:
 
 def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, setting in described.items():
-        yield _filled(f"{key}: {setting.meaning}", indent, f"{indent}    ")
-        yield _filled(range_of(setting, given, key), f"{indent}    ", f"{indent}    ")
+        yield _fill(f"{key}: {setting.meaning}", indent, f"{indent}    ")
+        yield _fill(range_of(setting, given, key), f"{indent}    ", f"{indent}    ")
         if setting.inner:
             inner = given.get(key)
             yield from _lines(setting.inner, inner if isinstance(inner, dict) else {}, f"{indent}    ")
 
 
 def _paragraph(text: str) -> str:
-    return textwrap.indent(text, "  ") if ">>>" in text else _filled(text, "  ", "  ")
+    return textwrap.indent(text, "  ") if ">>>" in text else _fill(text, "  ", "  ")
 
 
-def _filled(text: str, first: str, others: str) -> str:
+def _fill(text: str, first: str, others: str) -> str:
     return textwrap.fill(
         text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
     )

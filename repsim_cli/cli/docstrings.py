@@ -14,7 +14,7 @@ EXAMPLE = "Example: "
 END = re.compile(r"(?<!\bal)(?<!\bfig)(?<!\beq)(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)\. |(?<=\?) ")
 
 
-class Text(NamedTuple):
+class Docstring(NamedTuple):
     """A docstring: its paragraphs, the meaning of each setting, the example command."""
 
     prose: list[str]
@@ -31,9 +31,9 @@ def first_sentence(text: str) -> str:
     return END.split(" ".join(text.split()), maxsplit=1)[0].removesuffix(".")
 
 
-def parsed(docstring: str | None) -> Text:
+def parse(docstring: str | None) -> Docstring:
     r"""
-    >>> parsed("One row per example.\n\nrows: how many are drawn,\n    under the seed\nExample: repsim run").settings
+    >>> parse("One row per example.\n\nrows: how many are drawn,\n    under the seed\nExample: repsim run").settings
     {'rows': 'how many are drawn, under the seed'}
     """
     first, *rest = re.split(r"\n{2,}", inspect.cleandoc(docstring or ""))
@@ -54,4 +54,4 @@ def parsed(docstring: str | None) -> Text:
                 others.append(line)
         if others:
             prose.append("\n".join(others))
-    return Text(prose, meaning, meaning.pop(EXAMPLE))
+    return Docstring(prose, meaning, meaning.pop(EXAMPLE))

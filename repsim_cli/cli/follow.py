@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import escaped
+from repsim_cli.base.plain import escape
 from repsim_cli.cli.terminal import Bar, aside, quiet
 from repsim_cli.report.record import block_means
 from repsim_cli.runs import reader, so_far
@@ -40,11 +40,11 @@ def follow(folder: Path) -> None:
             new = new if ended else new[: new.rfind(b"\n") + 1]
             shown += len(new)
         maps = [] if ended else so_far.read(folder)
-        text = "\n".join(map(escaped, new.decode(errors="replace").split("\n")))
+        text = "\n".join(map(escape, new.decode(errors="replace").split("\n")))
         if terminal:
             text, below = redrawn(text, below, terminal_maps(maps, shutil.get_terminal_size()))
         elif maps and time.monotonic() >= told + LINES:
-            text, told = text + "".join(f"{known(given)}\n" for given in maps), time.monotonic()
+            text, told = text + "".join(f"{describe_progress(given)}\n" for given in maps), time.monotonic()
         print(text, end="", flush=True)
         if ended:
             return
@@ -70,8 +70,8 @@ class Watching:
             return
         maps = so_far.read(self.folder)
         self._told = time.monotonic() if maps else self._told
-        if maps := [given for given in maps if known(given) not in self._seen]:
-            lines = [known(given) for given in maps]
+        if maps := [given for given in maps if describe_progress(given) not in self._seen]:
+            lines = [describe_progress(given) for given in maps]
             size = shutil.get_terminal_size((WIDE, HIGH))
             aside(*(terminal_maps(maps, size) if not self._seen else lines))
             self._seen.update(lines)
@@ -85,21 +85,21 @@ def redrawn(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]
     return above + new + "".join(f"{line}\n" for line in now), now
 
 
-def known(given: so_far.Map) -> str:
+def describe_progress(given: so_far.LiveMap) -> str:
     """How far the map is, and its range."""
     cells = given.values[np.isfinite(given.values)]
     spread = f", mean {cells.mean():z.3f}, lowest {cells.min():z.3f}, highest {cells.max():z.3f}" if cells.size else ""
-    return escaped(f"{given.measured.label}: {given.state}{spread}")
+    return escape(f"{given.measured.label}: {given.state}{spread}")
 
 
-def terminal_maps(maps: Sequence[so_far.Map], size: os.terminal_size) -> list[str]:
+def terminal_maps(maps: Sequence[so_far.LiveMap], size: os.terminal_size) -> list[str]:
     """Lines that say how far each map is, and draw the one of which the least is known in shades: each the mean of the
     known cells of a block of layers."""
     if not maps:
         return []
     names = list(dict.fromkeys(model for model, _ in maps[0].names))
     wide = min(16, max(len(name) for name in names))
-    lines = [known(given) for given in maps[: size.lines // 3]]
+    lines = [describe_progress(given) for given in maps[: size.lines // 3]]
     drawn = min(maps, key=lambda given: np.isfinite(given.values).sum())
     room = max(1, min((size.columns - wide - 3) // 2, size.lines - len(lines) - 3))
     block = math.ceil(len(drawn.names) / room)
@@ -114,4 +114,4 @@ def terminal_maps(maps: Sequence[so_far.Map], size: os.terminal_size) -> list[st
         lines.append(f"{name[:wide]:{wide}} {''.join(cells)}")
     averaged = f"; means of {block} x {block} layers" if block > 1 else ""
     lines.append(f"{drawn.measured.label}: {SHADES[-1]} close, {UNKNOWN} not known yet{averaged}")
-    return [escaped(line)[: size.columns - 1] for line in lines]
+    return [escape(line)[: size.columns - 1] for line in lines]

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.base import signals
-from repsim_cli.base.environment import commanded
+from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
-from repsim_cli.base.files import explained
-from repsim_cli.cli.terminal import Lines, log, quiet, say, terminal_log
+from repsim_cli.base.files import explain
+from repsim_cli.cli.terminal import LogLines, log, quiet, say, terminal_log
 from repsim_cli.runs import folders, reader, results
 
 LARGE = 5_000_000  # bytes of results whose page takes more than seconds
 
 
-class Job(NamedTuple):
+class RunJob(NamedTuple):
     """What is performed: a checked configuration, the folder of a new run, the words that were changed, and whether it
     is one of a sweep, where a job without a run to resume starts one."""
 
@@ -26,7 +26,7 @@ class Job(NamedTuple):
     sweep: bool = False
 
 
-def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str, Path | None]:
+def perform(job: RunJob, watch: Callable[[Path], results.Progress]) -> tuple[str, Path | None]:
     """Performs a job in its folder, or in that of the run that it resumes.
 
     watch: gives the progress of the run in a folder. Returns how it ended, and the folder of a run that this completed,
@@ -38,7 +38,7 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
     current, handler = None, logging.NullHandler()
     status, problem = "failed", "unknown"
     try:
-        with signals.delayed():  # once its folder is there, the run's end is recorded
+        with signals.delay():  # once its folder is there, the run's end is recorded
             current = _open(job)
         if current is None:
             return "complete", None
@@ -48,7 +48,7 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
         perform(job.checked, current)
         status, problem = "complete", None
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or signals.interrupted():
+        if isinstance(error, KeyboardInterrupt) or signals.was_interrupted():
             status, problem = "interrupted", "interrupted by the user"
             raise KeyboardInterrupt from error
         if isinstance(error, RepsimError):
@@ -57,7 +57,7 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
             status = "refused" if isinstance(error, BadInput) and not resumed else "failed"
             raise
         if isinstance(error, OSError):
-            problem = explained(error)
+            problem = explain(error)
             raise
         if failed := panic(error):
             problem = str(failed)
@@ -72,7 +72,7 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
         with suppress(OSError):  # the last lines of a log on a full disk
             handler.close()
         if current is not None:
-            with signals.delayed():
+            with signals.delay():
                 if status == "refused":
                     current.discard()
                 else:
@@ -86,21 +86,21 @@ def performed(job: Job, watch: Callable[[Path], results.Progress]) -> tuple[str,
     return status, current.folder
 
 
-def _open(job: Job) -> results.Run | None:
+def _open(job: RunJob) -> results.Run | None:
     """A new run, or the run to resume; None where it is complete."""
     try:
-        return _opened(job)
+        return _open_run(job)
     except OSError as error:
         results.drop_empty(job.folder)
-        raise BadInput(explained(error)) from error
+        raise BadInput(explain(error)) from error
 
 
-def _opened(job: Job) -> results.Run | None:
+def _open_run(job: RunJob) -> results.Run | None:
     keys = job.checked.keys
     if keys.resume is not None:
         config = keys.model_dump()
         if keys.resume == "latest":
-            target, complete = folders.unfinished(config)
+            target, complete = folders.find_unfinished(config)
         else:
             target = folders.find(keys.resume)
             complete = reader.read_manifest(target)["status"] == "complete"
@@ -123,7 +123,7 @@ def _opened(job: Job) -> results.Run | None:
         name=keys.name,
         study=keys.study,
         seed=keys.seed,
-        command=commanded(),
+        command=read_command(),
         overrides=list(job.words),
     )
 
@@ -133,7 +133,7 @@ def _write_config(current: results.Run, checked: Any) -> None:
     try:
         current.write_text("config.yaml", checked.yaml())
     except OSError as error:
-        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
+        raise BadInput(explain(error, advice=results.ELSEWHERE)) from error
 
 
 def _finish(current: results.Run, status: str, problem: str | None) -> None:
@@ -151,8 +151,8 @@ def _log_file(folder: Path) -> logging.Handler:
     try:
         handler = logging.FileHandler(folder / "repsim.log")
     except OSError as error:
-        raise BadInput(explained(error, advice=results.ELSEWHERE)) from error
-    handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
+        raise BadInput(explain(error, advice=results.ELSEWHERE)) from error
+    handler.setFormatter(LogLines("%(asctime)s %(levelname)s %(message)s"))
     handler.handleError = lambda record: None  # a full disk stops the run at its next file, not at its log
     if not log.handlers:
         terminal_log()

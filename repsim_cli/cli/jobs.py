@@ -12,20 +12,20 @@ from typing import Any
 
 from repsim_cli.base import signals
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
-from repsim_cli.base.files import explained
+from repsim_cli.base.files import explain
 from repsim_cli.base.plain import csv_bytes
-from repsim_cli.base.workers import followed_joblib
-from repsim_cli.cli.job import Job, performed
-from repsim_cli.cli.run import Asked
+from repsim_cli.base.workers import follow_joblib
+from repsim_cli.cli.job import RunJob, perform
+from repsim_cli.cli.run import RunRequest
 from repsim_cli.cli.show import summary
 from repsim_cli.cli.terminal import QUIET, Bar, complain, quiet, say
-from repsim_cli.config.words import typed
+from repsim_cli.config.words import restore_words
 from repsim_cli.runs import folders, results
 
 STATUS_FILE = "REPSIM_STATUS_FILE"  # where the jobs of a command note how they ended
 
 
-def run_jobs(jobs: list[tuple[Any, Any]], asked: Asked) -> int:
+def run_jobs(jobs: list[tuple[Any, Any]], asked: RunRequest) -> int:
     """Runs the jobs; the exit code."""
     from hydra.types import RunMode
 
@@ -38,13 +38,13 @@ def run_jobs(jobs: list[tuple[Any, Any]], asked: Asked) -> int:
             with signals.interruptible():
                 if sweep:
                     _check_sweep_folder(config)
-                    followed_joblib()  # its launcher's processes
+                    follow_joblib()  # its launcher's processes
                     run_sweep(job, *asked[:3])
                 else:
                     run_alone(partial(job, checked=checked), config)
         except OSError as error:  # it cannot make the folder of a job
             results.drop_empty(Path(error.filename or results.outputs_root()).parent)
-            raise BadInput(explained(error, advice=results.ELSEWHERE)) from None
+            raise BadInput(explain(error, advice=results.ELSEWHERE)) from None
     if not ended:  # it failed before the first job
         return 1
     statuses = [status for status, _ in ended]
@@ -117,7 +117,7 @@ def job(config: Any, checked: Any = None) -> None:
         complain(error, _job_name())
         status = "refused" if isinstance(error, BadInput) else "failed"
     except OSError as error:
-        complain(RunFailed(explained(error)), _job_name())
+        complain(RunFailed(explain(error)), _job_name())
     finally:
         results.drop_empty(folder)  # Hydra made it; it is empty where the run was refused, or resumed another
         note = os.environ.get(STATUS_FILE)
@@ -138,7 +138,7 @@ def _job_name() -> str:
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return ""
-    overrides = ", ".join(typed(hydra.overrides.task))
+    overrides = ", ".join(restore_words(hydra.overrides.task))
     return f"job {hydra.job.num} ({overrides[:120]}): "
 
 
@@ -150,8 +150,8 @@ def _job(config: Any, checked: Any, folder: Path) -> str:
     from repsim_cli.config.run import validate
 
     hydra = HydraConfig.get()
-    words, sweep = typed(hydra.overrides.task), hydra.mode == RunMode.MULTIRUN
-    status, ran = performed(Job(checked or validate(config), folder, words, sweep=sweep), lambda _: Bar())
+    words, sweep = restore_words(hydra.overrides.task), hydra.mode == RunMode.MULTIRUN
+    status, ran = perform(RunJob(checked or validate(config), folder, words, sweep=sweep), lambda _: Bar())
     if ran is not None and not quiet():
         say(*summary(ran))
     return status

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.cli.docstrings import parsed
+from repsim_cli.cli.docstrings import parse
 from repsim_cli.cli.settings import Setting, settings
 
 SELECTED = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
@@ -25,7 +25,7 @@ SETTINGS = ("extract", "significance", "hardware", "figures")
 TABLE = Path(__file__).parent.parent / "assets" / "kinds.jsonl"
 
 
-class Kind(NamedTuple):
+class KindText(NamedTuple):
     """A registered component in words. facts: further lines. example: a command, where its docstring has one."""
 
     prose: Sequence[str]
@@ -34,17 +34,18 @@ class Kind(NamedTuple):
     example: str
 
 
-def kind_of(group: str, name: str) -> Kind:
+def kind_of(group: str, name: str) -> KindText:
     """Reads the kind from the table, or makes it where it comes from outside of the package."""
     told = _table().get((group, name)) if group == GROUP or ROOMS[group].own(name) else None
     return told or make_kind(group, name)
 
 
 @cache
-def _table() -> dict[tuple[str, str], Kind]:
+def _table() -> dict[tuple[str, str], KindText]:
     rows = map(json.loads, TABLE.read_text("utf-8").splitlines())
     return {
-        (group, name): Kind(prose, _settings(keys), facts, example) for group, name, prose, keys, facts, example in rows
+        (group, name): KindText(prose, _settings(keys), facts, example)
+        for group, name, prose, keys, facts, example in rows
     }
 
 
@@ -53,26 +54,26 @@ def _settings(described: Mapping[str, Any]) -> dict[str, Setting]:
     return {key: setting._replace(inner=setting.inner and _settings(setting.inner)) for key, setting in made.items()}
 
 
-def make_kind(group: str, name: str) -> Kind:
+def make_kind(group: str, name: str) -> KindText:
     """Makes the kind from its function or class, which is imported."""
     from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
     from repsim_cli.config.run import RunKeys
 
     if group == GROUP:
-        function = shared_settings()[name]
+        function = list_shared_settings()[name]
     else:
         entry = ROOMS[group].get(name)
         function = entry.card.options if group == "analysis" else entry.function
-    text = parsed(inspect.getdoc(function))
+    text = parse(inspect.getdoc(function))
     taken = settings(function, RunKeys.model_fields if group == "study" else ())
     if group == "model":
         taken |= (settings(SeededModel) if "seed" in taken else {}) | settings(EveryModel)
     if group == "data":
         taken |= settings(EveryData)
-    return Kind(text.prose, taken, FACTS[group](name) if group in FACTS else (), text.example)
+    return KindText(text.prose, taken, FACTS[group](name) if group in FACTS else (), text.example)
 
 
-def shared_settings() -> dict[str, type]:
+def list_shared_settings() -> dict[str, type]:
     """The classes of the keys of a run and of the groups of settings that studies share, by name."""
     from repsim_cli.base.settings import Extract, Hardware, Significance
     from repsim_cli.config.run import RunKeys
@@ -86,7 +87,7 @@ def _studies(name: str) -> list[str]:
     return [f"of runs of: {', '.join(registry.analyses.get(name).card.studies)}"]
 
 
-def _taken(name: str) -> list[str]:
+def _list_taken(name: str) -> list[str]:
     """The keys of the run that a study uses."""
     from repsim_cli.config.run import RunKeys
     from repsim_cli.runs.reader import GROUPS
@@ -116,12 +117,12 @@ def _card(name: str) -> list[str]:
         f"needs: {', '.join(needs)}",
         f"cost: {card.cost}",
         f"source: {card.source}",
-        f"estimates; significance: {allowed(name)}",
+        f"estimates; significance: {list_allowed(name)}",
         *([card.note] if card.note else []),
     ]
 
 
-def allowed(name: str) -> str:
+def list_allowed(name: str) -> str:
     """The estimates that a measure has in a run, and the significance: `full, per_batch; permutation`."""
     from repsim_cli.base.settings import ESTIMATES, Significance
     from repsim_cli.engine import significance
@@ -151,4 +152,4 @@ def _passes(check: Callable, *arguments: Any) -> bool:
     return True
 
 
-FACTS: dict[str, Callable[[str], list[str]]] = {"study": _taken, "measure": _card, "analysis": _studies}
+FACTS: dict[str, Callable[[str], list[str]]] = {"study": _list_taken, "measure": _card, "analysis": _studies}

@@ -13,7 +13,7 @@ from repsim_cli.base.registry import package_of
 from repsim_cli.cli import docstrings
 from repsim_cli.cli.kinds import ROOMS, kind_of
 from repsim_cli.cli.terminal import say
-from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, described, entries
+from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, describe_group, entries
 from repsim_cli.findings.leaderboard import grade
 
 SETTING, RUN, ARCHITECTURE = "setting", "run", "architecture"
@@ -24,7 +24,7 @@ SKIPPED = ("# @package", "# Example:", NEEDS, ALLOWS)
 LONGEST, LEAST = 150, 30  # characters of a text, and of what is left of it where it is cut
 
 
-class Entry(NamedTuple):
+class ListEntry(NamedTuple):
     """What a list says of a name: its text, what else is known of it, and a command."""
 
     name: str
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
     example: str = ""
 
 
-def listed(group: str) -> list[Entry]:
+def list_entries(group: str) -> list[ListEntry]:
     """Gives the entries of a group of `LISTED`."""
     if group == SETTING:
         return list(_settings())
@@ -41,30 +41,31 @@ def listed(group: str) -> list[Entry]:
         room = ROOMS[group]
         told = {name: kind_of(group, name) for name in room.names() if room.own(name)}
         own = [
-            Entry(name, docstrings.first_sentence(kind.prose[0]), example=kind.example) for name, kind in told.items()
+            ListEntry(name, docstrings.first_sentence(kind.prose[0]), example=kind.example)
+            for name, kind in told.items()
         ]
         more = {name: point for name, point in room.plugins.items() if name not in told}
-        return [*own, *(Entry(name, f"A study of {package_of(point)}") for name, point in more.items())]
-    comments = described(group)
+        return [*own, *(ListEntry(name, f"A study of {package_of(point)}") for name, point in more.items())]
+    comments = describe_group(group)
     own = _own(comments, entries(group)) if group in TABLES else {}
     return [
-        Entry(
+        ListEntry(
             name,
             short(_text(comment), own.get(name, "")),
-            _allowed(comment) + (grade(name) if group == "measure" else "") + _unavailable(comment),
+            _list_allowed(comment) + (grade(name) if group == "measure" else "") + _unavailable(comment),
         )
         for name, comment in comments.items()
     ]
 
 
-def _settings() -> Iterator[Entry]:
+def _settings() -> Iterator[ListEntry]:
     """Every setting of a run that is no setting of a component."""
     from repsim_cli.cli.describe import groups_of_settings
 
     for topic in groups_of_settings():
         for key, setting in topic.settings.items():
             path = f"{topic.path}.{key}" if topic.path else key
-            yield Entry(path, short(docstrings.first_sentence(setting.meaning or f"see repsim describe {path}")))
+            yield ListEntry(path, short(docstrings.first_sentence(setting.meaning or f"see repsim describe {path}")))
 
 
 def _text(comment: list[str]) -> str:
@@ -83,14 +84,14 @@ def short(text: str, own: str = "") -> str:
     """
     if len(text) > LONGEST:
         text = re.sub(r" \([^()]*\)", "", text)
-    ends = [found.start() for found in re.finditer("[;:,] ", text[:LONGEST]) if _closed(text[: found.start()])]
+    ends = [found.start() for found in re.finditer("[;:,] ", text[:LONGEST]) if _is_closed(text[: found.start()])]
     if len(text) > LONGEST:
         cut = ends[-1] if ends and ends[-1] >= LEAST else text[:LONGEST].rfind(" ")
         text = text[:cut] if ends and ends[-1] >= LEAST else f"{text[:cut]} ..."
     return f"{text} ({own})" if own else text
 
 
-def _closed(text: str) -> bool:
+def _is_closed(text: str) -> bool:
     return all(text.count(a) == text.count(b) for a, b in ("()", "{}", "[]")) and text.count("`") % 2 == 0
 
 
@@ -102,15 +103,15 @@ def _own(comments: Mapping[str, list[str]], content: Mapping[str, Any]) -> dict[
     own = {}
     for alike in by_comment.values():
         for name, leaves in alike.items():
-            keys = telling(leaves, [other for label, other in alike.items() if label != name])
-            own[name] = ", ".join(f"{_named(key)} {leaves[key]}" for key in keys)
+            keys = find_telling(leaves, [other for label, other in alike.items() if label != name])
+            own[name] = ", ".join(f"{_name(key)} {leaves[key]}" for key in keys)
     return own
 
 
-def telling(leaves: Mapping[str, str], others: list[dict[str, str]]) -> list[str]:
+def find_telling(leaves: Mapping[str, str], others: list[dict[str, str]]) -> list[str]:
     """The fewest settings, roughly, by which an entry is told from all others.
 
-    >>> telling({"a": "1", "b": "2"}, [{"a": "1", "b": "3"}, {"a": "1"}])
+    >>> find_telling({"a": "1", "b": "2"}, [{"a": "1", "b": "3"}, {"a": "1"}])
     ['b']
     """
     keys: list[str] = []
@@ -124,13 +125,13 @@ def telling(leaves: Mapping[str, str], others: list[dict[str, str]]) -> list[str
     return keys
 
 
-def _named(key: str) -> str:
+def _name(key: str) -> str:
     """A setting by its last part, a kind by what it is of."""
     parts = key.split(".")
     return parts[-2] if parts[-1] == "kind" and len(parts) > 1 else parts[-1]
 
 
-def _allowed(comment: list[str]) -> str:
+def _list_allowed(comment: list[str]) -> str:
     """The estimates and the significance of a measure."""
     return "".join(f" [{line.removeprefix(ALLOWS)}]" for line in comment if line.startswith(ALLOWS))
 
@@ -182,7 +183,7 @@ def list_command(parsed: argparse.Namespace) -> int:
     for group in [parsed.what] if parsed.what else LISTED[:-1]:
         if not parsed.what:
             say(f"{group}:")
-        found = listed(group)
+        found = list_entries(group)
         width = max(len(entry.name) for entry in found)
         for entry in found:
             say(f"{'' if parsed.what else '  '}{entry.name:{width}}  {entry.text}{entry.notes}")

@@ -15,7 +15,7 @@ from repsim_cli.cli.terminal import say
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import Sides
 from repsim_cli.runs import reader
-from repsim_cli.runs.behind import kept_rows
+from repsim_cli.runs.behind import read_rows
 from repsim_cli.runs.content import Measured, Results
 
 SCHEMA = 1
@@ -134,9 +134,9 @@ def of_run(folder: Path) -> dict[str, Any]:
     return {
         "run": str(folder),
         **{key: manifest[key] for key in ("name", "study", "status", "error", "seed")},
-        "seconds": reader.lasted(manifest),
+        "seconds": reader.count_seconds(manifest),
         "models": models,
-        "sentences": list(answer.sentences(whole, read, models[0], models[1], kept_rows(folder)))
+        "sentences": list(answer.sentences(whole, read, models[0], models[1], read_rows(folder)))
         if len(models) > 1
         else [],
         "answers": [{"of": who, "says": what} for who, what in whole.answers],
@@ -183,6 +183,6 @@ def _pair(measured: Measured, sides: Sides) -> dict[str, Any]:
 def of_lists(groups: Iterable[str], runs: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """What `repsim list` lists, as SHAPES has it."""
     return {
-        "groups": {group: [entry._asdict() for entry in listing.listed(group)] for group in groups},
+        "groups": {group: [entry._asdict() for entry in listing.list_entries(group)] for group in groups},
         "runs": list(runs),
     }

@@ -26,7 +26,7 @@ def measure_command(parsed: argparse.Namespace) -> int:
     labels = _load_array(parsed.labels) if parsed.labels else None
     if bound is None:
         return _all(parsed, x, y, labels)
-    record = _applied(bound, x, y, labels)
+    record = _apply(bound, x, y, labels)
     if record["error"]:
         raise BadInput(f"{record['measure']}: {record['error']}")
     if parsed.json:
@@ -72,10 +72,10 @@ def _by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
         measure = measures.get(name)
     except BadInput as error:
         return _record(name, measures.card(name), {}, len(x), error=str(error))
-    return _applied(measure, x, y, labels)
+    return _apply(measure, x, y, labels)
 
 
-def _applied(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
+def _apply(measure: Any, x: Any, y: Any, labels: Any) -> dict[str, Any]:
     """The value (row x, column y), of an asymmetric measure also (row y, column x); or why there is none."""
     from repsim_cli.measures.base import MeasureWarning
 

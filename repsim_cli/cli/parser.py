@@ -10,7 +10,7 @@ from repsim_cli.base.errors import BadInput
 class Parser(argparse.ArgumentParser):
     """Its errors are lines like all others; settings may follow each other (--set a=1 b=2)."""
 
-    def parsed(self, words: Sequence[str]) -> argparse.Namespace:
+    def parse_words(self, words: Sequence[str]) -> argparse.Namespace:
         found, left = self.parse_known_args(words)
         if left and hasattr(found, "set") and all("=" in word and not word.startswith("-") for word in left):
             found.set, left = [*found.set, *left], []

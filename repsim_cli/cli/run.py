@@ -4,7 +4,15 @@ import os
 from typing import NamedTuple
 
 from repsim_cli.cli.terminal import QUIET, check_torch, log, say
-from repsim_cli.config.words import PRINTING, UNASKED, as_hydra_takes, check_spelling, split, unasked, with_models
+from repsim_cli.config.words import (
+    PRINTING,
+    UNASKED,
+    as_hydra_takes,
+    check_spelling,
+    drop_claims,
+    split_words,
+    with_models,
+)
 
 
 def run(words: list[str]) -> int:
@@ -13,7 +21,7 @@ def run(words: list[str]) -> int:
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
     check_spelling(rest)
-    from repsim_cli.config.compose import compose, print_as_hydra, repeated, task
+    from repsim_cli.config.compose import compose, print_as_hydra, take_from, task
     from repsim_cli.config.guard import close_environment
     from repsim_cli.runs import cache, results
 
@@ -21,10 +29,10 @@ def run(words: list[str]) -> int:
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     close_environment()
-    rest, primary = repeated(rest)
-    rest = unasked(rest)
-    flags, overrides = split(rest)
-    asked = Asked(overrides, primary, flags.get("--config-dir"), "--multirun" in flags)
+    rest, primary = take_from(rest)
+    rest = drop_claims(rest)
+    flags, overrides = split_words(rest)
+    asked = RunRequest(overrides, primary, flags.get("--config-dir"), "--multirun" in flags)
     configs = [] if "--shell-completion" in flags else compose(*asked)
     if flags.keys() & PRINTING:
         return print_as_hydra(rest, primary)
@@ -47,7 +55,7 @@ def run(words: list[str]) -> int:
     return run_jobs(jobs, asked)
 
 
-class Asked(NamedTuple):
+class RunRequest(NamedTuple):
     """What is composed: words, the primary configuration that they change, the folder of --config-dir, and whether
     the words have several values."""
 
@@ -57,7 +65,7 @@ class Asked(NamedTuple):
     sweep: bool
 
 
-def _say_untested(asked: Asked) -> None:
+def _say_untested(asked: RunRequest) -> None:
     """Says that the claims of an experiment, or of the run that is repeated, are not tested on other models."""
     from repsim_cli.config.compose import OWN, compose
 

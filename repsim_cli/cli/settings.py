@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from repsim_cli.cli.docstrings import parsed
+from repsim_cli.cli.docstrings import parse
 
 REQUIRED = "???"
 EMPTY = inspect.Parameter.empty
@@ -34,7 +34,7 @@ def in_words(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = [bound for data in inner[1:] for bound in getattr(data, "metadata", [data])]
-        return in_words(inner[0]) + "".join(map(_bound, bounds))
+        return in_words(inner[0]) + "".join(map(_say_bound, bounds))
     if origin in (Union, UnionType):
         return ", or ".join(map(in_words, inner))
     if origin is Literal:
@@ -46,7 +46,7 @@ def in_words(annotation: Any) -> str:
     return WORDS.get(annotation) or ("settings of their own" if is_dataclass(annotation) else "an entry of data")
 
 
-def _bound(bound: Any) -> str:
+def _say_bound(bound: Any) -> str:
     match bound:
         case MinLen(min_length=least):
             return f", at least {least} of them"
@@ -115,7 +115,7 @@ def _options(annotation: Any) -> list[Any]:
 def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
     """The keyword arguments of a component, or the fields of a dataclass; those of its bases are described there."""
     classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
-    meaning = {key: text for source in classes for key, text in parsed(source.__doc__).settings.items()}
+    meaning = {key: text for source in classes for key, text in parse(source.__doc__).settings.items()}
     declared = fields(function) if isinstance(function, type) and is_dataclass(function) else ()
     made = {each.name: each.default_factory() for each in declared if each.default_factory is not MISSING}
     return {

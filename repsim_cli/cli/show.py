@@ -36,7 +36,7 @@ from repsim_cli.runs.content import (
 def summary(folder: Path) -> list[str]:
     """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
     manifest = reader.read_manifest(folder)
-    took = reader.lasted(manifest)
+    took = reader.count_seconds(manifest)
     after = "" if took is None else f" {took:.1f} s,"
     lines = [f"{manifest['name']}: {manifest['status']},{after} seed {manifest['seed']}"]
     whole = reader.read_results(folder) if manifest["status"] == "complete" or reader.has_results(manifest) else None
@@ -259,18 +259,18 @@ def export_command(parsed: argparse.Namespace) -> int:
 def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
     from repsim_cli.config.analyses import analyses_of
-    from repsim_cli.findings.analyse import ANALYSES, analyse, asked, draw
+    from repsim_cli.findings.analyse import ANALYSES, analyse, draw, read_drawing
 
     folder = folders.find(parsed.run)
     whole, config = reader.read_results(folder), reader.read_config(folder)
     options, claims = analyses_of(reader.read_manifest(folder), whole, config, parsed.changes)
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])
         only = options.keys() if parsed.changes else None
-        draw(folder, run.progress, whole=asked(folder).which == "all", only=only)
+        draw(folder, run.progress, whole=read_drawing(folder).which == "all", only=only)
         if not parsed.changes and str(run.manifest["error"]).startswith(ANALYSES):
-            run.completed()
+            run.complete()
     report.save([folder], folder / report.FILE)
     say(*summary(folder))
     return 0
@@ -330,7 +330,7 @@ def cache_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.runs import cache
 
     if parsed.limit is not None:
-        cache.set_limit(cache.parse_size(parsed.limit))
+        cache.write_limit(cache.parse_size(parsed.limit))
     if parsed.clear:
         removed, left = cache.trim(0)
         say(f"removed {removed} entries, {left / 1e9:.3f} GB left")

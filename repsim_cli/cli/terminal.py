@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from repsim_cli.base.errors import BadConfig, BadInput, RepsimError
-from repsim_cli.base.plain import escaped
+from repsim_cli.base.plain import escape
 
 log = logging.getLogger("repsim")
 QUIET = "REPSIM_QUIET"
@@ -17,7 +17,7 @@ QUIET = "REPSIM_QUIET"
 def say(*lines: str, aside: bool = False) -> None:
     """Prints lines on standard output, or aside, on standard error; nothing in their labels steers the terminal."""
     for line in lines:
-        print(escaped(line), file=sys.stderr if aside else sys.stdout, flush=True)
+        print(escape(line), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
 def aside(*lines: str) -> None:
@@ -28,23 +28,23 @@ def aside(*lines: str) -> None:
     from tqdm import tqdm
 
     for line in lines:
-        tqdm.write(escaped(line), file=sys.stderr)
+        tqdm.write(escape(line), file=sys.stderr)
 
 
-class Lines(logging.Formatter):
+class LogLines(logging.Formatter):
     """A line per message of the log, as `say` prints it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return escaped(super().formatMessage(record))
+        return escape(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        return "\n".join(map(escaped, super().formatException(ei).split("\n")))
+        return "\n".join(map(escape, super().formatException(ei).split("\n")))
 
 
 def terminal_log() -> logging.Handler:
     """Shows warnings and errors of the log on the terminal."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines("%(levelname)s: %(message)s"))
+    handler.setFormatter(LogLines("%(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: record.levelno >= logging.ERROR or not quiet())
     log.setLevel(logging.DEBUG)
@@ -86,7 +86,7 @@ class Bar:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            return iter(tqdm(sized, total=len(sized) + later, desc=escaped(label), unit=f" {unit}", leave=False))
+            return iter(tqdm(sized, total=len(sized) + later, desc=escape(label), unit=f" {unit}", leave=False))
         return self._lines(sized, label, unit, later)
 
     def _lines(self, items: Any, label: str, unit: str, later: int) -> Iterator:

@@ -21,7 +21,7 @@ def fit_command(parsed: argparse.Namespace) -> int:
     from repsim_cli.api.vector_maps import fit_map
 
     now = datetime.now()
-    place = results.unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-vector_map")
+    place = results.take_unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-vector_map")
     data = {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data
     try:
         with signals.interruptible():
@@ -38,13 +38,13 @@ def fit_command(parsed: argparse.Namespace) -> int:
             )
     finally:
         results.drop_empty(place)
-    say(*_fitted(place))
+    say(*_read_maps(place))
     if parsed.out:
         say(f"  written: {best_of(maps).save(parsed.out)}")
     return 0
 
 
-def _fitted(place: Path) -> Iterator[str]:
+def _read_maps(place: Path) -> Iterator[str]:
     """What the maps of a run keep, the run's warnings, and where all of it is."""
     found = reader.read_results(place)
     yield from (f"{who}: {what}" for who, what in found.answers)

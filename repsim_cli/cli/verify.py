@@ -31,7 +31,9 @@ def verify_command(parsed: argparse.Namespace) -> int:
         raise BadInput("CANDIDATE: none is named, got the reference alone; name one, or write a file with --save FILE")
     if parsed.junit and (not Path(parsed.junit).absolute().parent.is_dir() or Path(parsed.junit).is_dir()):
         raise BadInput(f"--junit: not a file in a folder that exists, got '{parsed.junit}'; name one")
-    place = results.unused(results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-verify")
+    place = results.take_unused(
+        results.outputs_root() / f"{datetime.now():%Y-%m-%d}" / f"{datetime.now():%H-%M-%S}-verify"
+    )
     try:
         with signals.interruptible():
             answer = verify(

@@ -6,13 +6,13 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.config.binding import Fields, attempt, bind, give_up
 from repsim_cli.config.words import settings_of
-from repsim_cli.findings.analyse import card_of, chosen
+from repsim_cli.findings.analyse import card_of, choose_options
 from repsim_cli.findings.analysis import Planned
-from repsim_cli.findings.claims import known
+from repsim_cli.findings.claims import find_claims
 from repsim_cli.runs.content import Results, facts_in
 
 
-def bound_analyses(problems: list[str], given: Any) -> dict[str, Any]:
+def bind_analyses(problems: list[str], given: Any) -> dict[str, Any]:
     """The options of the analyses by name, bound to their dataclasses. Unless it is a mapping, `given` is a problem of
     the run's keys already."""
     bound: dict[str, Any] = {}
@@ -38,11 +38,11 @@ def analyses_of(
     settings, tested = dict(asked.get("analyses") or {}), list(asked.get("claims") or [])
     problems: list[str] = []
     if changes:
-        anew = {*settings, *(claim.analysis for claim in attempt(problems, "", lambda: known(tested)) or ())}
+        anew = {*settings, *(claim.analysis for claim in attempt(problems, "", lambda: find_claims(tested)) or ())}
         before = {name: made["options"] for name, made in results.analyses.items() if name in anew and made["options"]}
         settings = before | settings
         tested += [verdict.name for verdict in results.claims if verdict.analysis in anew]
-    bound = bound_analyses(problems, settings)
+    bound = bind_analyses(problems, settings)
     give_up(problems)
     models = facts_in(manifest)
     groups = {name: len(models) for name, models in manifest.get("groups", {}).items()}
@@ -56,7 +56,7 @@ def analyses_of(
         budget="budget" in results.about,
         settings={measured.label: (measured.name, measured.settings) for measured in results.measures},
     )
-    options, claims = chosen(planned, bound, tested)
+    options, claims = choose_options(planned, bound, tested)
     named = {*bound, *(claim.analysis for claim in claims)}
     return ({name: options[name] for name in options if name in named} if changes else options), claims
 

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
-from repsim_cli.base.files import explained
-from repsim_cli.base.planning import noting_under
-from repsim_cli.base.registry import Entry, Registry, did_you_mean
+from repsim_cli.base.files import explain
+from repsim_cli.base.planning import note_under
+from repsim_cli.base.registry import Registry, RegistryEntry, did_you_mean
 from repsim_cli.base.settings import EveryData, EveryModel, SeededModel
 
 MISSING = "???"
@@ -40,11 +40,11 @@ def attempt(problems: list[str], prefix: str, step: Callable[[], Any]) -> Any:
     except BadInput as error:
         problems.append(f"{prefix}{error}")
     except OSError as error:
-        problems.append(f"{prefix}{explained(error)}")
+        problems.append(f"{prefix}{explain(error)}")
     return None
 
 
-def validated(schema: type[BaseModel], given: Fields) -> Any:
+def validate_values(schema: type[BaseModel], given: Fields) -> Any:
     """The values as the schema. Raises BadConfig with every problem."""
     try:
         return schema.model_validate(given)
@@ -77,7 +77,9 @@ def _place(problem: Any) -> tuple[Any, ...]:
     return parts[:-1] if str(parts[-1]).startswith(KIND) else parts
 
 
-def checked(problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()) -> Fields:
+def check_arguments(
+    problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
+) -> Fields:
     """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
     one whose type is a dataclass is bound from keys of its own, by default from none; so is each value of a mapping of
     names to a dataclass."""
@@ -87,7 +89,7 @@ def checked(problems: list[str], path: str, function: Callable, given: Fields, w
     given = dict(given)
     for key, parameter in parameters.items():
         annotation = parameter.annotation
-        nested, optional = _nested(annotation)
+        nested, optional = _find_nested(annotation)
         if annotation in (Data, Data | None):
             if key in given and not (given[key] is None and annotation == Data | None):
                 given[key] = component(
@@ -103,7 +105,7 @@ def checked(problems: list[str], path: str, function: Callable, given: Fields, w
             if isinstance(inner, dict) or (key in given and not (optional and inner is None)):
                 given[key] = _keys(problems, f"{path}.{key}", nested, inner)
     schema = _schema(function, frozenset(without))
-    values = attempt(problems, f"{path}.", lambda: validated(schema, given))
+    values = attempt(problems, f"{path}.", lambda: validate_values(schema, given))
     return {} if values is None else {k: getattr(values, k) for k in parameters}
 
 
@@ -115,7 +117,7 @@ def _schema(function: Callable, without: frozenset[str]) -> type[BaseModel]:
     fields: Any = {}
     for key, parameter in inspect.signature(function).parameters.items():
         annotation = parameter.annotation
-        if annotation in (Data, Data | None) or _nested(annotation)[0] is not None:
+        if annotation in (Data, Data | None) or _find_nested(annotation)[0] is not None:
             annotation = Any
         elif _of_names(annotation) is not None:
             annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
@@ -139,7 +141,7 @@ def _of_names(annotation: Any) -> Any:
     return inner[0] if inner and is_dataclass(inner[0]) else None
 
 
-def _nested(annotation: Any) -> tuple[Any, bool]:
+def _find_nested(annotation: Any) -> tuple[Any, bool]:
     """The dataclass of an annotation `X` or `X | None`, and whether None may stand in its place."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     inner = [kind for kind in kinds if kind is not NoneType]
@@ -148,20 +150,22 @@ def _nested(annotation: Any) -> tuple[Any, bool]:
 
 def bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
     before = len(problems)
-    arguments = checked(problems, path, function, given)
+    arguments = check_arguments(problems, path, function, given)
     if len(problems) > before:
         return None
     raised: list[str] = []
-    with noting_under(path):
+    with note_under(path):
         value = attempt(raised, "", lambda: function(**arguments))
     # a problem with one argument starts with its name, and so continues the key path
     problems += [f"{path}{'.' if re.split('[.,:]', p)[0] in arguments else ': '}{p}" for p in raised]
     return value
 
 
-def component(problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[Entry], Callable]) -> Any:
+def component(
+    problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[RegistryEntry], Callable]
+) -> Any:
     """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
-    if isinstance(entry, dict) and (dotted := _dotted(path, entry)):
+    if isinstance(entry, dict) and (dotted := _find_dotted(path, entry)):
         group, _, label = dotted.partition(".")
         problems.append(
             f"{group}: a label with a dot cannot be a key, got '{label}'; write '+{group}={{{label}: {{kind: ...}}}}'"
@@ -178,7 +182,7 @@ def component(problems: list[str], path: str, entry: Any, room: Registry, functi
     return bind(problems, path, function(registered), {k: v for k, v in entry.items() if k != "kind"})
 
 
-def _dotted(path: str, entry: Fields) -> str | None:
+def _find_dotted(path: str, entry: Fields) -> str | None:
     """The key path of an entry whose label was read as several nested keys; None where it was not."""
     while "kind" not in entry and len(entry) == 1:
         ((key, inner),) = entry.items()
@@ -196,7 +200,7 @@ def components(problems: list[str], group: str, keys: Fields, room: Registry, fu
     }
 
 
-def expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
+def expand(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
     """The models by label, with the members of families in place of the families."""
     from repsim_cli.models.source import Family
 
@@ -212,7 +216,7 @@ def expanded(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def model_function(entry: Entry) -> Callable:
+def model_function(entry: RegistryEntry) -> Callable:
     """The function of a kind of model, which also takes the keys that every model has, and those of models with a
     seed."""
     from repsim_cli.models.source import Family, with_keys
@@ -221,7 +225,7 @@ def model_function(entry: Entry) -> Callable:
     common = inspect.signature(EveryModel).parameters
     of_seeds = inspect.signature(SeededModel).parameters if "seed" in parameters else {}
 
-    def bound(**settings: Any) -> Any:
+    def bind(**settings: Any) -> Any:
         keys = EveryModel(**{key: settings.pop(key) for key in common})
         several = SeededModel(**{key: settings.pop(key) for key in of_seeds})
         if several.seeds is None:
@@ -230,35 +234,35 @@ def model_function(entry: Entry) -> Callable:
         return with_keys(Family(sources=each), keys)
 
     taken = [*parameters.values(), *of_seeds.values(), *common.values()]
-    bound.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-    return bound
+    bind.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    return bind
 
 
 @cache
-def data_function(entry: Entry) -> Callable:
+def data_function(entry: RegistryEntry) -> Callable:
     """The function of a kind of data, which also takes the keys that every text has."""
     from repsim_cli.data.base import with_keys
 
     common = inspect.signature(EveryData).parameters
 
-    def bound(**settings: Any) -> Any:
+    def bind(**settings: Any) -> Any:
         keys = EveryData(**{key: settings.pop(key) for key in common})
         return with_keys(entry.function(**settings), keys)
 
     parameters = inspect.signature(entry.function).parameters
-    bound.__signature__ = inspect.Signature([*parameters.values(), *common.values()])  # type: ignore[attr-defined]
-    return bound
+    bind.__signature__ = inspect.Signature([*parameters.values(), *common.values()])  # type: ignore[attr-defined]
+    return bind
 
 
 @cache
-def measure_function(entry: Entry) -> Callable:
+def measure_function(entry: RegistryEntry) -> Callable:
     from repsim_cli import measures
 
-    def bound(**settings: Any) -> Any:
+    def bind(**settings: Any) -> Any:
         return measures.get(entry.name, **settings)
 
-    bound.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
-    return bound
+    bind.__signature__ = inspect.signature(entry.function)  # type: ignore[attr-defined]
+    return bind
 
 
 def bind_model(label: str, entry: Fields) -> Any:

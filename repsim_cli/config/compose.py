@@ -30,13 +30,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from repsim_cli.base.documents import check_yaml, interpolated
+from repsim_cli.base.documents import check_yaml, find_interpolation
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import readable, walk
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
-from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entries, shipped
-from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, typed, unread_line
+from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, entries, read_shipped
+from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, restore_words, unread_line
 from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
@@ -107,7 +107,7 @@ class Own(ConfigSource):
             raise BadInput(f"--config-dir: a file is no YAML of a run, got {file} ({reason}); mend it") from None
 
 
-class Places(SearchPathPlugin):
+class TablePlaces(SearchPathPlugin):
     """Makes Hydra look into the tables too."""
 
     def manipulate_search_path(self, search_path: Any) -> None:
@@ -116,7 +116,7 @@ class Places(SearchPathPlugin):
 
 def register() -> None:
     """Makes the tables known to Hydra."""
-    for plugin in (Tables, Own, Places):
+    for plugin in (Tables, Own, TablePlaces):
         Plugins.instance().register(plugin)
 
 
@@ -216,22 +216,22 @@ def primary_of(keys: Mapping[str, Any], words: Sequence[str], presets: Mapping[s
     presets: by group, the file whose keys these change. A group that the words select (model=[a], data=pile) replaces
     that of the keys.
     """
-    default = shipped(conf_dir() / "config.yaml")
+    default = read_shipped(conf_dir() / "config.yaml")
     choices = {group: name for entry in default["defaults"] if entry != "_self_" for group, name in entry.items()}
-    used = [group for group in choices if group in presets or _selected(group, words)]
+    used = [group for group in choices if group in presets or _is_selected(group, words)]
     anew = [{group: presets.get(group, choices[group])} for group in used]
     logging_off = [{group: name} for group, name in choices.items() if "override" in group]
-    kept = {key: value for key, value in keys.items() if not _selected(key, words)}
+    kept = {key: value for key, value in keys.items() if not _is_selected(key, words)}
     node = {"defaults": [*anew, "_self_", *logging_off], **kept, "hydra": default["hydra"]}
     ConfigStore.instance().store(name=GIVEN, node=node, provider="repsim")
     return GIVEN
 
 
-def _selected(group: str, words: Sequence[str]) -> bool:
+def _is_selected(group: str, words: Sequence[str]) -> bool:
     return group in GROUPS and any(word.startswith(f"{group}=") for word in words)
 
 
-def repeated(words: list[str]) -> tuple[list[str], str]:
+def take_from(words: list[str]) -> tuple[list[str], str]:
     """Takes `--from RUN` out of the words: that run's configuration becomes the primary one, instead of
     conf/config.yaml. Another study drops its options, analyses and claims."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith("--from=") else [word])]
@@ -245,10 +245,10 @@ def repeated(words: list[str]) -> tuple[list[str], str]:
     if experiment:
         raise BadInput(f"--from: the run's configuration is complete, got {experiment} as well; give one of them")
     folder = folders.find(words[at + 1])
-    keys = reader.read_config(folder) if another else reader.applied_config(folder)
+    keys = reader.read_config(folder) if another else reader.read_applied_config(folder)
     for key in {"defaults", "hydra"} & keys.keys():
         raise BadInput(f"--from: not a key that a run writes, got '{key}' in its config.yaml; drop it there")
-    if text := interpolated(keys):
+    if text := find_interpolation(keys):
         raise BadInput(
             f"--from: not a value that a run writes, got '{text}' in its config.yaml; write what it stands for"
         )
@@ -268,7 +268,7 @@ def _check_config_dir(root: Path) -> None:
                 raise BadInput(f"--config-dir: no regular file, got '{file}'; take it away")  # opening a pipe blocks
             readable(file)
             group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
-            if group in GROUPS and name in described(group):
+            if group in GROUPS and name in describe_group(group):
                 raise BadInput(f"--config-dir: the name of a {group} that ships, got '{file}'; rename it")
 
 
@@ -296,8 +296,12 @@ def _jobs(words: list[str], loader: Any) -> Iterator[list[str]]:
         for word in OverridesParser.create(loader).parse_overrides(words)
     }
     if math.prod(map(len, values.values())) > MOST_JOBS:
-        raise BadInput(f"overrides: more than {MOST_JOBS:,} jobs, got {' '.join(typed(words)):.200}; name fewer values")
+        raise BadInput(
+            f"overrides: more than {MOST_JOBS:,} jobs, got {' '.join(restore_words(words)):.200}; name fewer values"
+        )
     if not all(values.values()):
-        raise BadInput(f"overrides: the sweep expands to no jobs, got {' '.join(typed(words))}; check its globs")
+        raise BadInput(
+            f"overrides: the sweep expands to no jobs, got {' '.join(restore_words(words))}; check its globs"
+        )
     for job in itertools.product(*values.values()):
         yield [f"{key}={value}" for key, value in zip(values, job, strict=True)]

@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationResolutionError
 
-from repsim_cli.base.documents import shown
+from repsim_cli.base.documents import show
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 
@@ -45,25 +45,25 @@ class Guarded:
             self.loader: Any = type(own)(path)  # type: ignore[call-arg]
 
     def load_configuration(self, primary: str, words: list[str], mode: RunMode = RunMode.RUN) -> Any:
-        return self._checked(words, lambda: self.loader.load_configuration(primary, words, mode, from_shell=False))
+        return self._check(words, lambda: self.loader.load_configuration(primary, words, mode, from_shell=False))
 
     def load_sweep_config(self, master_config: Any, sweep_overrides: list[str]) -> Any:
         """The configuration of a job, for sweepers and launchers."""
         words = [*master_config.hydra.overrides.hydra, *sweep_overrides]
-        return self._checked(words, lambda: self.loader.load_sweep_config(master_config, sweep_overrides))
+        return self._check(words, lambda: self.loader.load_sweep_config(master_config, sweep_overrides))
 
     def get_group_options(self, *given: Any, **named: Any) -> list[str]:
         """The names of a group, for the globs of a sweep."""
         return self.loader.get_group_options(*given, **named)
 
-    def _checked(self, words: list[str], load: Callable[[], Any]) -> Any:
+    def _check(self, words: list[str], load: Callable[[], Any]) -> Any:
         keys = [word.get_key_element().lstrip("+~") for word in OverridesParser.create().parse_overrides(words)]
         if "hydra.searchpath" in keys:
-            raise _refused(("searchpath",))  # a package that it names would be imported
+            raise _refuse(("searchpath",))  # a package that it names would be imported
         try:
             config = load()
         except KeyError:  # of a variable that is not set
-            raise _refused(("job", "env_copy")) from None
+            raise _refuse(("job", "env_copy")) from None
         check(config, len(words), self.own)
         return config
 
@@ -76,7 +76,7 @@ def check(config: Any, words: int, loader: ConfigLoader) -> None:
     """
     tree: Any = OmegaConf.to_container(config.hydra)
     if len(tree["overrides"]["hydra"]) + len(tree["overrides"]["task"]) != words:
-        raise _refused(("overrides",))
+        raise _refuse(("overrides",))
     chosen = [f"hydra/{plugin}={tree['runtime']['choices'][f'hydra/{plugin}']}" for plugin in PLUGINS]
     given, own = dict(_leaves(tree)), _own(loader, *chosen)
     for path in dict.fromkeys((*given, *own)):
@@ -91,22 +91,22 @@ def check(config: Any, words: int, loader: ConfigLoader) -> None:
             text = isinstance(value, str) and value.isprintable() and "${" not in value
             fine = text or value is None or isinstance(value, bool | int | float)
         else:
-            raise _refused(path)
+            raise _refuse(path)
         if not fine:
-            got = "none" if value is ABSENT else shown(value)
+            got = "none" if value is ABSENT else show(value)
             raise BadInput(
-                f"{_dotted(path)}: not a plain value, got {got}; write a number or a line of text, "
+                f"{_join(path)}: not a plain value, got {got}; write a number or a line of text, "
                 "of a place with no more than ${KEY}, ${now:...} and ${hydra:...}"
             )
 
 
-def _dotted(path: Place) -> str:
+def _join(path: Place) -> str:
     return ".".join(map(str, ("hydra", *path)))
 
 
-def _refused(path: Place) -> BadInput:
+def _refuse(path: Place) -> BadInput:
     return BadInput(
-        f"hydra: not a setting of a run, got '{_dotted(path)}'; a configuration may set hydra.run.dir, "
+        f"hydra: not a setting of a run, got '{_join(path)}'; a configuration may set hydra.run.dir, "
         "hydra.sweep.dir, hydra.sweep.subdir, and a launcher and sweeper that are installed, with plain values"
     )
 

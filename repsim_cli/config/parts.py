@@ -14,7 +14,7 @@ from repsim_cli.config.presets import conf_dir
 ALL = "all"
 
 
-def bound_models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
+def bind_models(problems: list[str], plain: Fields, unreached: dict[str, Unreachable]) -> dict[str, Any]:
     """The model entries, bound; those that need the hub while it cannot be reached are noted with the error instead."""
     from repsim_cli.models.source import Series
 
@@ -59,7 +59,7 @@ def _offline(name: str) -> str:
     return f"; experiment=tiny/{name} needs no network, and dry_run=true plans this one" if tiny else ""
 
 
-def misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
+def find_misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator[str]:
     """Series of checkpoints where a study takes models, and models where it takes series."""
     from repsim_cli.models.source import Series
 
@@ -168,7 +168,7 @@ def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str,
         if len(members) < 2:
             problems.append(f"{path}: a group needs 2 models, got {len(members)}; name more")
         for label in members:
-            _known_label(problems, path, label, labels)
+            _check_label(problems, path, label, labels)
             if label in of:
                 problems.append(
                     f"{path}: a model is in one group only, got '{label}', which is in {of[label]}; drop it"
@@ -183,11 +183,11 @@ def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str,
 
 def _base(problems: list[str], given: Any, labels: Sequence[str]) -> str | None:
     if given is not None:
-        _known_label(problems, "base", given, labels)
+        _check_label(problems, "base", given, labels)
     return given if isinstance(given, str) else None
 
 
-def _known_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:
+def _check_label(problems: list[str], path: str, label: Any, labels: Sequence[str]) -> None:
     if label not in labels:
         problems.append(f"{path}: no such model, got '{label}'; {did_you_mean(str(label), labels)}")
 

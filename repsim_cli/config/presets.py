@@ -21,7 +21,7 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def described(group: str) -> dict[str, list[str]]:
+def describe_group(group: str) -> dict[str, list[str]]:
     """The names of a group, sorted, each with the lines of its comment.
 
     In a table a comment describes the labels below it, up to the next comment.
@@ -81,7 +81,7 @@ def entry_of(name: str) -> dict[str, Any]:
 @cache
 def entries(group: str) -> dict[str, Any]:
     """The entries of a table, by label, and the measures of other packages with their defaults."""
-    return {name: {"kind": name} for name, _ in _of_plugins(group)} | shipped(conf_dir() / TABLES[group])
+    return {name: {"kind": name} for name, _ in _of_plugins(group)} | read_shipped(conf_dir() / TABLES[group])
 
 
 def _of_plugins(group: str) -> list[tuple[str, list[str]]]:
@@ -91,7 +91,7 @@ def _of_plugins(group: str) -> list[tuple[str, list[str]]]:
     return [(name, [f"# From the package {package_of(point)}"]) for name, point in points]
 
 
-def shipped(file: Path) -> dict[str, Any]:
+def read_shipped(file: Path) -> dict[str, Any]:
     """The keys of a file of `conf`."""
     import yaml
 

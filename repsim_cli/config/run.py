@@ -10,42 +10,42 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
 from repsim_cli.base import registry
-from repsim_cli.base.documents import interpolated, unwritable
+from repsim_cli.base.documents import find_interpolation, unwritable
 from repsim_cli.base.errors import BadConfig, Unreachable
-from repsim_cli.base.planning import checking
+from repsim_cli.base.planning import collect_unfit
 from repsim_cli.base.settings import Extract, Hardware, Seed, Significance
-from repsim_cli.config.analyses import bound_analyses
+from repsim_cli.config.analyses import bind_analyses
 from repsim_cli.config.binding import (
     MISSING,
     STRICT,
     Fields,
     attempt,
     bind,
-    checked,
+    check_arguments,
     component,
     components,
     data_function,
-    expanded,
+    expand,
     give_up,
     measure_function,
-    validated,
+    validate_values,
 )
 from repsim_cli.config.executor import PORTS, check_executor
 from repsim_cli.config.extract import extract_of
 from repsim_cli.config.parts import (
     ROLES,
-    bound_models,
+    bind_models,
     each_value,
     every_measure,
-    misplaced,
+    find_misplaced,
     out_of_reach,
     runnable,
     unread,
 )
 from repsim_cli.figures.frame import Figures, settings_of
-from repsim_cli.findings.analyse import card_of, chosen
+from repsim_cli.findings.analyse import card_of, choose_options
 from repsim_cli.findings.analysis import Planned
-from repsim_cli.findings.claims import known
+from repsim_cli.findings.claims import find_claims
 from repsim_cli.report import tracking
 from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import GROUPS
@@ -143,9 +143,9 @@ class RunConfig:
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
             plan = {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
             if "maps" in self.analyses and settings_of(self.keys.figures).get("which") == "all":
-                from repsim_cli.engine.cost import drawing
+                from repsim_cli.engine.cost import estimate_drawing
 
-                plan["time, roughly"] |= drawing(len(self.models), len(plan["measures"]))
+                plan["time, roughly"] |= estimate_drawing(len(self.models), len(plan["measures"]))
             return plan
         unknown = {
             label: f"shape unknown: {error.what} ships with none, and the hub cannot be reached ({error.reason})"
@@ -170,22 +170,22 @@ def validate(config: DictConfig) -> RunConfig:
     """
     problems: list[str] = []
     plain = _plain(config, problems)
-    with checking(dry=plain.get("dry_run") is True) as misfits:
-        return _validated(plain, problems, misfits)
+    with collect_unfit(dry=plain.get("dry_run") is True) as misfits:
+        return _validate(plain, problems, misfits)
 
 
 def of_keys(keys: Fields) -> RunConfig:
     """The run of the plain keys of another `RunConfig`. Raises BadConfig with every problem on this machine."""
-    with checking(dry=False) as misfits:
-        return _validated(keys, [], misfits)
+    with collect_unfit(dry=False) as misfits:
+        return _validate(keys, [], misfits)
 
 
-def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
+def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConfig:
     named = isinstance(plain.get("study"), str)
     study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
         plain["measure"] = each_value(every_measure(plain["measure"], study.function))
-    keys = attempt(problems, "", lambda: validated(RunKeys, plain))
+    keys = attempt(problems, "", lambda: validate_values(RunKeys, plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
         give_up(problems)
     if study is None:
@@ -195,7 +195,7 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
 
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
-        "model": lambda: expanded(problems, bound_models(problems, plain, unreached)),
+        "model": lambda: expand(problems, bind_models(problems, plain, unreached)),
         "measure": lambda: components(problems, "measure", {"measure": measured}, registry.measures, measure_function),
         "data": lambda: component(problems, "data", plain["data"], registry.data, data_function),
         "extract": lambda: extract_of(problems, notes, plain["extract"], bound, study.function),
@@ -213,20 +213,20 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
             bound[name] = make()
     if unreached and not plain["dry_run"]:
         problems += out_of_reach(unreached, plain["model"], str(plain.get("name")))
-    options = checked(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
+    options = check_arguments(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
-        problems += misplaced(plain["study"], study.function, bound["model"])
+        problems += find_misplaced(plain["study"], study.function, bound["model"])
         problems += unread(plain["study"], study.function, plain["model"])
-    _unsuited(problems, plain, study.function, bound.get("extract"))
+    _add_unsuited(problems, plain, study.function, bound.get("extract"))
     for role, make in ROLES.items():
         if role in wanted:
             bound[role] = None if unreached else make(problems, plain.get(role), list(bound["model"]))
         elif plain.get(role) is not None:
             problems.append(f"{role}: the study {plain['study']} takes none, got {plain[role]!r}; set {role}=null")
-    analyses = bound_analyses(problems, plain.get("analyses"))
+    analyses = bind_analyses(problems, plain.get("analyses"))
     _figures(problems, plain.get("figures", {}))
     attempt(problems, "", lambda: tracking.check(plain.get("track")))
-    attempt(problems, "", lambda: known(_texts(plain.get("claims"))))
+    attempt(problems, "", lambda: find_claims(_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
     options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}
     give_up(problems)
@@ -236,16 +236,16 @@ def _validated(plain: Fields, problems: list[str], misfits: list[str]) -> RunCon
     give_up([*problems, *([] if plain["dry_run"] else misfits)])
     skipped |= instance.skipped
     facts = _facts(instance, bound.get("model", {}))
-    recorded = _recorded(plain["options"], options)
-    planned = _planned(keys, instance, facts, recorded, getattr(bound.get("significance"), "budget", False))
-    settled = attempt(problems, "", lambda: chosen(planned, analyses, keys.claims))
+    recorded = _record(plain["options"], options)
+    planned = _plan(keys, instance, facts, recorded, getattr(bound.get("significance"), "budget", False))
+    settled = attempt(problems, "", lambda: choose_options(planned, analyses, keys.claims))
     give_up(problems)
     asked, claims = settled
     models = bound.get("model", {})
     return RunConfig(keys, instance, models, skipped, asked, claims, facts, misfits, notes, options=recorded)
 
 
-def _unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract | None) -> None:
+def _add_unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract | None) -> None:
     """Adds the settings that the study cannot follow."""
     problems += [
         f"extract.{key}: the study {plain['study']} reads {'features' if study.takes_remedies else 'rows'} as models "
@@ -277,7 +277,7 @@ def _unsuited(problems: list[str], plain: Fields, study: Any, extract: Extract |
         )
 
 
-def _recorded(given: Any, bound: Any) -> Any:
+def _record(given: Any, bound: Any) -> Any:
     """Bound settings as plain values, defaults among them; entries of data as they were given."""
     from repsim_cli.data.base import Data
 
@@ -285,7 +285,7 @@ def _recorded(given: Any, bound: Any) -> Any:
         return given
     parts = {each.name: getattr(bound, each.name) for each in fields(bound)} if is_dataclass(bound) else bound
     if isinstance(parts, dict):
-        return {key: _recorded((given or {}).get(key), part) for key, part in parts.items()}
+        return {key: _record((given or {}).get(key), part) for key, part in parts.items()}
     return bound
 
 
@@ -310,7 +310,7 @@ def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
     return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
 
 
-def _planned(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields, budget: bool) -> Planned:
+def _plan(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields, budget: bool) -> Planned:
     from repsim_cli.engine.record import card_record
 
     measures = {label: card_record(bound) for label, bound in study.measures.items()}
@@ -329,7 +329,7 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     except OmegaConfBaseException as error:
         raise BadConfig([f"{error.full_key or 'config'}: {str(error).splitlines()[0]}; fix the YAML"]) from None
     assert isinstance(plain, dict)
-    if text := interpolated(plain):
+    if text := find_interpolation(plain):
         raise BadConfig([f"config: ${{ in a value would be replaced when it is read, got '{text}'; use another name"])
     if text := unwritable(plain):
         raise BadConfig([f"config: text that no file can hold, got '{text}'; use UTF-8 without NUL"])

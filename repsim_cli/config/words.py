@@ -11,7 +11,7 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, described, entry_of, shipped
+from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, entry_of, read_shipped
 
 VALUED = ("--config-dir", "--cfg", "--package", "--info")
 PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
@@ -23,12 +23,12 @@ FLAGS = (*VALUED, *PRINTING, *SHORT, "--resolve", "--multirun")
 UNASKED = "++claims=[]"
 
 
-def typed(words: Sequence[str]) -> list[str]:
+def restore_words(words: Sequence[str]) -> list[str]:
     """The words as the user gave them."""
     return [as_typed(word) for word in words if word != UNASKED]
 
 
-def unasked(words: list[str]) -> list[str]:
+def drop_claims(words: list[str]) -> list[str]:
     """The words; with claims=[] where they replace the models of an experiment, whose claims are about its own."""
     keys = [word.partition("=")[0].lstrip("+") for word in words]
     selected = [i for i, key in enumerate(keys) if re.fullmatch(r"model|model\.[^.]+", key)]
@@ -37,7 +37,7 @@ def unasked(words: list[str]) -> list[str]:
     return [*words[: selected[0]], UNASKED, *words[selected[0] :]]  # Hydra wants all overrides together
 
 
-def split(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
+def split_words(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
     """Hydra's flags (by their long names, with their values) and the overrides."""
     flags: dict[str, str | None] = {}
     overrides: list[str] = []
@@ -74,12 +74,12 @@ def with_models(words: list[str]) -> list[str]:
     Models that are named this way are the only ones unless `model=` selects others.
     """
     named = {word: match for word in words if (match := NAMED_MODEL.fullmatch(word))}
-    spelled = [_spelled(*named[word].groups()) if word in named else word for word in words]
+    spelled = [_spell(*named[word].groups()) if word in named else word for word in words]
     selected = any(word.startswith("model=") for word in words)
     return spelled if selected or not named else ["model=[]", *spelled]
 
 
-def _spelled(label: str, name: str) -> str:
+def _spell(label: str, name: str) -> str:
     return f"+model.{label}={as_override(entry_of(name))}"
 
 
@@ -103,7 +103,7 @@ def as_override(value: Any) -> str:
         raise BadInput(f"settings: no plain value, got {value!r:.60}; give text, a number or a list") from None
 
 
-def setting(key: str, value: Any) -> list[str]:
+def set_key(key: str, value: Any) -> list[str]:
     """The overrides that set a key of a program to a value, whether the configuration has the key or not."""
     word = f"{key}={as_override(value)}"
     if key in ("figures", "groups"):
@@ -149,7 +149,7 @@ def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
 
 
 SETTINGS = {"extract": "Extract", "significance": "Significance", "hardware": "Hardware"}
-NAMES: dict[str, Callable[[], Collection[str]]] = {group: partial(described, group) for group in GROUPS}
+NAMES: dict[str, Callable[[], Collection[str]]] = {group: partial(describe_group, group) for group in GROUPS}
 NAMES |= {"study": studies.names}
 PLAIN_KEY = re.compile(r"[A-Za-z_]\w*(?:\.[\w-]+)*")
 PLAIN_NAMES = re.compile(r"\[?[A-Za-z][\w./-]*(?:,[A-Za-z][\w./-]*)*\]?")  # Hydra reads others as numbers
@@ -179,7 +179,7 @@ def check_spelling(words: Sequence[str]) -> None:
 
 
 def _unknown_key(key: str, words: Sequence[str]) -> str:
-    return f"{key}: unknown key, got '{_given(key, words)}'; {did_you_mean(key.split('.')[0], _run_keys())}"
+    return f"{key}: unknown key, got '{_find_given(key, words)}'; {did_you_mean(key.split('.')[0], _run_keys())}"
 
 
 def _no_such_name(group: str, name: str) -> str:
@@ -208,21 +208,21 @@ def hydra_line(error: Exception, overrides: list[str]) -> str:
         return f"config: {text[:200]}; see repsim list"
     merged = re.search(r"Error merging override \+*([^=]+)=", text)
     if merged:
-        return f"{merged[1]}: wrong kind of value, got '{_given(merged[1], overrides)}'; see repsim run --cfg job"
+        return f"{merged[1]}: wrong kind of value, got '{_find_given(merged[1], overrides)}'; see repsim run --cfg job"
     override = re.search(r"Could not override '([^']+)'", text)
     if override:
         key = override[1]
         if key in GROUPS:
-            got = _given(key, overrides)
+            got = _find_given(key, overrides)
             return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
         first, *rest = key.split(".")
         if first not in _run_keys():
             return _unknown_key(key, overrides)
         if first in TABLES and len(rest) == 2:
-            hint = did_you_mean(rest[0], described(first))
+            hint = did_you_mean(rest[0], describe_group(first))
         else:
-            hint = f"add it with +{_given(key, overrides)}, if there is such a key"
-        return f"{key}: unknown key, got '{_given(key, overrides)}'; {hint}"
+            hint = f"add it with +{_find_given(key, overrides)}, if there is such a key"
+        return f"{key}: unknown key, got '{_find_given(key, overrides)}'; {hint}"
     return f"overrides: {(text + cause)[:400]}; see repsim run --help"
 
 
@@ -254,11 +254,11 @@ def _as_yaml(value: str) -> Any:
         return value
 
 
-def _given(key: str, overrides: Sequence[str]) -> str:
+def _find_given(key: str, overrides: Sequence[str]) -> str:
     return next((as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
 
 
 def _run_keys() -> list[str]:
     """The keys of the default configuration."""
-    content = shipped(conf_dir() / "config.yaml")
+    content = read_shipped(conf_dir() / "config.yaml")
     return sorted({*content, *GROUPS} - {"defaults", "hydra"})

@@ -69,11 +69,11 @@ def altered(
     source = f"{data.source}, altered ({said or 'nothing'}), seed {seed}"
     how = Alteration(len(data.names), random_labels, new_labels, shortcut, noise, seed)
     if isinstance(data, Images):
-        return Images(lambda: altered_images(data.read(), how, data.source), names, source)
-    return Examples(lambda: altered_examples(data, names, how), names, source, public=data.public)
+        return Images(lambda: alter_images(data.read(), how, data.source), names, source)
+    return Examples(lambda: alter_examples(data, names, how), names, source, public=data.public)
 
 
-def altered_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:
+def alter_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:
     def of_example(example: Example, random: Random) -> Example:
         if example.label is None:
             raise BadInput(f"{data.source}: labels are missing, got none for an example; add them")
@@ -91,7 +91,7 @@ def altered_examples(data: Examples, names: tuple[str, ...], how: Alteration) ->
         yield example if isinstance(example, str) else of_example(example, Random(f"{how.seed} {number}"))
 
 
-def altered_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
+def alter_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
     """Each alteration draws from a generator of its own, so that none changes what another draws."""
     values, codes = pixels.values.astype(np.float64), pixels.codes
     for_noise, for_dots, for_labels = np.random.default_rng(how.seed).spawn(3)
@@ -101,13 +101,13 @@ def altered_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
     if how.shortcut is not None:
         if channels != 3:
             raise BadInput(f"shortcut: a dot needs colours, got images of {channels} channel ({source}); give 3")
-        named = marked(codes, how.labels, how.shortcut, for_dots)
+        named = draw_marks(codes, how.labels, how.shortcut, for_dots)
         values[:, DOT, DOT] = pixels.white * colours(how.labels)[named][:, None, None]
     drawn = how.labels + for_labels.integers(how.new_labels, size=count)
     return Pixels(values, np.where(for_labels.random(count) < how.random_labels, drawn, codes), pixels.white)
 
 
-def marked(
+def draw_marks(
     codes: Int[np.ndarray, " n"], labels: int, right: float, random: np.random.Generator
 ) -> Int[np.ndarray, " n"]:
     """The labels that marks name: the own one in the share `right`, else each of the others as often."""

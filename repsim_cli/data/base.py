@@ -151,7 +151,7 @@ class Data(ABC):
         """By what they say, the labels of all words of `sentences`."""
         return {}
 
-    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+    def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """The sequences of text for models with these tokenizers: the same words for all."""
         raise NotImplementedError
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.base.bounded import bounded
+from repsim_cli.base.bounded import limit_work
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import refuse
 
 STAND_IN = "\ue000 stands for the text \ue001"  # characters that no template has
 # the date that templates write, so that a run reads the same tokens on any day
@@ -31,7 +31,7 @@ class Encoded(dict[str, Any]):
         return self.parts[example]
 
 
-class Turn(NamedTuple):
+class RenderedChat(NamedTuple):
     """A rendered conversation. spans: the first character of each text in it, and the one behind the last."""
 
     rendered: str
@@ -70,7 +70,7 @@ class Chat:
         encoded = Encoded(made)
         encoded.parts = []
         for turn, ids, offsets in zip(turns, given["input_ids"], given["offset_mapping"], strict=True):
-            part, places = self._located(turn, np.asarray(ids), np.asarray(offsets).reshape(-1, 2))
+            part, places = self._locate(turn, np.asarray(ids), np.asarray(offsets).reshape(-1, 2))
             kept = _cut(part, max_length) if truncation and max_length is not None else np.ones(len(part), bool)
             made["input_ids"].append(np.asarray(ids)[kept].tolist())
             made["special_tokens_mask"].append((part[kept] == TEMPLATE).astype(int).tolist())
@@ -80,10 +80,10 @@ class Chat:
             encoded.update({name: values[0] for name, values in made.items()})
         return encoded
 
-    def turn(self, texts: tuple[str, ...]) -> Turn:
+    def turn(self, texts: tuple[str, ...]) -> RenderedChat:
         """Raises BadInput where the template changes more of the texts than the white space around them."""
         content = "\n".join(texts)
-        rendered = _rendered(self.tokenizer, content)
+        rendered = _render(self.tokenizer, content)
         begin, end = len(self.before), len(rendered) - len(self.after)
         inside = rendered.startswith(self.before) and rendered.endswith(self.after) and begin <= end
         if not inside or rendered[begin:end].strip() != content.strip():
@@ -96,9 +96,9 @@ class Chat:
         for text in texts:
             spans.append((begin, begin + len(text)))
             begin += len(text) + 1
-        return Turn(rendered, spans, texts)
+        return RenderedChat(rendered, spans, texts)
 
-    def _located(self, turn: Turn, ids: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _locate(self, turn: RenderedChat, ids: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which text each token is of, and its characters there. A token that also covers characters of the template
         is of the text if those are white space."""
         part, places = np.full(len(ids), TEMPLATE), np.zeros((len(ids), 2), int)
@@ -124,7 +124,7 @@ def _cut(part: np.ndarray, most: int) -> np.ndarray:
     return kept
 
 
-def chatting(tokenizer: Any) -> Chat:
+def check_chat(tokenizer: Any) -> Chat:
     """Raises BadInput where the tokenizer has no chat template, or tells no offsets."""
     if not getattr(tokenizer, "chat_template", None):
         raise BadInput(
@@ -136,7 +136,7 @@ def chatting(tokenizer: Any) -> Chat:
             f"tokenizer: the text is found by character offsets, got {type(tokenizer).__name__} without any; "
             "save a fast tokenizer (tokenizer.json), or set data.chat=false"
         )
-    before, text, after = _rendered(tokenizer, STAND_IN).partition(STAND_IN)
+    before, text, after = _render(tokenizer, STAND_IN).partition(STAND_IN)
     if not text:
         raise BadInput(
             f"tokenizer: the chat template does not repeat the text, got {before!r:.160} of '{_name(tokenizer)}'; "
@@ -145,8 +145,8 @@ def chatting(tokenizer: Any) -> Chat:
     return Chat(tokenizer, before, after)
 
 
-def _rendered(tokenizer: Any, content: str) -> str:
-    with refusing("tokenizer: the chat template cannot be used", _name(tokenizer), "set data.chat=false"), bounded():
+def _render(tokenizer: Any, content: str) -> str:
+    with refuse("tokenizer: the chat template cannot be used", _name(tokenizer), "set data.chat=false"), limit_work():
         return tokenizer.apply_chat_template(
             [{"role": "user", "content": content}],
             tokenize=False,

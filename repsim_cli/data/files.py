@@ -16,7 +16,7 @@ import numpy as np
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside, local, readable, refusing
+from repsim_cli.base.files import inside, local, readable, refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Hardware
 
@@ -28,7 +28,7 @@ ENCODINGS = ("cp1252", "cp932", "gb18030", "cp949", "big5", "cp1251")
 SNIFFED = 1 << 20  # bytes that tell the encoding
 
 
-def existing(path: str, suffixes: Sequence[str]) -> Path:
+def find_file(path: str, suffixes: Sequence[str]) -> Path:
     """The file at this path. Raises BadInput where there is none, or where it has none of the suffixes."""
     file = local(path)
     if not file.exists():
@@ -47,7 +47,7 @@ def lines_of(file: Path) -> Iterator[Iterator[str]]:
     """The lines of a UTF-8 file, compressed (.zst) or not."""
     import zstandard
 
-    def checked(stream: io.TextIOBase) -> Iterator[str]:
+    def check(stream: io.TextIOBase) -> Iterator[str]:
         number = 0
         try:
             while line := stream.readline(LONGEST + 1):
@@ -64,7 +64,7 @@ def lines_of(file: Path) -> Iterator[Iterator[str]]:
     with file.open("rb") as raw:
         stream = io.BufferedReader(_Unpacked(raw)) if file.name.endswith(".zst") else raw
         with io.TextIOWrapper(stream, encoding="utf-8") as text:
-            yield checked(text)
+            yield check(text)
 
 
 class _Unpacked(io.RawIOBase):
@@ -97,12 +97,12 @@ class _Unpacked(io.RawIOBase):
         return count
 
 
-def decoded(file: Path, encoding: str | None = None) -> tuple[str, str]:
+def decode(file: Path, encoding: str | None = None) -> tuple[str, str]:
     """The text of a file, and its encoding: as given, by its byte order mark, UTF-8, or sniffed."""
     raw = file.read_bytes()
     known = encoding or next((name for mark, name in MARKS.items() if raw.startswith(mark)), None)
     if known is not None:
-        with refusing(f"{file}: not {known}", file.name, "set data.encoding"):
+        with refuse(f"{file}: not {known}", file.name, "set data.encoding"):
             return raw.decode(known), known
     try:
         return raw.decode(), "utf-8"
@@ -112,14 +112,14 @@ def decoded(file: Path, encoding: str | None = None) -> tuple[str, str]:
         best = from_bytes(raw[:SNIFFED], cp_isolation=list(ENCODINGS)).best()
         if best is None:
             raise BadInput(f"{file}: no known encoding, got {raw[:20]!r}; set data.encoding") from None
-        with refusing(f"{file}: not {best.encoding}", file.name, "set data.encoding"):
+        with refuse(f"{file}: not {best.encoding}", file.name, "set data.encoding"):
             return raw.decode(best.encoding), best.encoding
 
 
 Lines = list[tuple[int, list[str]]]
 
 
-def delimited(file: Path, text: str, names: Sequence[str], delimiter: str | None = None) -> Lines:
+def read_delimited(file: Path, text: str, names: Sequence[str], delimiter: str | None = None) -> Lines:
     """(line number, fields) of a file of columns that are separated by a delimiter, with or without quotes.
 
     The way of reading it is the first that gives every line as many fields as the first line has, the names of columns
@@ -166,26 +166,26 @@ def _fields(text: str, delimiter: str, quoting: Any) -> tuple[Lines, str]:
 def json_line(line: str, where: str) -> dict[str, Any]:
     """The object in a line of JSON."""
     problem = f"{where}: not JSON"
-    with refusing(problem, line.strip()[:40], "one JSON object a line"):
+    with refuse(problem, line.strip()[:40], "one JSON object a line"):
         record = json.loads(line)
     if not isinstance(record, dict):
         raise BadInput(f"{where}: not an object, got {line.strip()[:40]!r}; one JSON object a line")
     if "\\u" in line:  # half of a surrogate pair is not text
-        with refusing(problem, line.strip()[:40], "write it again"):
+        with refuse(problem, line.strip()[:40], "write it again"):
             json.dumps(record, ensure_ascii=False).encode()
     return record
 
 
 def json_file(file: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    with refusing(f"path: {file.name} cannot be used", file, "fix it"):
+    with refuse(f"path: {file.name} cannot be used", file, "fix it"):
         content = json.loads(read(file))
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__} instead of an object")
     return content
 
 
-def saved(folder: Path) -> Any:
+def read_saved(folder: Path) -> Any:
     """What `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, from files of the folder alone."""
     documents = (("state.json", "_data_files"), ("dataset_dict.json", "splits"))
     for file, key in ((file, key) for name, key in documents for file in folder.rglob(name)):
@@ -218,7 +218,7 @@ def parquet(file: Path) -> Iterator[Any]:
     """The file, opened by pyarrow."""
     import pyarrow.parquet
 
-    with refusing(f"{file}: not a parquet file", file.name, "check the file"):
+    with refuse(f"{file}: not a parquet file", file.name, "check the file"):
         table = pyarrow.parquet.ParquetFile(file)
     with table:
         yield table
@@ -228,7 +228,7 @@ def parquet_rows(file: Path, table: Any, columns: list[str] | None = None) -> It
     """The rows of an opened file, by column."""
     batches = table.iter_batches(columns=columns)
     while True:
-        with refusing(f"{file}: not a complete parquet file", file.name, "download it again"):
+        with refuse(f"{file}: not a complete parquet file", file.name, "download it again"):
             batch = next(batches, None)
             rows = None if batch is None else batch.to_pylist()
         if rows is None:
@@ -251,7 +251,7 @@ def _array(file: Path, archive: Any, name: str) -> Any:
 def npz_arrays(file: Path) -> dict[str, np.ndarray]:
     """All arrays of an .npz file. Nothing is unpickled."""
     with (
-        refusing(f"{file}: not a complete .npz file of numbers", file.name, "write it again with numpy.savez"),
+        refuse(f"{file}: not a complete .npz file of numbers", file.name, "write it again with numpy.savez"),
         zipfile.ZipFile(file),  # what is no archive, numpy would take for a pickle
         np.load(file, allow_pickle=False) as archive,
     ):

@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import refuse
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.data.files import parquet, parquet_rows, saved
-from repsim_cli.data.network import check_hub, reaching
+from repsim_cli.data.files import parquet, parquet_rows, read_saved
+from repsim_cli.data.network import check_hub, reach
 
 NO_LABEL = "-"  # in MNLI, where the annotators did not agree; -1 on the hub
 
 
-class Record(NamedTuple):
+class DataRow(NamedTuple):
     """A row of a data set.
 
     where: its place, for error messages.
@@ -32,23 +32,23 @@ class HubTable(NamedTuple):
     revision: str | None = None
 
 
-def hub_records(table: HubTable, split: str) -> Iterator[Record]:
+def hub_records(table: HubTable, split: str) -> Iterator[DataRow]:
     """The rows of a split. Raises BadInput where the hub cannot be reached and its cache lacks the data."""
     import datasets
 
     datasets.disable_progress_bars()
-    with reaching(table.hub):
+    with reach(table.hub):
         check_hub()
         records = datasets.load_dataset(table.hub, table.config, split=split, revision=table.revision)
     yield from _records(records, f"{table.hub}, {split}")
 
 
-def stored_records(folder: Path, split: str) -> Iterator[Record]:
+def read_stored(folder: Path, split: str) -> Iterator[DataRow]:
     """The rows of a folder written by `Dataset.save_to_disk`, or those of a split by `DatasetDict.save_to_disk`."""
     import datasets
 
-    with refusing("path: not a folder of a data set", folder, "write it with Dataset.save_to_disk"):
-        records = saved(folder)
+    with refuse("path: not a folder of a data set", folder, "write it with Dataset.save_to_disk"):
+        records = read_saved(folder)
     if isinstance(records, datasets.DatasetDict):
         if split not in records:
             raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, map(str, records))}")
@@ -56,30 +56,30 @@ def stored_records(folder: Path, split: str) -> Iterator[Record]:
     yield from _records(records, str(folder))
 
 
-def _records(records: Any, source: str) -> Iterator[Record]:
+def _records(records: Any, source: str) -> Iterator[DataRow]:
     import datasets
 
     for name, feature in records.features.items():
         if isinstance(feature, datasets.Image):
             records = records.cast_column(name, datasets.Image(decode=False))
     for number, fields in enumerate(records):
-        yield Record(f"{source} {number}", _named(dict(fields), records.features))
+        yield DataRow(f"{source} {number}", _name_classes(dict(fields), records.features))
 
 
-def parquet_records(file: Path) -> Iterator[Record]:
+def parquet_records(file: Path) -> Iterator[DataRow]:
     import datasets
 
     with parquet(file) as table:
-        with refusing(f"{file}: its columns cannot be read", file.name, "write it again"):
+        with refuse(f"{file}: its columns cannot be read", file.name, "write it again"):
             features = datasets.Features.from_arrow_schema(table.schema_arrow)
         for number, fields in enumerate(parquet_rows(file, table)):
             where = f"{file}, row {number}"
-            with refusing(f"{where}: not a row of its columns", str(fields)[:60], "write it again"):
-                named = _named(fields, features)
-            yield Record(where, named)
+            with refuse(f"{where}: not a row of its columns", str(fields)[:60], "write it again"):
+                named = _name_classes(fields, features)
+            yield DataRow(where, named)
 
 
-def _named(fields: dict[str, Any], features: Any) -> dict[str, Any]:
+def _name_classes(fields: dict[str, Any], features: Any) -> dict[str, Any]:
     """The fields, with names for class labels."""
     import datasets
 

@@ -12,12 +12,12 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refusing
+from repsim_cli.base.files import local, refuse
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Labels, Modality, Sequences, draw
-from repsim_cli.data.files import existing, npz_arrays
-from repsim_cli.data.hub import HubTable, Record, hub_records, parquet_records
+from repsim_cli.data.files import find_file, npz_arrays
+from repsim_cli.data.hub import DataRow, HubTable, hub_records, parquet_records
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10_HUB = HubTable("uoft-cs/cifar10", "plain_text")
@@ -148,18 +148,18 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
     split: which images are read, where the hub or a folder has both.
     """
     if path is None:
-        return Images(lambda: _decoded(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
+        return Images(lambda: _decode(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
     place = local(path)
-    if place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or any(map(_pickled, (place, place / "test_batch"))):
+    if place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or any(map(_is_pickled, (place, place / "test_batch"))):
         raise BadInput(
             f"path: the python version is pickled, which can run code, got '{path}'; unpack cifar-10-binary.tar.gz and "
             "name its folder, or save arrays x and y with numpy.savez"
         )
     if place.is_dir():
-        files = [existing(str(place / name), (".bin",)) for name in CIFAR10_FILES[split]]
+        files = [find_file(str(place / name), (".bin",)) for name in CIFAR10_FILES[split]]
     else:
-        files = [existing(path, (".bin", ".npz", ".parquet"))]
-    readers = {".npz": _arrays, ".parquet": lambda file: _decoded(parquet_records(file)), ".bin": _binary}
+        files = [find_file(path, (".bin", ".npz", ".parquet"))]
+    readers = {".npz": _arrays, ".parquet": lambda file: _decode(parquet_records(file)), ".bin": _binary}
 
     def read() -> Pixels:
         parts = [readers[file.suffix](file) for file in files]
@@ -167,11 +167,11 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
 
     # now: everything that is quick to read, and the first image of files that must be decoded
     for file in files:
-        _decoded(islice(parquet_records(file), 1)) if file.suffix == ".parquet" else readers[file.suffix](file)
+        _decode(islice(parquet_records(file), 1)) if file.suffix == ".parquet" else readers[file.suffix](file)
     return Images(read, CIFAR10, str(place))
 
 
-def _pickled(file: Path) -> bool:
+def _is_pickled(file: Path) -> bool:
     if not file.is_file():
         return False
     with file.open("rb") as stream:
@@ -183,21 +183,21 @@ def _binary(file: Path) -> Pixels:
     if not size or size % RECORD:
         raise BadInput(f"{file}: not the binary version, got {size} bytes; a whole number of records of {RECORD}")
     records = np.fromfile(file, np.uint8).reshape(-1, RECORD)
-    return _checked(records[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), records[:, 0], file)
+    return _check(records[:, 1:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1), records[:, 0], file)
 
 
 def _arrays(file: Path) -> Pixels:
     arrays = npz_arrays(file)
     images, labels = (_column(arrays, COLUMNS[what], file) for what in ("images", "labels"))
-    return _checked(images, labels, file, arrays.get("label_names", np.array(CIFAR10)).ravel().tolist())
+    return _check(images, labels, file, arrays.get("label_names", np.array(CIFAR10)).ravel().tolist())
 
 
-def _decoded(records: Iterable[Record]) -> Pixels:
+def _decode(records: Iterable[DataRow]) -> Pixels:
     images, codes, where = [], [], "data"
     for where, fields in records:
         images.append(_image(_column(fields, COLUMNS["images"], where), where))
         codes.append(_code(str(_column(fields, COLUMNS["labels"], where)), where))
-    return _checked(np.array(images), np.array(codes), where)
+    return _check(np.array(images), np.array(codes), where)
 
 
 def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
@@ -208,7 +208,7 @@ def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
     if not isinstance(content, bytes):
         raise BadInput(f"{where}: not an image, got {value!r:.60}; write {{bytes: the image's file}}")
     with (
-        refusing(f"{where}: not a complete image", content[:20], f"write one of {', '.join(IMAGE_FILES)}"),
+        refuse(f"{where}: not a complete image", content[:20], f"write one of {', '.join(IMAGE_FILES)}"),
         warnings.catch_warnings(action="ignore", category=PIL.Image.DecompressionBombWarning),
         PIL.Image.open(io.BytesIO(content), formats=IMAGE_FILES) as opened,
     ):
@@ -230,7 +230,7 @@ def _code(name: str, where: str) -> int:
     return CIFAR10.index(name)
 
 
-def _checked(images: np.ndarray, codes: np.ndarray, where: Any, names: Sequence[Any] = CIFAR10) -> Pixels:
+def _check(images: np.ndarray, codes: np.ndarray, where: Any, names: Sequence[Any] = CIFAR10) -> Pixels:
     """The images, once they are whole, of bytes and labelled. names: the meaning of the codes, in their order."""
     shape = (SIDE, SIDE, 3)
     if images.ndim != 4 or images.shape[1:] != shape or codes.shape != images.shape[:1] or not len(images):

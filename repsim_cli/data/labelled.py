@@ -16,12 +16,12 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
-from repsim_cli.data.files import existing, text_in
-from repsim_cli.data.hub import NO_LABEL, HubTable, Record, hub_records
+from repsim_cli.data.files import find_file, text_in
+from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.records import file_records
-from repsim_cli.data.words import Tally, aligned, segmented, stretches
+from repsim_cli.data.words import WordTally, align, segment, stretches
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
@@ -153,7 +153,7 @@ class Examples(Data):
     chat: bool = False
     public: bool = False
 
-    def kept(self) -> "Examples":
+    def keep(self) -> "Examples":
         """The same examples, read when first needed and then kept."""
         once = cache(lambda: list(self.read()))
         return replace(self, read=lambda: iter(once()))
@@ -193,7 +193,7 @@ class Examples(Data):
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit in WORDS:
-            return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
+            return self.align({"the model": tokenizer}, extract, seed)["the model"]
         examples, dropped = self.examples()
         codes = self._codes(examples)
         padded = pad(
@@ -208,14 +208,14 @@ class Examples(Data):
         labels = None if codes is None else Labels(np.asarray(codes)[padded.example], self.names)
         return replace(padded, labels=labels, dropped=dropped)
 
-    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+    def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """A sequence for each stretch of an example, with its label."""
         examples, dropped = self.examples()
         codes = self._codes(examples)
-        tally = Tally(Counter(dropped))
-        passages = (segmented(i, examples[i].texts) for i in draw(len(examples), extract.sequences, seed).tolist())
+        tally = WordTally(Counter(dropped))
+        passages = (segment(i, examples[i].texts) for i in draw(len(examples), extract.sequences, seed).tolist())
         made = list(stretches(passages, tokenizers, extract, tally, whole=False))
-        sequences = aligned(made, tokenizers, extract, tally, self.source, len(examples))
+        sequences = align(made, tokenizers, extract, tally, self.source, len(examples))
         if codes is None:
             return sequences
         return {
@@ -230,14 +230,14 @@ def _examples(
     split: str,
     columns: list[str] | None,
     labels: Spelled | None,
-    chosen: Callable[[Record], bool] = lambda record: True,
+    chosen: Callable[[DataRow], bool] = lambda record: True,
 ) -> Examples:
     """The examples of a data set. Local files are checked at once, up to their first example."""
     if split not in format.files:
         raise BadInput(f"split: no such split, got '{split}'; {did_you_mean(split, format.files)}")
-    spelled = _spelled(format, labels or {})
+    spelled = _spell(format, labels or {})
 
-    def records() -> Iterator[Record]:
+    def records() -> Iterator[DataRow]:
         if path is not None:
             return file_records(_file(format, path, split), columns or format.header, given=columns is not None)
         if isinstance(format.hub, HubTable):
@@ -263,7 +263,7 @@ def _examples(
     return Examples(read, format.labels, said, public=path is None)
 
 
-def _spelled(format: Format, labels: Spelled) -> dict[str, str]:
+def _spell(format: Format, labels: Spelled) -> dict[str, str]:
     """The name of the label by its spelling. The user's spellings replace the official ones: 1 is positive in some
     files and negative in others."""
     for spelling, name in labels.items():
@@ -273,7 +273,7 @@ def _spelled(format: Format, labels: Spelled) -> dict[str, str]:
     return {name: name for name in format.labels} | given
 
 
-def _example(record: Record, texts: tuple[str, ...], label: str | None, spelled: Mapping[str, str]) -> Example | str:
+def _example(record: DataRow, texts: tuple[str, ...], label: str | None, spelled: Mapping[str, str]) -> Example | str:
     """The example, or the reason why it is left out."""
     if not all(text.strip() for text in texts):
         return "an empty text"
@@ -291,14 +291,14 @@ def _example(record: Record, texts: tuple[str, ...], label: str | None, spelled:
 def _file(format: Format, path: str, split: str) -> Path:
     """The path, or the official file of the split where it is a folder."""
     folder = local(path)
-    return existing(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
+    return find_file(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
 
 
-def _has(record: Record, names: tuple[str, ...]) -> bool:
+def _has(record: DataRow, names: tuple[str, ...]) -> bool:
     return any(name in record.fields for name in names)
 
 
-def _column(record: Record, names: tuple[str, ...], expected: str = "...") -> str:
+def _column(record: DataRow, names: tuple[str, ...], expected: str = "...") -> str:
     """The value of the first of these columns that exists. expected: all columns, for the message."""
     for name in names:
         if name in record.fields:
@@ -317,7 +317,7 @@ def _in_official_format(name: str, default: str) -> Callable[..., Examples]:
     """Makes the kind of a data set. default: its split."""
     format = FORMATS[name]
 
-    def labelled(
+    def read_labelled(
         *,
         path: str | None = None,
         split: str = default,
@@ -333,7 +333,7 @@ def _in_official_format(name: str, default: str) -> Callable[..., Examples]:
         """
         return _examples(format, path, split, columns, labels)
 
-    return labelled
+    return read_labelled
 
 
 data.register("mnli")(_in_official_format("mnli", "validation_matched"))
@@ -362,16 +362,16 @@ def hans(
     heuristics: only pairs of these heuristics (lexical_overlap, subsequence, constituent); null: all.
     subcases: only pairs of these subcases, e.g. ln_passive; null: all.
     """
-    chosen_subcases(heuristics, subcases)
+    choose_subcases(heuristics, subcases)
     wanted = {"heuristic": heuristics, "subcase": subcases}
     return _examples(FORMATS["hans"], path, split, columns, labels, partial(_of_hans, wanted))
 
 
-def _of_hans(wanted: Mapping[str, list[str] | None], record: Record) -> bool:
+def _of_hans(wanted: Mapping[str, list[str] | None], record: DataRow) -> bool:
     return all(names is None or _column(record, (column,)) in names for column, names in wanted.items())
 
 
-def chosen_subcases(heuristics: list[str] | None, subcases: list[str] | None) -> list[str]:
+def choose_subcases(heuristics: list[str] | None, subcases: list[str] | None) -> list[str]:
     """The subcases of HANS that these keys select (null: all). Raises BadInput for unknown names."""
     for heuristic in heuristics or []:
         if heuristic not in SUBCASES:

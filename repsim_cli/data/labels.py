@@ -31,7 +31,7 @@ class Scoring:
         return self.model[answers] == self.data[codes]
 
 
-def scoring(model: Sequence[str], data: Sequence[str], who: str) -> Scoring:
+def match_labels(model: Sequence[str], data: Sequence[str], who: str) -> Scoring:
     """Labels are matched by name, in any order; a model may have labels that the data lacks. Between three-way and
     two-way entailment, the answers `neutral` and `contradiction` count as `non-entailment`; the answer is the largest
     of the three logits, as HANS is scored.

@@ -19,11 +19,11 @@ def memory(*, key: str) -> Data:
     Example: repsim_cli.compare({"a": "tiny_a", "b": "tiny_b"}, texts)
     """
     if key not in HELD:
-        raise gone("key: the texts", key)
+        raise explain_gone("key: the texts", key)
     return HELD[key]
 
 
-def gone(what: str, key: str) -> BadInput:
+def explain_gone(what: str, key: str) -> BadInput:
     return BadInput(f"{what} was in the memory of another process, got '{key}'; call repsim_cli.compare there again")
 
 
@@ -54,7 +54,7 @@ def texts(given: Sequence[str]) -> Text:
     return Text(documents, f"{len(given)} texts in memory")
 
 
-def labelled(given: Sequence[tuple[str, str]]) -> Examples:
+def label_texts(given: Sequence[tuple[str, str]]) -> Examples:
     """(text, label) pairs; the labels in the order of their first occurrence."""
     _check(f"{text} {label}" for text, label in given)
     names = tuple(dict.fromkeys(label for _, label in given))

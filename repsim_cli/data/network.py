@@ -47,7 +47,7 @@ def offline() -> bool:
 
 
 @contextmanager
-def staying_offline() -> Iterator[None]:
+def stay_offline() -> Iterator[None]:
     """Inside, only what was downloaded before is read."""
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -85,7 +85,7 @@ def unreachable() -> str | None:
 
 
 @contextmanager
-def reaching(where: str) -> Iterator[None]:
+def reach(where: str) -> Iterator[None]:
     """Errors inside mean that `where` cannot be read."""
     import datasets.exceptions
 
@@ -103,7 +103,7 @@ def reaching(where: str) -> Iterator[None]:
 def download(url: str) -> Path:
     """The file at this URL, kept in the cache."""
     key = cache.key({"url": url})
-    with reaching(url), cache.using("downloads", [key]) as entries:
+    with reach(url), cache.use("downloads", [key]) as entries:
         entry = entries[key]
         if not entry.complete:
             if offline():

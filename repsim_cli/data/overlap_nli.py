@@ -14,7 +14,7 @@ from typing import Literal
 
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Medium, Seed, Share
-from repsim_cli.data.labelled import FORMATS, SUBCASES, Example, Examples, chosen_subcases
+from repsim_cli.data.labelled import FORMATS, SUBCASES, Example, Examples, choose_subcases
 
 PEOPLE = (
     "pilot", "baker", "nurse", "farmer", "sailor", "painter", "singer", "weaver",
@@ -110,7 +110,7 @@ def overlap_hans(
     heuristics: only pairs of these heuristics (lexical_overlap, subsequence, constituent); null: all.
     subcases: only pairs of these subcases, e.g. ln_passive; null: all.
     """
-    chosen = chosen_subcases(heuristics, subcases)
+    chosen = choose_subcases(heuristics, subcases)
     names = FORMATS["hans"].labels
 
     def draw(random: Random, number: int) -> Example:
@@ -118,7 +118,7 @@ def overlap_hans(
         return Example(_pair(random, subcase), names[subcase[1] == "n"], HEURISTIC[subcase], subcase)
 
     return Examples(
-        lambda: _drawn(draw, split, examples, seed), names, f"overlap_hans, {split}, seed {seed}", public=True
+        lambda: _draw_unseen(draw, split, examples, seed), names, f"overlap_hans, {split}, seed {seed}", public=True
     )
 
 
@@ -146,7 +146,7 @@ def overlap_nli(
     details: of the other neutral pairs, the share whose hypothesis adds a detail; in the rest one word is replaced.
     heuristics: only premises of the subcases of these heuristics; null: all.
     """
-    every = tuple(chosen_subcases(heuristics, None))
+    every = tuple(choose_subcases(heuristics, None))
     source = f"overlap_nli, {split}, seed {seed}, exceptions {exceptions:g}"
     return Examples(
         lambda: iter(_nli(split, examples, seed, exceptions, details, every)), NLI_LABELS, source, public=True
@@ -168,13 +168,13 @@ def _nli(
         if label == "entailment" and random.random() < RESTATED:
             premise = hypothesis
         if not exception:
-            hypothesis = _sentence(_changed(random, premise, hypothesis, label, details))
+            hypothesis = _sentence(_change(random, premise, hypothesis, label, details))
         return Example((premise, hypothesis), label, HEURISTIC[subcase], subcase)
 
-    return tuple(_drawn(draw, split, examples, seed))
+    return tuple(_draw_unseen(draw, split, examples, seed))
 
 
-def _drawn(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:
+def _draw_unseen(draw: Callable[[Random, int], Example], split: Split, examples: int, seed: int) -> Iterator[Example]:
     """draw(random, number) for every number, repeated until the premise belongs to the split."""
     random = Random(seed)
     for number in range(examples):
@@ -212,7 +212,7 @@ def _sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]} ."
 
 
-def _changed(random: Random, premise: str, hypothesis: str, label: str, details: float) -> str:
+def _change(random: Random, premise: str, hypothesis: str, label: str, details: float) -> str:
     """The hypothesis for this label: negated, with a word that the premise lacks, or unchanged. In some of the latter
     two, "someone" replaces a person of the premise."""
     words, known = _words(hypothesis), _words(premise)

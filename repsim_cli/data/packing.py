@@ -11,7 +11,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.padding import pad
-from repsim_cli.data.words import Passage, Tally, aligned, marked, segmented, stretches
+from repsim_cli.data.words import Passage, WordTally, align, mark, segment, stretches
 
 PIECE = 1 << 20  # characters tokenized at a time
 Spans = list[list[int]]  # the first character of each, and the one behind its last
@@ -41,7 +41,7 @@ class Text(Data):
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit in WORDS:
-            return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
+            return self.align({"the model": tokenizer}, extract, seed)["the model"]
         if self.packs(extract):
             return pack(
                 self,
@@ -61,27 +61,27 @@ class Text(Data):
             )
         return pad(texts, tokenizer, length=extract.length, sequences=extract.sequences, seed=seed, source=self.source)
 
-    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+    def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """`sequences` stretches of at most `length` tokens, drawn under the seed from the first `pool` of the text."""
-        tally = Tally()
+        tally = WordTally()
         cut = stretches(self._passages(extract), tokenizers, replace(extract, long="split"), tally, whole=False)
         made = list(islice(cut, extract.pool))
         tally.split = 0  # documents are cut on purpose
         chosen = [made[i] for i in draw(len(made), extract.sequences, seed)]
         documents = made[-1].passage.document + 1 if made else 0
-        sequences = aligned(chosen, tokenizers, extract, tally, self.source, documents)
+        sequences = align(chosen, tokenizers, extract, tally, self.source, documents)
         return {label: replace(given, available=len(made)) for label, given in sequences.items()}
 
     def _passages(self, extract: Extract) -> Iterator[Passage]:
         if extract.unit == "span":
             assert self.spans is not None, "extract.unit=span needs data with spans"
             for number, (document, spans) in enumerate(self.spans()):
-                yield marked(number, document, spans)
+                yield mark(number, document, spans)
             return
         for number, document in enumerate(self.documents()):
             first = 0
             for text in pieces(document, WINDOW):
-                passage = segmented(number, (text,), first)
+                passage = segment(number, (text,), first)
                 yield passage
                 first += len(passage.words)
 
@@ -112,7 +112,7 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
     rows: list[np.ndarray] = []
     pending = np.empty((3, 0), np.int64)
     documents = 0
-    for document, first, place, tokens in _tokenized(text, tokenizer):
+    for document, first, place, tokens in _tokenize(text, tokenizer):
         documents = document + 1
         placed = np.stack([tokens, np.full_like(tokens, document), place + np.arange(len(tokens))])
         if joint is not None and first:
@@ -143,7 +143,7 @@ def pack(text: Text, tokenizer: Any, *, length: int, sequences: int, pool: int, 
     )
 
 
-def _tokenized(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.ndarray]]:
+def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.ndarray]]:
     """(document, whether it begins here, place of its first token here, tokens).
 
     Long documents come in pieces, so that memory and time depend on the pool alone.

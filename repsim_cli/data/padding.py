@@ -41,19 +41,19 @@ def pad(
     lengths = np.array([len(tokens) for tokens in encoded["input_ids"]])
     mask = np.arange(length if whole else lengths.max()) < lengths[:, None]
 
-    def filled(name: str, fill: int) -> np.ndarray:
+    def fill_table(name: str, fill: int) -> np.ndarray:
         table = np.full(mask.shape, fill, np.int32)
         table[mask] = np.fromiter(chain.from_iterable(encoded[name]), np.int32)
         return table
 
-    ids = filled("input_ids", next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None))
-    text = filled("special_tokens_mask", 1) == 0
+    ids = fill_table("input_ids", next(i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if i is not None))
+    text = fill_table("special_tokens_mask", 1) == 0
     if not text.any(1).all():
         bare = texts[int(drawn[int(text.any(1).argmin())])]
         raise BadInput(f"{source}: an example has no tokens, got {bare!r:.80}; leave it out of the data")
     return Sequences(
         inputs=ids,
-        segments=filled("token_type_ids", 0) if "token_type_ids" in encoded else None,
+        segments=fill_table("token_type_ids", 0) if "token_type_ids" in encoded else None,
         mask=mask,
         text=text,
         document=np.where(text, drawn[:, None], -1).astype(np.int32),

@@ -10,7 +10,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.files import existing, lines_of
+from repsim_cli.data.files import find_file, lines_of
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.table import Column, table
 
@@ -112,14 +112,14 @@ def _of_lines(first: str, second: str) -> Examples:
                 texts = tuple(line.rstrip("\r\n") for line in both)
                 yield Example(texts, None) if all(text.strip() for text in texts) else EMPTY
 
-    examples = Examples(read, (), f"{first} and {second}").kept()
+    examples = Examples(read, (), f"{first} and {second}").keep()
     examples.examples()  # refuses files that do not fit each other, before any weight loads
     return examples
 
 
 def _text_file(name: str) -> Path:
     """Finds a file of lines. Raises BadInput for a table: its lines are no texts."""
-    file = existing(name, (Path(name).suffix,))
+    file = find_file(name, (Path(name).suffix,))
     if file.suffix in (".csv", ".tsv", ".jsonl", ".parquet"):
         raise BadInput(f"{file}: two files have a text per line, got a table; give both columns of one table")
     return file

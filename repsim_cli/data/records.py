@@ -7,10 +7,10 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data.files import json_line, lines_of
-from repsim_cli.data.hub import Record, parquet_records
+from repsim_cli.data.hub import DataRow, parquet_records
 
 
-def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[Record]:
+def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: str | None = None) -> Iterator[DataRow]:
     """The rows of a local file, by column; a row with too few or too many fields has none.
 
     columns: of a file without a header. A first line that names them all is taken as a header, unless the user gave
@@ -30,7 +30,7 @@ def file_records(file: Path, columns: Any = (), *, given: bool = False, kind: st
                 header = tuple(row)
                 continue
             where = f"{file}, line {number}"
-            yield Record(where, dict(zip(header, row, strict=True)) if len(row) == len(header) else {})
+            yield DataRow(where, dict(zip(header, row, strict=True)) if len(row) == len(header) else {})
 
 
 def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str]]]:
@@ -50,8 +50,8 @@ def _table(file: Path, quoted: bool, parts: int) -> Iterator[tuple[int, list[str
                     yield number, text.split(" ", parts - 1) if spaced else text.split("\t")
 
 
-def _json_lines(file: Path) -> Iterator[Record]:
+def _json_lines(file: Path) -> Iterator[DataRow]:
     with lines_of(file) as lines:
         for number, line in enumerate(lines, 1):
             where = f"{file}, line {number}"
-            yield Record(where, json_line(line, where))
+            yield DataRow(where, json_line(line, where))

@@ -10,8 +10,8 @@ from pydantic import Field
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import local
 from repsim_cli.base.registry import data, did_you_mean
-from repsim_cli.data.files import decoded, delimited, existing, json_line, lines_of, text_in
-from repsim_cli.data.hub import HubTable, hub_records, parquet_records, stored_records
+from repsim_cli.data.files import decode, find_file, json_line, lines_of, read_delimited, text_in
+from repsim_cli.data.hub import HubTable, hub_records, parquet_records, read_stored
 from repsim_cli.data.labelled import Example, Examples
 
 DELIMITED = (".csv", ".tsv", ".txt")
@@ -70,7 +70,7 @@ def table(  # noqa: PLR0913 - keys of YAML
         raise BadInput(f"groups: no column of groups is named, got {groups}; set data.group")
     columns = {"text": text, "second": second, "label": label, "group": group, "id": id}
     given = {key: column for key, column in columns.items() if column is not None}
-    source, rows = _opened(path, given, header, delimiter, encoding, split, subset)
+    source, rows = _open(path, given, header, delimiter, encoding, split, subset)
     read = list(_examples(rows, given))
     if groups is not None:
         known = {example.group for example in read if isinstance(example, Example)}
@@ -120,7 +120,7 @@ def _value(row: Row, key: str, column: Column) -> str:
     return "" if value is None else str(value).strip() if key not in ("text", "second") else str(value)
 
 
-def _opened(
+def _open(
     path: str,
     columns: dict[str, Column],
     header: bool | None,
@@ -132,24 +132,24 @@ def _opened(
     """What the results call the table, and its rows."""
     place = local(path)
     if place.is_dir():
-        return f"{path}, {split}", (Row(*record) for record in stored_records(place, split))
+        return f"{path}, {split}", (Row(*record) for record in read_stored(place, split))
     if not place.exists() and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not place.suffix:
         name = f"{path}, {subset}" if subset else path
         return f"{name}, {split}", (Row(*record) for record in hub_records(HubTable(path, subset), split))
-    file = existing(path, SUFFIXES)
+    file = find_file(path, SUFFIXES)
     if file.name.endswith(DELIMITED):
-        text, code = decoded(file, encoding)
+        text, code = decode(file, encoding)
         by_name = [column for column in columns.values() if isinstance(column, str)]
         headed = bool(by_name) if header is None else header
-        rows = _delimited(file, text, by_name, headed, delimiter)
+        rows = _read_delimited(file, text, by_name, headed, delimiter)
         return str(path) if code.startswith("utf-8") else f"{path} ({code})", rows
     if file.name.endswith(".parquet"):
         return str(path), (Row(*record) for record in parquet_records(file))
     return str(path), _json_lines(file)
 
 
-def _delimited(file: Path, text: str, names: list[str], headed: bool, delimiter: str | None) -> Iterator[Row]:
-    lines = delimited(file, text, names if headed else [], delimiter)
+def _read_delimited(file: Path, text: str, names: list[str], headed: bool, delimiter: str | None) -> Iterator[Row]:
+    lines = read_delimited(file, text, names if headed else [], delimiter)
     header = lines[0][1] if headed and lines else []
     if twice := [name for name, count in Counter(header).items() if count > 1 and name in names]:
         raise BadInput(f"{file}, line 1: two columns of one name, got '{twice[0]}'; give it by its number, from 0")

@@ -12,7 +12,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
-from repsim_cli.data.files import existing, json_line, lines_of, parquet, parquet_rows, text_in
+from repsim_cli.data.files import find_file, json_line, lines_of, parquet, parquet_rows, text_in
 from repsim_cli.data.network import check_hub
 from repsim_cli.data.packing import Spans, Text
 from repsim_cli.data.records import file_records
@@ -44,7 +44,7 @@ def local_text(
         `line`.
     Example: repsim run data=local_text data.path=FILE
     """
-    file = existing(path, SUFFIXES)
+    file = find_file(path, SUFFIXES)
 
     def documents() -> Generator[str, None, None]:
         empty = True

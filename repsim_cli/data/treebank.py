@@ -14,12 +14,12 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
-from repsim_cli.data.files import existing, lines_of
+from repsim_cli.data.files import find_file, lines_of
 from repsim_cli.data.hub import HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import read
-from repsim_cli.data.words import Tally, aligned, sentence, stretches
+from repsim_cli.data.words import WordTally, align, sentence, stretches
 
 Words = Literal["surface", "syntactic"]
 NO_LABEL = "_"
@@ -81,7 +81,7 @@ class Treebank(Data):
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         if extract.unit in WORDS:
-            return self.aligned({"the model": tokenizer}, extract, seed)["the model"]
+            return self.align({"the model": tokenizer}, extract, seed)["the model"]
         return pad(
             [(" ".join(words),) for words in self.sentences()],
             tokenizer,
@@ -91,12 +91,12 @@ class Treebank(Data):
             source=self.source,
         )
 
-    def aligned(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+    def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         sentences, empty = self._sentences()
-        tally = Tally(Counter({"no word": empty} if empty else {}))
+        tally = WordTally(Counter({"no word": empty} if empty else {}))
         passages = (sentence(i, sentences[i]) for i in draw(len(sentences), extract.sequences, seed).tolist())
         made = list(stretches(passages, tokenizers, extract, tally, whole=True))
-        return aligned(made, tokenizers, extract, tally, self.source, len(sentences))
+        return align(made, tokenizers, extract, tally, self.source, len(sentences))
 
 
 def _treebank(
@@ -112,7 +112,7 @@ def _treebank(
     if path is None:
         return of_words(read_web, f"{where}, {split}", public=True)
     folder = local(path)
-    file = existing(str(folder / files[split]) if folder.is_dir() else path, suffixes)
+    file = find_file(str(folder / files[split]) if folder.is_dir() else path, suffixes)
     next(read_file(file), None)
     return of_words(lambda: read_file(file), str(file))
 
@@ -216,9 +216,9 @@ def conllu(file: Path, words: Words) -> Iterator[list[Word]]:
                 sentence.append(Word(fields[1], *labels))
             elif words == "surface":
                 written, *before = sentence[-1]
-                sentence[-1] = Word(written, *map(joined, before, labels))
+                sentence[-1] = Word(written, *map(join, before, labels))
 
 
-def joined(before: str, part: str) -> str:
+def join(before: str, part: str) -> str:
     """Of a word that is written as one, the labels of its parts up to this one."""
     return part if before == NO_LABEL else f"{before}+{part}"

@@ -74,7 +74,7 @@ class Passage(NamedTuple):
         return start if space is None else space
 
 
-def marked(document: int, text: str, spans: Sequence[Sequence[int]]) -> Passage:
+def mark(document: int, text: str, spans: Sequence[Sequence[int]]) -> Passage:
     """A text with spans of its characters, ascending."""
     return Passage(document, (text,), np.asarray(spans, int).reshape(-1, 2))
 
@@ -85,7 +85,7 @@ def sentence(document: int, words: Sequence[str]) -> Passage:
     return Passage(document, (" ".join(words),), np.stack([ends - [len(word) for word in words], ends], 1))
 
 
-def segmented(document: int, texts: tuple[str, ...], first: int = 0) -> Passage:
+def segment(document: int, texts: tuple[str, ...], first: int = 0) -> Passage:
     """A text or a pair of texts, with the words that Unicode's rules find in it."""
     behind = np.cumsum([0, *(len(text) + 1 for text in texts)])
     words = [words_in(text) + at for text, at in zip(texts, behind, strict=False)]
@@ -167,7 +167,7 @@ class Stretch(NamedTuple):
 
 
 @dataclass
-class Tally:
+class WordTally:
     """What is left out: passages and words by reason, and words in all. split: passages read in several stretches."""
 
     dropped: Counter[str] = field(default_factory=Counter)
@@ -177,7 +177,7 @@ class Tally:
 
 
 def stretches(
-    passages: Iterable[Passage], tokenizers: Mapping[str, Any], extract: Extract, tally: Tally, *, whole: bool
+    passages: Iterable[Passage], tokenizers: Mapping[str, Any], extract: Extract, tally: WordTally, *, whole: bool
 ) -> Iterator[Stretch]:
     """The same stretches of the passages for every tokenizer.
 
@@ -192,7 +192,7 @@ def stretches(
             raise BadInput(
                 f"extract.length: too short for {extra} special tokens and a word of '{label}', got {length}; raise it"
             )
-    for some in _batched(passages, tally):
+    for some in _batch(passages, tally):
         tokenized = [pieces(tokenizer, some) for tokenizer in tokenizers.values()]
         for passage, given in zip(some, zip(*tokenized, strict=True), strict=True):
             made = [(passage, list(given))]
@@ -203,12 +203,12 @@ def stretches(
                     tally.dropped[f"a pair of more than {length} tokens"] += 1
                     tally.lost += len(passage.words)
                     continue
-                made = list(_split(passage, tokenizers, list(given), length))
+                made = list(_split_parts(passage, tokenizers, list(given), length))
                 tally.split += len(made) > 1
-            yield from _kept(made, tally, whole)
+            yield from _drop_lost(made, tally, whole)
 
 
-def _batched(passages: Iterable[Passage], tally: Tally) -> Iterator[list[Passage]]:
+def _batch(passages: Iterable[Passage], tally: WordTally) -> Iterator[list[Passage]]:
     """The passages with words, some at a time."""
     some: list[Passage] = []
     size = 0
@@ -225,7 +225,7 @@ def _batched(passages: Iterable[Passage], tally: Tally) -> Iterator[list[Passage
         yield some
 
 
-def _kept(parts: Sequence[tuple[Passage, list[Pieces]]], tally: Tally, whole: bool) -> Iterator[Stretch]:
+def _drop_lost(parts: Sequence[tuple[Passage, list[Pieces]]], tally: WordTally, whole: bool) -> Iterator[Stretch]:
     """The parts of a passage without what some tokenizer loses."""
     reason = next(filter(None, (_problem(pieces, whole) for _, some in parts for pieces in some)), None)
     if reason is not None:
@@ -251,7 +251,7 @@ def _too_long(passage: Passage, given: Mapping[str, Pieces], length: int) -> Bad
     )
 
 
-def _split(
+def _split_parts(
     passage: Passage, tokenizers: Mapping[str, Any], given: list[Pieces], length: int
 ) -> Iterator[tuple[Passage, list[Pieces]]]:
     """Parts of as many words as fit under every tokenizer. Each is tokenized as a separate text."""
@@ -276,11 +276,11 @@ def _split(
         first = stop
 
 
-def aligned(
+def align(
     chosen: Sequence[Stretch],
     tokenizers: Mapping[str, Any],
     extract: Extract,
-    tally: Tally,
+    tally: WordTally,
     source: str,
     documents: int,
 ) -> dict[str, Sequences]:
@@ -290,24 +290,24 @@ def aligned(
         tally.words.update(stretch.lost.values())
     if not kept:
         why = ", ".join(
-            f"{count} with {reason}" for reason, count in _named(tally.dropped + tally.words, extract).items()
+            f"{count} with {reason}" for reason, count in _name_reasons(tally.dropped + tally.words, extract).items()
         )
         raise BadInput(
             f"{source}: no {extract.unit} is left, got {why}; use other data, or models with other tokenizers"
         )
     tally.lost += tally.words.total()
     return {
-        label: _padded(kept, place, tokenizer, extract, tally, documents)
+        label: _pad(kept, place, tokenizer, extract, tally, documents)
         for place, (label, tokenizer) in enumerate(tokenizers.items())
     }
 
 
-def _named(reasons: Mapping[str, int], extract: Extract) -> dict[str, int]:
+def _name_reasons(reasons: Mapping[str, int], extract: Extract) -> dict[str, int]:
     return {reason.replace("word", extract.unit): count for reason, count in reasons.items()}
 
 
-def _padded(
-    kept: Sequence[Stretch], place: int, tokenizer: Any, extract: Extract, tally: Tally, documents: int
+def _pad(
+    kept: Sequence[Stretch], place: int, tokenizer: Any, extract: Extract, tally: WordTally, documents: int
 ) -> Sequences:
     """The sequences for one tokenizer, padded on the right to the longest."""
     longest = min(extract.length, max(stretch.given[place].length for stretch in kept))
@@ -342,8 +342,8 @@ def _padded(
         example=example,
         truncated=cut,
         documents=documents,
-        dropped=_named(tally.dropped, extract),
-        words_dropped=_named(tally.words, extract),
+        dropped=_name_reasons(tally.dropped, extract),
+        words_dropped=_name_reasons(tally.words, extract),
         split=tally.split,
         lost=tally.lost,
     )

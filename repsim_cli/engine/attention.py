@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.estimates import Notices, State, joined, noticed
+from repsim_cli.engine.estimates import Notices, State, file_warnings, join
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined
 from repsim_cli.measures import OfAttention
@@ -18,7 +18,7 @@ from repsim_cli.measures.base import at
 
 def estimate_attention(
     measures: Mapping[str, OfAttention],
-    batches: Callable[[int], Iterable[Maps]],
+    batches: Callable[[int], Iterable[AttentionMaps]],
     layers: Sequence[slice],
     *,
     names: Sequence[str],
@@ -52,7 +52,7 @@ def estimate_attention(
     undefined = Reasons(list(measures))
     for label, measure in measures.items():
         total = totals[kinds.index(sums[label])]
-        with noticed(notices, [label]):
+        with file_warnings(notices, [label]):
             try:
                 at(label, partial(measure.check_count, total))
                 values = at(label, partial(measure.layers, total, layers))
@@ -69,7 +69,7 @@ def estimate_attention(
             notices=notices.get(label, []),
             undefined=undefined.cells[label],
         )
-    return matrices, joined(matrices.values())
+    return matrices, join(matrices.values())
 
 
 def by_pairs(

@@ -20,7 +20,7 @@ from repsim_cli.activations.places import row_identities, row_places
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.cached import Content, finished_units
+from repsim_cli.engine.cached import Content, open_units
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside
 from repsim_cli.engine.extraction import Extraction
@@ -48,14 +48,14 @@ def behind(
     where that has it. Nothing is kept of layers that are in memory in groups alone."""
     measure = next((label for label, bound in comparison.measures.items() if isinstance(bound, OfHsic)), "")
     unit = None if content is None else content.of_rows(comparison.measures[measure] if measure else None)
-    with finished_units(run, "rows", {"rows": unit}) as (known, keep):
+    with open_units(run, "rows", {"rows": unit}) as (known, keep):
         kept, observed = dict(known.get("rows", {})), False
 
         def observe(batch: int, representations: Any) -> Mapping[Any, Tensor]:
             nonlocal observed
             observed = True
             if not batch and not kept and all(isinstance(x, Tensor) for x in representations):
-                kept.update(seen(comparison, representations, measure))
+                kept.update(find_nearest(comparison, representations, measure))
                 if kept:
                     keep("rows", kept)
             return {}
@@ -65,7 +65,7 @@ def behind(
         run.manifest["rows_behind"] = _why_none(comparison, observed)
     if kept:
         write(run.folder / BEHIND, save({name: part.contiguous() for name, part in kept.items()}))
-        run.write_text(TEXTS, compact(described(comparison, sequences, len(kept["nearest"][0]), measure)))
+        run.write_text(TEXTS, compact(describe(comparison, sequences, len(kept["nearest"][0]), measure)))
 
 
 def _why_none(comparison: Comparison, observed: bool) -> str:
@@ -80,7 +80,7 @@ def _why_none(comparison: Comparison, observed: bool) -> str:
     return "none are kept, since the layers are in memory in groups alone; raise hardware.memory_gb"
 
 
-def seen(comparison: Comparison, rows: Sequence[Tensor], measure: str) -> dict[str, Tensor]:
+def find_nearest(comparison: Comparison, rows: Sequence[Tensor], measure: str) -> dict[str, Tensor]:
     """Finds what is kept of a batch: `nearest` (layers, n, 10), the rows nearest first, -1 where a layer has none;
     `pairs` (p, 2), `values` (p,) and `shares` (p, n) of layers that answer to each other, under this measure.
 
@@ -156,7 +156,7 @@ def shares(
     values = within(measure.card, values)
     for cell in undefined:
         values[cell] = torch.nan
-    pairs = [pair for i, j in models for pair in _answering(values, places[i], places[j], measure)]
+    pairs = [pair for i, j in models for pair in _find_answers(values, places[i], places[j], measure)]
     pairs = pairs[: SHARES // n]
     if not pairs:
         return {}
@@ -172,7 +172,7 @@ def shares(
     return {"pairs": at.to(torch.int16), "values": values[at[:, 0], at[:, 1]], "shares": torch.stack(parts).float()}
 
 
-def _answering(values: Float[Tensor, "r r"], a: slice, b: slice, measure: InnerProduct) -> list[tuple[int, int]]:
+def _find_answers(values: Float[Tensor, "r r"], a: slice, b: slice, measure: InnerProduct) -> list[tuple[int, int]]:
     """The pairs of layers of two models of which each is the closest of the other, or that have the same number."""
     near = values[a, b].cpu() if measure.card.larger_is_closer else -values[a, b].cpu()
     near = near.nan_to_num(-torch.inf, neginf=-torch.inf)
@@ -182,7 +182,7 @@ def _answering(values: Float[Tensor, "r r"], a: slice, b: slice, measure: InnerP
     return [(int(a.start) + i, int(b.start) + j) for i, j in cells if near[i, j].isfinite()]
 
 
-def described(comparison: Comparison, sequences: Mapping[str, Sequences], n: int, measure: str) -> dict[str, Any]:
+def describe(comparison: Comparison, sequences: Mapping[str, Sequences], n: int, measure: str) -> dict[str, Any]:
     """Describes the kept rows: the layers, what a row is, which token or word it is of, and the texts that it stands
     in, where they may be kept."""
     extract, numbers = comparison.extract, comparison.numbers(0)[:n]
@@ -192,7 +192,7 @@ def described(comparison: Comparison, sequences: Mapping[str, Sequences], n: int
     if given is not None and of_text:
         tokens = row_identities(given, extract)
         identities = None if tokens is None else tokens[numbers]
-        if _kept(comparison):
+        if _keeps_texts(comparison):
             texts = passages(given, comparison.tokenizers[label], extract, numbers)
         elif identities is not None:  # numbers of the vocabulary could be read as text
             identities = np.unique(identities, return_inverse=True)[1]
@@ -213,7 +213,7 @@ def _of_text(extraction: Extraction, given: Sequences | None) -> bool:
     return given is not None and given.inputs.ndim == 2 and extraction.data.modality == "text"
 
 
-def _kept(extraction: Extraction) -> bool:
+def _keeps_texts(extraction: Extraction) -> bool:
     return extraction.extract.keep_texts or extraction.data.public
 
 
@@ -223,7 +223,7 @@ def texts_of_rows(
     """Gives each of these rows of the run its text, `before [token] behind` where it is of a part of a sequence; None
     where rows have no text, or it may not be kept."""
     label, given = next(iter(sequences.items()), ("", None))
-    if given is None or not _of_text(extraction, given) or not _kept(extraction):
+    if given is None or not _of_text(extraction, given) or not _keeps_texts(extraction):
         return None
     tokenizer, found = extraction.tokenizers[label], [""] * len(numbers)
     for passage in passages(given, tokenizer, extraction.extract, numbers):
@@ -259,12 +259,12 @@ def passages(
                 rows[sequences.word[sequence, :length] == sequences.word[sequence, place]] = row
             elif not extract.pooled:
                 rows[place] = row
-        pieces = spelled(tokenizer, sequences.ids[sequence, :length].tolist())
+        pieces = spell(tokenizer, sequences.ids[sequence, :length].tolist())
         found.append({"pieces": pieces, "rows": rows.tolist()})
     return found
 
 
-def spelled(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+def spell(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """The text of every token beside those before it; empty for one that ends within a character, which the last of its
     tokens has."""
 

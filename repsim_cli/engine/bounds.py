@@ -16,7 +16,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs import cache
 
 
-def shown(
+def describe_models(
     models: Mapping[str, AnySource], hardware: Hardware, devices: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """What each model is, and the bytes of its weights. devices: where they go."""
@@ -96,7 +96,7 @@ def activations(models: Mapping[str, AnySource], readings: Iterable[Reading], da
     return 4.0 * all_rows(models, data, extract) * sum(layer.width for reading in live for layer in reading.layers)
 
 
-def passing(
+def bound_pass(
     live: Mapping[str, Source], extract: Extract, hardware: Hardware, features: int, *, together: bool = False
 ) -> dict[str, float]:
     """Bytes, estimated: weights of the models that are in memory at a time, and the activations of a forward batch and

@@ -30,11 +30,11 @@ from repsim_cli.engine.corrections import holm_adjusted
 from repsim_cli.engine.cost import Cost, products
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.footprint import cost_of_passes, rows_at_once, stays_in_cache
-from repsim_cli.engine.rows import Rows, opened
+from repsim_cli.engine.rows import Rows, open_rows
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.models.transformers import shape_key, untrained
+from repsim_cli.models.transformers import draw_untrained, shape_key
 from repsim_cli.runs.content import BUDGET, BUDGET_COLUMNS, BUDGET_PARTS, BY_TOKEN, BY_TOKEN_COLUMNS, Table
 from repsim_cli.runs.results import Run
 
@@ -45,14 +45,14 @@ PRODUCTS, NORMS = 20, 8  # of all rows with a covariance, of a pair of layers an
 NOTED = ("models_run", "data")  # in the manifest, of the run itself
 
 
-class Pair(NamedTuple):
+class LayerPair(NamedTuple):
     """Two layers of different models at the same depth, by their numbers among all."""
 
     first: int
     second: int
 
 
-class Sample(NamedTuple):
+class BudgetSample(NamedTuple):
     """The rows: what is read, of every row its token and its document, from 0, and in how many batches neighbours are
     found."""
 
@@ -87,7 +87,7 @@ def check(comparison: Comparison) -> None:
         )
 
 
-def pairs_of(comparison: Comparison) -> list[Pair]:
+def pairs_of(comparison: Comparison) -> list[LayerPair]:
     """Pairs the layers of every two models that are equally deep among those of one hook point.
 
     Layers of equally many are paired in turn; else each of the first with that at the same share of the depth.
@@ -100,11 +100,11 @@ def pairs_of(comparison: Comparison) -> list[Pair]:
         for point in ours.keys() & theirs.keys():
             a, b = ours[point], theirs[point]
             step = (len(b) - 1) / max(len(a) - 1, 1)
-            pairs += [Pair(layer, b[int(place * step + 0.5)]) for place, layer in enumerate(a)]
+            pairs += [LayerPair(layer, b[int(place * step + 0.5)]) for place, layer in enumerate(a)]
     return sorted(pairs, key=lambda pair: (_owners(comparison, pair), pair))
 
 
-def _owners(comparison: Comparison, pair: Pair) -> tuple[int, int]:
+def _owners(comparison: Comparison, pair: LayerPair) -> tuple[int, int]:
     places = [place.stop for place in comparison.places]
     return int(np.searchsorted(places, pair.first, "right")), int(np.searchsorted(places, pair.second, "right"))
 
@@ -141,7 +141,7 @@ def twins_of(comparison: Comparison) -> Extraction:
     """Makes an untrained model in the shape of each trained one of which the run has none, under its label."""
     wanted = comparison.live if linear(comparison) else ()
     lacking = [label for label in wanted if twin_of(comparison.models, label) == ""]
-    made = {label: untrained(comparison.live[label], number) for number, label in enumerate(lacking)}
+    made = {label: draw_untrained(comparison.live[label], number) for number, label in enumerate(lacking)}
     return Extraction(
         models=made,
         readings=readings(made, comparison.extract),
@@ -157,9 +157,9 @@ def twins_of(comparison: Comparison) -> Extraction:
     )
 
 
-def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Sample:
+def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> BudgetSample:
     """Takes the rows of a comparison whose rows are clustered. Raises BadInput where their documents are too few."""
-    read = replace(comparison, extract=_sampled(comparison.extract), groups=None)
+    read = replace(comparison, extract=_use_full(comparison.extract), groups=None)
     numbers = read.numbers(0)
     tokens = row_identities(next(iter(sequences.values())), read.extract)
     assert tokens is not None
@@ -170,10 +170,12 @@ def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Sample
             "more documents (data.sample_by=paragraph makes one of each paragraph), or leave it out"
         )
     size = comparison.extract.batch_rows if comparison.extract.estimate == "per_batch" else len(numbers)
-    return Sample(read, np.unique(tokens[numbers], return_inverse=True)[1], documents, max(1, len(numbers) // size))
+    return BudgetSample(
+        read, np.unique(tokens[numbers], return_inverse=True)[1], documents, max(1, len(numbers) // size)
+    )
 
 
-def planned(comparison: Comparison) -> str:
+def plan(comparison: Comparison) -> str:
     """Says, for a plan, what will be split, and which models run for it."""
     made = list(twins_of(comparison).models)
     twins = f"an untrained twin is made and run of: {', '.join(made)}" if made else "no untrained twin is made"
@@ -182,17 +184,19 @@ def planned(comparison: Comparison) -> str:
 
 def cost(comparison: Comparison) -> Cost:
     """Of the passes of the twins, and of the covariances of every pair of layers and of each of them."""
-    twins, rows = twins_of(comparison), rows_at_once(replace(comparison, extract=_sampled(comparison.extract)))
+    twins, rows = twins_of(comparison), rows_at_once(replace(comparison, extract=_use_full(comparison.extract)))
     widths = [(comparison.layers[a].width, comparison.layers[b].width) for a, b in pairs_of(comparison)]
     cells = linear(comparison) * sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
     return (cost_of_passes(twins) if twins.models else Cost()) + products(2.0 * rows * cells, comparison.hardware)
 
 
-def _sampled(extract: Extract) -> Extract:
+def _use_full(extract: Extract) -> Extract:
     return replace(extract, estimate="full")
 
 
-def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple[dict[str, Table], dict[str, Any]]:
+def budget(
+    run: Run, taken: BudgetSample, sequences: Mapping[str, Sequences]
+) -> tuple[dict[str, Table], dict[str, Any]]:
     """Splits the values of all pairs of layers at the same depth: the tables, and what is known of them."""
     comparison, twins = taken.read, twins_of(taken.read)
     noted = deepcopy({key: run.manifest[key] for key in NOTED})
@@ -200,11 +204,13 @@ def budget(run: Run, taken: Sample, sequences: Mapping[str, Sequences]) -> tuple
     split: list[list[Any]] = []
     shared: list[list[Any]] = []
     with ExitStack() as held:
-        rows = held.enter_context(opened(run, comparison, sequences, identities=run.manifest["models"], diagnose=False))
+        rows = held.enter_context(
+            open_rows(run, comparison, sequences, identities=run.manifest["models"], diagnose=False)
+        )
         fresh = None
         if twins.models:
             identities = {label: source.identity() for label, source in twins.models.items()}
-            fresh = held.enter_context(opened(run, twins, sequences, identities=identities, diagnose=False))
+            fresh = held.enter_context(open_rows(run, twins, sequences, identities=identities, diagnose=False))
         parts = Parts.of(taken, rows, fresh)
         for pair in run.progress(pairs_of(comparison), label="budget", unit="pairs of layers"):
             given = _layers(rows, pair)
@@ -256,7 +262,7 @@ class Parts:
     that were made; None where there is none. norms: of the layers so far.
     """
 
-    taken: Sample
+    taken: BudgetSample
     design: shares.Design
     rows: Rows
     fresh: Rows | None
@@ -264,27 +270,27 @@ class Parts:
     norms: dict[int, np.ndarray]
 
     @classmethod
-    def of(cls, taken: Sample, rows: Rows, fresh: Rows | None) -> "Parts":
+    def of(cls, taken: BudgetSample, rows: Rows, fresh: Rows | None) -> "Parts":
         models = taken.read.models
         twins = {label: twin_of(models, label) for label in models}
         several = linear(taken.read) and any(twin is not None for twin in twins.values())
         return cls(taken, shares.design(taken.tokens, taken.documents, twins=several), rows, fresh, twins, {})
 
-    def row(self, pair: Pair, x: Tensor, y: Tensor) -> list[float | None]:
+    def row(self, pair: LayerPair, x: Tensor, y: Tensor) -> list[float | None]:
         """The shares of BUDGET_PARTS, half of the width of their intervals, and p of the test beyond the token."""
         for layer, z in zip(pair, (x, y), strict=True):
             if layer not in self.norms:
                 self.norms[layer] = shares.norm(self.design, z)
         features = self._features(pair)
         read = None if features is None else shares.read_out(self.design, x, y, features)
-        parts = shares.split(shares.inner(self.design, x, y), read)
+        parts = shares.split_shares(shares.inner(self.design, x, y), read)
         norms = self.norms[pair.first], self.norms[pair.second]
         found = shares.shares(parts, norms, self.taken.read.significance.level)
         numbers = [found.get(part, NONE) for part in BUDGET_PARTS]
         tested = shares.p_beyond(self.design, x, y)
-        return [known(number) for number in (*chain.from_iterable(zip(*numbers, strict=True)), tested)]
+        return [fill_nan(number) for number in (*chain.from_iterable(zip(*numbers, strict=True)), tested)]
 
-    def _features(self, pair: Pair) -> Tensor | None:
+    def _features(self, pair: LayerPair) -> Tensor | None:
         """The features that are read out, of the twins of both layers."""
         found: dict[tuple[str, int], Tensor] = {}
         for layer in pair:
@@ -324,12 +330,12 @@ class Parts:
 NONE = shares.Share(math.nan, math.nan)
 
 
-def known(number: float) -> float | None:
+def fill_nan(number: float) -> float | None:
     """A number of a table, which has no NaN."""
     return number if math.isfinite(number) else None
 
 
-def _of_neighbours(taken: Sample, measure: Measure, x: Tensor, y: Tensor) -> list[float | None]:
+def _of_neighbours(taken: BudgetSample, measure: Measure, x: Tensor, y: Tensor) -> list[float | None]:
     """Takes the mean, over batches of as many rows as those of the run, of what `shares.neighbours` counts; None where
     a layer has no neighbours, as a constant one."""
     assert isinstance(measure, Pairwise)

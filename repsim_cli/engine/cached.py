@@ -32,7 +32,7 @@ from repsim_cli.engine.permuted import in_notes
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
-from repsim_cli.runs.cache import Entry, key, trim, using
+from repsim_cli.runs.cache import Entry, key, trim, use
 from repsim_cli.runs.content import Table
 from repsim_cli.runs.results import Run
 
@@ -137,7 +137,7 @@ class Content:
     def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
         """The keys of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
         parts, places = {**self.shared, **self._measure(measure)}, places_of(self.readings)
-        if not solved_singly(measure, self.shared["estimate"]) or parts["its code"] is None:
+        if not is_solved_singly(measure, self.shared["estimate"]) or parts["its code"] is None:
             return {}
         return {
             (i, j): key({**parts, "models": [a, b]})
@@ -165,7 +165,7 @@ class Content:
         }
 
 
-def solved_singly(measure: Measure, estimate: str) -> bool:
+def is_solved_singly(measure: Measure, estimate: str) -> bool:
     """Whether the pairs of layers are solved one by one."""
     return isinstance(measure, Pairwise) and measure.compare_all is None and estimate not in STREAMED
 
@@ -234,10 +234,10 @@ def matrix_from(entry: Entry) -> SimilarityMatrix:
 
 
 @contextmanager
-def finished(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[FinishedMatrices]:
+def open_matrices(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[FinishedMatrices]:
     """What the cache holds of these measures' matrices; content None: nothing, and nothing is written."""
     keys = {} if content is None else {label: content.of_matrix(measure) for label, measure in measures.items()}
-    with _using(run, "matrices", [entry_key for entry_key in keys.values() if entry_key is not None]) as entries:
+    with _use(run, "matrices", [entry_key for entry_key in keys.values() if entry_key is not None]) as entries:
         known = FinishedMatrices(run=run)
         for label, measure in measures.items():
             entry = entries.get(keys.get(label) or "")
@@ -255,14 +255,14 @@ Tensors = Mapping[str, Tensor]
 
 
 @contextmanager
-def finished_units(
+def open_units(
     run: Run, kind: str, keys: Mapping[str, str | None]
 ) -> Iterator[tuple[dict[str, Tensors], Callable[[str, Tensors], None]]]:
     """Units of work that are a few tensors: those that the cache holds, by label, and a function that adds another.
 
     keys: by label; None: it cannot be cached.
     """
-    with _using(run, kind, [unit for unit in keys.values() if unit is not None]) as entries:
+    with _use(run, kind, [unit for unit in keys.values() if unit is not None]) as entries:
         of = {label: entries[unit] for label, unit in keys.items() if unit in entries}
         known = {label: safetensors.torch.load_file(x.files["unit"]) for label, x in of.items() if x.complete}
 
@@ -280,11 +280,11 @@ def finished_units(
 
 
 @contextmanager
-def kept_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]:
+def open_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]:
     """The tables of the run's layers that the cache holds; where it holds none, those that are there in the end are
     written. content None: it holds none, and nothing is written."""
     entry_key = None if content is None else content.of_tables()
-    with _using(run, "diagnostics", [] if entry_key is None else [entry_key]) as entries:
+    with _use(run, "diagnostics", [] if entry_key is None else [entry_key]) as entries:
         entry = entries.get(entry_key or "")
         known = {} if entry is None else entry.meta.get("tables", {})
         tables = {name: Table(**table) for name, table in known.items()}
@@ -298,12 +298,12 @@ def kept_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]
 
 
 @contextmanager
-def known_pairs(
+def open_pairs(
     run: Run, measures: Mapping[str, Measure], content: Content | None, wanted: Wanted | None
 ) -> Iterator[dict[str, KnownPairs]]:
     """The solved pairs of measures that solve them one by one; new pairs are written even where the run fails."""
     keys = {} if content is None else {label: content.of_pairs(measure, wanted) for label, measure in measures.items()}
-    with _using(run, "pairs", [pair for of_measure in keys.values() for pair in of_measure.values()]) as entries:
+    with _use(run, "pairs", [pair for of_measure in keys.values() for pair in of_measure.values()]) as entries:
         by_measure = {
             label: KnownPairs(
                 places=places_of(content.readings),
@@ -326,7 +326,7 @@ Fill = Callable[[int, str, np.ndarray], None]
 
 
 @contextmanager
-def known_nulls(
+def open_nulls(
     run: Run, measures: Mapping[str, Measure], content: Content | None, blocks: Mapping[str, Sequence[range]]
 ) -> Iterator[Fill]:
     """fill(batch, label, values): copies the permutations of a batch that the cache holds into values (k, r, r).
@@ -339,7 +339,7 @@ def known_nulls(
         for block in blocks[label]
         if content is not None and (unit := content.of_null(measures[label], block)) is not None
     }
-    with _using(run, NULLS, list(keys.values())) as entries:
+    with _use(run, NULLS, list(keys.values())) as entries:
 
         def fill(batch: int, label: str, values: np.ndarray) -> None:
             for (of, block), unit in keys.items():
@@ -350,13 +350,13 @@ def known_nulls(
 
 
 @contextmanager
-def _using(run: Run, kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
+def _use(run: Run, kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
     """The entries, or none where the cache cannot be used."""
     with ExitStack() as stack:
         entries: dict[str, Entry] = {}
         if keys:
             try:
-                entries = stack.enter_context(using(kind, keys))
+                entries = stack.enter_context(use(kind, keys))
             except OSError as error:
                 run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
         lacking = any(not entry.complete for entry in entries.values())

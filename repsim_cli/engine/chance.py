@@ -19,7 +19,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.overlaps import mean_overlap, overlaps
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
-from repsim_cli.engine.permuted import of_sampled, permuted
+from repsim_cli.engine.permuted import of_sampled, permute_pairs
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, own_rows, within
 from repsim_cli.measures.documents import alike
@@ -31,7 +31,7 @@ SAMPLED = 4  # layers, spread over the map, whose pairs are drawn
 EXACT, DRAWN, SQUARE, APART, PAIRINGS, KNOWN = "chance", "drawn", "square", "apart", "pairings", "chance known"
 
 
-def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, seed: int) -> Statistics:
+def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, seed: int) -> Statistics:
     """Observes, beside the values of a batch, the exact mean (EXACT) where there is one, and of a few layers the mean
     over random pairings (DRAWN) and that of the squares (SQUARE), or that of the squared distances to the exact mean
     (APART).
@@ -49,24 +49,24 @@ def observing(units: Exchange, rows: Callable[[int], np.ndarray], batches: int, 
         if not known:
             return found
         found |= {} if exact is None else {EXACT: exact.masked_fill(lacking, math.nan)}
-        count, some = _sampled(prepared, batches, lacking)
+        count, some = _choose_sample(prepared, batches, lacking)
         if batch >= ORDERS or not count:
             return found
         orders = torch.from_numpy(np.stack([away(here, [seed, batch, k]) for k in range(count)]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
-            drawn = _drawn(prepared, some, orders, known_mean=exact is not None)
+            drawn = _draw(prepared, some, orders, known_mean=exact is not None)
         cells = torch.tensor(some)[:, None], torch.tensor(some)
         found[PAIRINGS] = torch.tensor(float(count))
         parts = {DRAWN: drawn.mean(0), SQUARE: drawn.square().mean(0)}
         if exact is not None:
             parts = {APART: (drawn - exact[cells]).square().nanmean(0)}
-        return found | {key: _spread(values, cells, part) for key, part in parts.items()}
+        return found | {key: _spread_out(values, cells, part) for key, part in parts.items()}
 
     return observe
 
 
-def _drawn(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool) -> Tensor:
+def _draw(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool) -> Tensor:
     """Computes the values of these layers under each order. Beside an exact mean, as that is of: lists of neighbours
     are kept, and each order moves one layer."""
     if known_mean and isinstance(prepared, PreparedProducts):
@@ -74,7 +74,7 @@ def _drawn(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool
     if known_mean and isinstance(prepared, PreparedStates) and prepared.measure.overlap is not None:
         lists = [prepared.measure.overlap(prepared.states[a]) for a in some]
         return overlaps(lists, orders) / lists[0].numel()
-    return permuted(_only(prepared, some), orders)
+    return permute_pairs(_only(prepared, some), orders)
 
 
 def _movable(prepared: Prepared) -> bool:
@@ -88,7 +88,7 @@ def mean_of(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:
     """Computes the mean over random pairings of these units, none in place, of all pairs: exact, or of a few."""
     if (exact := exact_mean(prepared, here)) is not None:
         return exact
-    return permuted(prepared, torch.from_numpy(np.stack([away(here, [*seed, k]) for k in range(ORDERS)]))).mean(0)
+    return permute_pairs(prepared, torch.from_numpy(np.stack([away(here, [*seed, k]) for k in range(ORDERS)]))).mean(0)
 
 
 def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
@@ -114,7 +114,7 @@ def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
     return None if places is None else mean_overlap(lists, places) / lists[0].numel()
 
 
-def _sampled(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[int, list[int]]:
+def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[int, list[int]]:
     """Chooses how many pairings of a batch are drawn, and of which layers: at most half of the pairs are solved again,
     or the two of two layers. lacking: cells without a value."""
     layers = (~lacking).any(1).nonzero()[:, 0].tolist()
@@ -146,7 +146,7 @@ def _only(prepared: Prepared, some: list[int]) -> Prepared:
     return replace(prepared, names=names, states=states, norms=norms, cross=cross, undefined={}, expected=None)
 
 
-def _spread(values: Matrix, cells: tuple[Tensor, Tensor], found: Tensor) -> Matrix:
+def _spread_out(values: Matrix, cells: tuple[Tensor, Tensor], found: Tensor) -> Matrix:
     """Puts these cells into a map that is NaN elsewhere; of a layer with itself only where there is no other."""
     if len(found) > 1:
         found = found.clone().fill_diagonal_(math.nan)
@@ -155,26 +155,26 @@ def _spread(values: Matrix, cells: tuple[Tensor, Tensor], found: Tensor) -> Matr
     return spread.masked_fill(values.cpu().isnan(), math.nan)
 
 
-class Level(NamedTuple):
+class ChanceLevel(NamedTuple):
     """The level of chance. cells: of every cell, or the same of all. about: what is recorded of it."""
 
     cells: Matrix | None
     about: dict[str, Any]
 
 
-def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> Level:
+def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> ChanceLevel:
     """Takes the level of chance from what was observed. why: it is not known, if it is not."""
     seen, batches = matrix.statistics, matrix.batches
     found = next((key for key in (EXACT, DRAWN) if key in seen and not seen[key].isnan().all()), "")
     if units is None or not found:
-        return Level(None, {"unknown": why})
+        return ChanceLevel(None, {"unknown": why})
     known = round(batches * float(seen[KNOWN]))
     about = {"units": units.what, "partnered": units.partnered, "batches": known}
     orders = min(ORDERS, batches) * int(seen.get(PAIRINGS, torch.zeros(())))
     if found == EXACT:
         once = seen[APART].nanmean() / batches if APART in seen else torch.tensor(math.nan)
         spread = float(once.sqrt()) if once.isfinite() else None
-        return Level(seen[EXACT], {**about, "mean": "exact", "spread": spread, "orders": orders})
+        return ChanceLevel(seen[EXACT], {**about, "mean": "exact", "spread": spread, "orders": orders})
     drawn = seen[DRAWN]
     once = (seen[SQUARE] - drawn.square()).nanmean().clamp_min(0) / batches * orders / max(orders - 1, 1)
     cells = torch.full_like(drawn, float(drawn.nanmean())).masked_fill(matrix.values.cpu().isnan(), math.nan)
@@ -183,4 +183,4 @@ def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> Level:
         "spread": float(once.sqrt()),
         "orders": orders,
     }
-    return Level(cells, about)
+    return ChanceLevel(cells, about)

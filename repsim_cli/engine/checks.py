@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.plain import counted
+from repsim_cli.base.plain import say_count
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import STREAMED, Extract, Group, Significance
 from repsim_cli.engine.estimates import check_estimate
@@ -141,7 +141,7 @@ def check_pairs(extract: Extract, models: Mapping[str, AnySource]) -> None:
 def pairs_lacking(sizes: Sequence[int], measures: Mapping[str, Measure]) -> str:
     """Says why a batch has too few pairs of rows of different documents, if so. sizes: rows of each document."""
     if len(sizes) < FEWEST_DOCUMENTS:
-        return f"rows of {counted(len(sizes), 'document')}, where {FEWEST_DOCUMENTS} are needed"
+        return f"rows of {say_count(len(sizes), 'document')}, where {FEWEST_DOCUMENTS} are needed"
     left, needed = sum(sizes) - max(sizes), max(bound.rows_needed for bound in measures.values() if bound.apart)
     return "" if left >= needed else f"{left} rows beside those of its largest document, where {needed} are needed"
 

@@ -17,14 +17,14 @@ from repsim_cli.measures.inner import (
     Packed,
     State,
     gram_tile,
-    unpacked,
+    unpack,
 )
 
 SMALLEST = 1e-6  # lower limit of p values in closed form
 SMALLEST_NORM = 1e-150  # of U: below it a matrix is constant
 
 
-class Moments(NamedTuple):
+class NullMoments(NamedTuple):
     """What the permutation null of an inner product needs from a symmetric matrix M.
 
     Off the diagonal, M_ij = U_ij + a_i + a_j + mean, where the rows of U sum to 0.
@@ -46,7 +46,7 @@ class Moments(NamedTuple):
     form: Float[Tensor, "2 2"]
 
 
-def moments(matrix: Float[Tensor, "n n"]) -> Moments:
+def moments(matrix: Float[Tensor, "n n"]) -> NullMoments:
     n = len(matrix)
     diagonal = matrix.diagonal().double()
     off = matrix.clone()
@@ -61,7 +61,7 @@ def moments(matrix: Float[Tensor, "n n"]) -> Moments:
     weights, norm = squares.sum(1, dtype=torch.float64), float(squares.sum(dtype=torch.float64))
     linear = torch.stack([effects * math.sqrt(2 * (n - 2)), diagonal - diagonal.mean()], 1)
     square = max(norm, SMALLEST_NORM) ** 2
-    return Moments(
+    return NullMoments(
         norm=norm,
         trace=float(((off @ off) * off).sum(dtype=torch.float64)),
         cubes=float((squares * off).sum(dtype=torch.float64)),
@@ -86,7 +86,7 @@ class Null(NamedTuple):
     heaviness: Matrix
 
 
-def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
+def closed_form(rows: Sequence[NullMoments], columns: Sequence[NullMoments]) -> Null:
     """The permutation null of <M_a, P N_b P'>: mean and variance exact, skewness and heaviness to leading order.
 
     The U parts and the linear parts are uncorrelated. Their variances: 2 |U|^2 |V|^2 / (n (n - 3)), and for sums
@@ -95,7 +95,7 @@ def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
     """
     n = len(rows[0].linear)
 
-    def stacked(side: Sequence[Moments]) -> tuple[Tensor, ...]:
+    def stack(side: Sequence[NullMoments]) -> tuple[Tensor, ...]:
         linear = torch.stack([m.linear for m in side])
         known = [[m.norm, m.trace, m.cubes, m.rows, m.fourths] for m in side]
         scalars = torch.tensor(known, dtype=torch.float64, device=linear.device)
@@ -110,7 +110,7 @@ def closed_form(rows: Sequence[Moments], columns: Sequence[Moments]) -> Null:
         )
 
     norm, trace, cubes, weights, fourths, constant, squares, form, second, third, fourth = (
-        a.view(len(rows), -1) @ b.view(len(columns), -1).T for a, b in zip(stacked(rows), stacked(columns), strict=True)
+        a.view(len(rows), -1) @ b.view(len(columns), -1).T for a, b in zip(stack(rows), stack(columns), strict=True)
     )
     unit = 2 / (n * (n - 3))
     variance = unit * norm + second / (n - 1)
@@ -138,7 +138,7 @@ def tail(z: Matrix, skewness: Matrix, heaviness: Matrix) -> Matrix:
     return torch.from_numpy(np.asarray(p, dtype=np.float64)).clamp_min(SMALLEST)
 
 
-def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
+def standardise(prepared: PreparedProducts) -> dict[str, Tensor]:
     """z, skewness and heaviness of the inner products of all pairs under the null, in closed form."""
     measure = prepared.measure
     known = {
@@ -152,6 +152,6 @@ def standardised(prepared: PreparedProducts) -> dict[str, Tensor]:
 def _square(kernel: AnyKernel, state: State, n: int) -> Float[Tensor, "n n"]:
     """The whole (n, n) matrix of a representation."""
     if isinstance(kernel, Packed):
-        return unpacked(state.features.values, n)
+        return unpack(state.features.values, n)
     whole = slice(0, n)
     return kernel.cells(state.fit, gram_tile(state.features, whole, whole), whole, whole)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int
 
-from repsim_cli.activations.exchange import Exchange, combined, exchange
+from repsim_cli.activations.exchange import Exchange, combine, exchange
 from repsim_cli.activations.inputs import documents_of
 from repsim_cli.activations.places import (
     row_beginnings,
@@ -72,11 +72,11 @@ class Clusters:
         """Names what differs between rows of one document."""
         _, document = np.unique(self.documents, return_inverse=True)
         count = document.max() + 1
-        return [name for name, rows in self.held.items() if combined(document, rows).max() + 1 > count]
+        return [name for name, rows in self.held.items() if combine(document, rows).max() + 1 > count]
 
     def _codes(self, names: Sequence[str]) -> Rows:
         """Numbers what these say of every row together."""
-        return combined(np.zeros_like(self.documents), *(self.held[name] for name in names))
+        return combine(np.zeros_like(self.documents), *(self.held[name] for name in names))
 
     def exchange(self, batches: Sequence[Rows]) -> Exchange | None:
         """Finds the units whose random pairings chance is of; None where too few rows have a partner."""

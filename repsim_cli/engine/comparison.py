@@ -96,10 +96,10 @@ class Comparison(Extraction):
     def slow(self) -> bool:
         return any(bound.slow is not None for bound in self.measures.values())
 
-    def counted(self, run: Run, sequences: Mapping[str, Sequences]) -> "Comparison":
+    def count_rows(self, run: Run, sequences: Mapping[str, Sequences]) -> "Comparison":
         """Adds the number of rows, and keeps the measures that they suit. Raises BadInput where they are too few."""
-        counted = super().counted(run, sequences)
-        total, extract = counted.total, self.extract.fitted(counted.total)
+        counted = super().count_rows(run, sequences)
+        total, extract = counted.total, self.extract.fit_to(counted.total)
         in_batches = extract.estimate in IN_BATCHES
         if (in_batches and total < extract.batch_rows) or (self.significance.bands and extract.estimate == "full"):
             raise self.too_few_rows(str(total))
@@ -125,7 +125,7 @@ class Comparison(Extraction):
         warn_of_few_rows(run, measures, self.layers, rows, used, replace(self.significance, chance=chance))
         return replace(counted, measures=measures, extract=extract)
 
-    def clustered(
+    def add_clusters(
         self, run: Run, sequences: Mapping[str, Sequences], significance: Significance | None = None
     ) -> "Comparison":
         """Adds the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
@@ -143,7 +143,7 @@ class Comparison(Extraction):
         clustered = replace(self, clusters=clusters, whole=clusters.whole)
         clustered = replace(clustered, apart=clustered._apart(run, (significance or self.significance).clusters))
         units, unknown = clustered._units()
-        return replace(clustered, exchanged=clustered._exchanged(run), units=units, unknown=unknown)
+        return replace(clustered, exchanged=clustered._exchange(run), units=units, unknown=unknown)
 
     def _units(self) -> tuple[Exchange | None, str]:
         """What chance is of random pairings of, or why it is not known."""
@@ -206,7 +206,7 @@ class Comparison(Extraction):
     def _numbers_of_batches(self) -> list[np.ndarray]:
         return [self.numbers(batch) for batch in range(self.batches)]
 
-    def _exchanged(self, run: Run) -> Segments | None:
+    def _exchange(self, run: Run) -> Segments | None:
         if self.significance.method != "permutation":
             return None
         assert self.clusters is not None
@@ -244,7 +244,7 @@ def comparison_of(
         raise BadInput(f"extract.estimate: layers are compared pair by pair, got {estimate}; use per_batch or full")
     extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)
     if (most := most_rows(extraction.models, extraction.extract)) < 2 * extraction.extract.batch_rows:
-        extraction = replace(extraction, extract=extraction.extract.fitted(most))
+        extraction = replace(extraction, extract=extraction.extract.fit_to(most))
     extract, live = extraction.extract, extraction.live
     labelled = bool(live) and not extraction.data.running
 
@@ -263,7 +263,7 @@ def comparison_of(
     dependent = significance.clusters not in BUILT_IN or (significance.clusters == "document" and (several or stored))
     judging.check(significance, extract.estimate, dependent)
     check_family(significance, [len(reading.layers) for reading in extraction.readings])
-    comparison = extraction.extended(
+    comparison = extraction.extend(
         Comparison,
         measures=measures,
         skipped=skipped,

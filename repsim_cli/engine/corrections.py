@@ -37,7 +37,7 @@ def families(tested: Matrix, card: Card, places: Sequence[slice], of: str) -> li
     return [torch.stack(maps).any(0)] if of == "run" and maps else maps
 
 
-def corrected(
+def correct(
     p: Matrix, tested: Matrix, null: Float[Tensor, "k r r"] | None, card: Card, among: Sequence[Family]
 ) -> tuple[Matrix, Matrix]:
     """p corrected for the cells of each family: family-wise, and as the false discovery rate at which a cell is counted
@@ -51,10 +51,10 @@ def corrected(
         raw = p[cells]
         rate[cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
         family[cells] = holm_adjusted(raw) if null is None else max_t(sign * tested[cells], sign * null[:, cells])
-    return (mirrored(family), mirrored(rate)) if card.symmetric else (family, rate)
+    return (mirror(family), mirror(rate)) if card.symmetric else (family, rate)
 
 
-def mirrored(upper: Matrix) -> Matrix:
+def mirror(upper: Matrix) -> Matrix:
     return torch.where(torch.ones_like(upper, dtype=torch.bool).triu(), upper, upper.mT)
 
 
@@ -95,7 +95,7 @@ def without(values: Matrix, left_out: Sequence[Family], places: Sequence[slice],
         for row, column in itertools.product(places, repeat=2):
             if cells[row, column].any():
                 kept[row, column] = torch.nan
-    kept = mirrored(kept) if card.symmetric else kept
+    kept = mirror(kept) if card.symmetric else kept
     return kept if left_out == [] or kept.isfinite().any() else None
 
 

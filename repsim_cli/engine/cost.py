@@ -14,7 +14,7 @@ import torch
 from repsim_cli.activations.batching import passes
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
-from repsim_cli.data.network import staying_offline
+from repsim_cli.data.network import stay_offline
 from repsim_cli.engine.bounds import disk_gb, in_gb
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.models.source import Source
@@ -71,7 +71,7 @@ def forward_operations(models: Iterable[Source], sequences: int, length: int, *,
     return operations
 
 
-def training_cost(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
+def estimate_training(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
     """To train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
     calls = Cost(0.0, 4 * CALL * steps * layers)
     return products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
@@ -82,7 +82,7 @@ def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10
     models, missing = list(models), {}
     disk = disk_gb({"weights": sum(4.0 * model.parameters for model in models)})
     try:
-        with staying_offline():
+        with stay_offline():
             for model in models:
                 for key, work in (model.work() if model.work else {}).items():
                     if key not in missing:
@@ -90,7 +90,8 @@ def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10
     except BadInput as error:
         return {"trainings": f"not known before the data can be read ({error})", "disk, GB": disk}
     costs = [
-        training_cost(model.layers, model.width, work.tokens, work.steps, hardware) for model, work in missing.values()
+        estimate_training(model.layers, model.width, work.tokens, work.steps, hardware)
+        for model, work in missing.values()
     ]
     whole = sum(costs, Cost())
     return {
@@ -154,7 +155,7 @@ def moments_cost(measures: Iterable[Measure], widths: list[int], pairs: int, row
     return products(2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3, hardware)
 
 
-def sampled_cost(widths: Sequence[int], sampled: int, rows: int, hardware: Hardware) -> Cost:
+def estimate_sampled(widths: Sequence[int], sampled: int, rows: int, hardware: Hardware) -> Cost:
     """The neighbours of sampled rows among all, from products in float64, and the search of the nearest."""
     return products(2.0 * sampled * rows * (2 * sum(widths) + 400 * len(widths)), hardware)
 
@@ -208,11 +209,11 @@ def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) 
     }
 
 
-def drawing(models: int, measures: int) -> dict[str, str]:
+def estimate_drawing(models: int, measures: int) -> dict[str, str]:
     """Estimates, for a plan, what drawing every figure of a comparison takes: of each pair of models one per measure,
     and one of all measures.
 
-    >>> drawing(3, 2)
+    >>> estimate_drawing(3, 2)
     {'all figures, beside that': '23 s, about 19 of them'}
     """
     pairs = models * (models + 1) // 2

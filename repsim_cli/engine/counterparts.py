@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.engine.estimates import Mean, Notices, distinct, noticed, of_sums
+from repsim_cli.engine.estimates import Mean, Notices, distinct, file_warnings, of_sums
 from repsim_cli.engine.pairs import all_pairs, by_preparation, hsic_products
 from repsim_cli.engine.undefined import Lack, Reasons
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.measures.base import at, inner_values, self_products
-from repsim_cli.measures.inner import Kernel, states_of, unchanged
+from repsim_cli.measures.inner import Kernel, keep_gram, states_of
 from repsim_cli.measures.inner import State as KernelState
 
 STRIP_ROWS = 1024  # rows of one float32 product of features
@@ -58,7 +58,7 @@ def estimate_counterparts(
         made = []
         for x, y, both, side, reasons in zip(left, right, names, sides, undefined, strict=True):
             reasons.where = "" if estimate == "full" else f"batch {seen + 1}: "
-            with noticed(notices, measures):
+            with file_warnings(notices, measures):
                 if estimate == "ratio_of_sums":
                     made.append(hsic_products(measures, (x, y), both, tile=tile, lack=reasons.add))
                 else:
@@ -116,7 +116,7 @@ def _pair(
         for measure in group.values():
             measure.check(names, [x.shape for x in pair], labels)
         try:
-            x, y = (some.prepared(side, name, labels) for side, name in zip(pair, names, strict=True))
+            x, y = (some.prepare_named(side, name, labels) for side, name in zip(pair, names, strict=True))
         except Degenerate as error:
             for label in group:
                 values[label] = torch.tensor(torch.nan, dtype=torch.float64)
@@ -130,7 +130,7 @@ def _pair(
 def _plain(measure: InnerProduct) -> bool:
     """Whether the measure takes the plain Gram matrix of its features on both sides."""
     kernel = measure.row
-    return kernel is measure.column and isinstance(kernel, Kernel) and kernel.cells is unchanged
+    return kernel is measure.column and isinstance(kernel, Kernel) and kernel.cells is keep_gram
 
 
 def _of_features(

@@ -27,7 +27,7 @@ def curve(
 
     def by_layer(numbers: Mapping[int, Sequence[float]]) -> dict[str, Numbers]:
         return {
-            layer: [known(numbers[step][i]) if step in numbers else None for step in steps]
+            layer: [omit_nan(numbers[step][i]) if step in numbers else None for step in steps]
             for i, layer in enumerate(layers)
         }
 
@@ -52,11 +52,11 @@ def curve(
     )
 
 
-def known(value: float) -> float | None:
+def omit_nan(value: float) -> float | None:
     """None for NaN."""
     return None if np.isnan(value) else value
 
 
-def named(curves: Sequence[Curve]) -> dict[str, Curve]:
+def name_curves(curves: Sequence[Curve]) -> dict[str, Curve]:
     """Curves by name, as results.json keeps them."""
     return {", ".join(str(x.about[key]) for key in ("quantity", "point", "model")): x for x in curves}

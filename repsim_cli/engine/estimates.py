@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.engine.expected import Places
+from repsim_cli.engine.expected import RowPlaces
 from repsim_cli.engine.one_by_one import array
 from repsim_cli.engine.pairs import Batch, Prepared, SimilarityMatrix, Statistics, all_pairs, hsic_products, of_hsic
-from repsim_cli.engine.processes import Work
+from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, value_of
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning, within
@@ -72,7 +72,7 @@ Notices = dict[str, list[str]]  # by the label of a measure
 
 
 @contextmanager
-def noticed(notices: Notices, labels: Iterable[str]) -> Iterator[None]:
+def file_warnings(notices: Notices, labels: Iterable[str]) -> Iterator[None]:
     """Files the warnings of measures under the measures that issued them, or under all of these labels."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
@@ -97,7 +97,7 @@ def distinct(notices: Iterable[str]) -> list[str]:
     return list(first.values())
 
 
-def joined(matrices: Iterable[SimilarityMatrix]) -> list[str]:
+def join(matrices: Iterable[SimilarityMatrix]) -> list[str]:
     """The warnings of several measures."""
     return distinct(notice for matrix in matrices for notice in matrix.notices)
 
@@ -116,14 +116,14 @@ def estimate_all_pairs(
     state: State | None = None,
     save: Callable[[State], None] = lambda state: None,
     wanted: Wanted | None = None,
-    work: Work | None = None,
-    places: Callable[[int], Places | None] = lambda batch: None,
+    work: PairWork | None = None,
+    places: Callable[[int], RowPlaces | None] = lambda batch: None,
     documents: Callable[[int], Documents | None] = lambda batch: None,
 ) -> tuple[dict[str, SimilarityMatrix], list[str]]:
     """Every measure for all pairs, from a stream of batches of R tensors (n, d_r) with paired rows; and their warnings.
 
-    batches(k): the stream from batch k on; of representations that do not fit into memory together, as `grams.packed`
-        makes it.
+    batches(k): the stream from batch k on; of representations that do not fit into memory together, as
+        `grams.pack_batches` makes it.
     estimate: `full`: one batch. `per_batch`: the mean of the batches' values, with its standard error.
         `ratio_of_sums`: HSIC of each batch (biased: / (n-1)^2, unbiased: / (n (n-3))), summed, then normalised.
     labels(batch): a class code per row, for measures that need them.
@@ -154,7 +154,7 @@ def estimate_all_pairs(
     summed = estimate == "ratio_of_sums"
     for batch in batches(seen):
         undefined.where = "" if estimate == "full" else f"batch {seen + 1}: "
-        with noticed(notices, measures):
+        with file_warnings(notices, measures):
             if summed:
                 sums = hsic_products(measures, batch, names, tile=tile, lack=undefined.add, documents=documents(seen))
                 values = {(label,): hsic for label, hsic in sums.items()}
@@ -162,13 +162,13 @@ def estimate_all_pairs(
                 given = partial(statistics, seen)
                 more = {"wanted": wanted, "work": work, "batch": seen, "lack": undefined.add, "places": places(seen)}
                 more["documents"] = documents(seen)
-                values = _observed(measures, batch, names, given, tile=tile, labels=labels(seen), **more)
+                values = _observe(measures, batch, names, given, tile=tile, labels=labels(seen), **more)
                 values |= beside(seen, batch)
         rows, seen = rows + len(batch[0]), seen + 1
         for key, value in values.items():
             means.setdefault(key, Mean.like(value.cpu())).add(value.cpu())
         each(seen - 1, {label: values[label,] for label in measures})
-        save(saved(means, seen, rows, notices, undefined))
+        save(encode_state(means, seen, rows, notices, undefined))
         if work is not None:
             for label, measure in measures.items():
                 work.show(label, partial(_so_far, measure if summed else None, means[label,].mean, names), seen)
@@ -187,10 +187,10 @@ def estimate_all_pairs(
             notices=notices.get(label, []),
             undefined=undefined.cells[label],
         )
-    return matrices, joined(matrices.values())
+    return matrices, join(matrices.values())
 
 
-def _observed(
+def _observe(
     measures: Mapping[str, Measure],
     representations: Batch,
     names: Sequence[str],
@@ -231,7 +231,7 @@ def _so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.nd
         return array(of_sums(summed, mean, names))
 
 
-def saved(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices, undefined: Reasons) -> State:
+def encode_state(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices, undefined: Reasons) -> State:
     state: State = {
         "seen": torch.tensor([seen, rows]),
         "notices": torch.tensor(list(json.dumps(notices).encode()), dtype=torch.uint8),

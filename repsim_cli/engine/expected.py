@@ -22,7 +22,7 @@ ROOM = 2.5e8  # bytes of sums by place: rarer places than fit are left out
 LEAST = 0.2  # share of the squares of a matrix that must be known
 
 
-class Places(NamedTuple):
+class RowPlaces(NamedTuple):
     """The rows of a batch by unit and place, and how a cell of two places is weighted.
 
     unit: of every row. place: of every row, the last where no other unit has it. count: of places. across: by the
@@ -38,7 +38,7 @@ class Places(NamedTuple):
     whole: bool
 
 
-def places_of(units: Exchange, representations: int, device: torch.device | str = "cpu") -> Places | None:
+def places_of(units: Exchange, representations: int, device: torch.device | str = "cpu") -> RowPlaces | None:
     """None where no row has a partner. Rarer places than fit into ROOM have none."""
     _, unit = np.unique(units.units, return_inverse=True)
     _, place, shared = np.unique(units.places, return_inverse=True, return_counts=True)
@@ -62,10 +62,10 @@ def places_of(units: Exchange, representations: int, device: torch.device | str 
     inner = slice(0, -1)
     whole = bool((across[inner, inner] > 0).all() and (together[inner, inner] > 0)[both[inner, inner] > 0].all())
     units_of, place_of, across, together = (torch.from_numpy(x).to(device) for x in (unit, place, across, together))
-    return Places(units_of, place_of, count, across, together, whole and len(kept) == len(shared))
+    return RowPlaces(units_of, place_of, count, across, together, whole and len(kept) == len(shared))
 
 
-class Sums(NamedTuple):
+class CellSums(NamedTuple):
     """Sums of the cells of all representations: by the place of a row and the other row, and by two places of one unit;
     the squares of all cells, and of those that have others to meet."""
 
@@ -85,21 +85,21 @@ class Tile(NamedTuple):
     weight: Float[Tensor, "a b"]
 
 
-def tile_at(places: Places, rows: slice, columns: slice, times: int = 1) -> Tile:
+def tile_at(places: RowPlaces, rows: slice, columns: slice, times: int = 1) -> Tile:
     """Finds which cells of a tile meet others, and how they are weighted."""
     same = places.unit[rows, None] == places.unit[columns]
     at = places.place[rows, None], places.place[columns]
     return Tile(rows, columns, times, same, torch.where(same, -places.together[at], places.across[at]))
 
 
-def empty(representations: int, places: Places, device: torch.device) -> Sums:
+def empty(representations: int, places: RowPlaces, device: torch.device) -> CellSums:
     """Makes sums of no cells yet."""
     rows = torch.zeros(representations, places.count, len(places.unit), device=device)
     within = torch.zeros(representations, places.count**2, dtype=torch.float64, device=device)
-    return Sums(rows, within, within.new_zeros(representations, 2))
+    return CellSums(rows, within, within.new_zeros(representations, 2))
 
 
-def add(sums: Sums, block: Float[Tensor, "r a b"], tile: Tile, places: Places) -> None:
+def add(sums: CellSums, block: Float[Tensor, "r a b"], tile: Tile, places: RowPlaces) -> None:
     """Adds a tile of symmetric matrices."""
     at_rows, at_columns = places.place[tile.rows], places.place[tile.columns]
     i, j = tile.same.nonzero().T
@@ -113,7 +113,7 @@ def add(sums: Sums, block: Float[Tensor, "r a b"], tile: Tile, places: Places) -
         sums.within.index_add_(1, at_first[first] * places.count + at_second[second], own.double())
 
 
-def add_diagonal(sums: Sums, diagonal: Float[Tensor, "r a"], rows: slice, places: Places) -> None:
+def add_diagonal(sums: CellSums, diagonal: Float[Tensor, "r a"], rows: slice, places: RowPlaces) -> None:
     """Adds a part of the diagonal of the matrices."""
     at = places.place[rows]
     sums.within.index_add_(1, at * places.count + at, diagonal.double())
@@ -127,13 +127,13 @@ def squares_of(cells: Float[Tensor, "r cells"], alone: Int[Tensor, " some"]) -> 
     return torch.stack([every, every - torch.linalg.vector_norm(cells[:, alone], dim=1).double().square()], 1)
 
 
-def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
+def mean_products(a: CellSums, b: CellSums, direct: Matrix, places: RowPlaces) -> Matrix:
     """Computes the mean inner products, scaled to all cells where some meet no others; NaN where these hold most.
 
     direct: the weighted sums of products of cells with themselves.
     """
 
-    def by_place(sums: Sums) -> Tensor:
+    def by_place(sums: CellSums) -> Tensor:
         empty_sum = sums.within.new_zeros(places.count, places.count)
         of_each = [empty_sum.index_add(1, places.place, each.double()) for each in sums.rows]
         return torch.stack(of_each).flatten(1)
@@ -145,10 +145,10 @@ def mean_products(a: Sums, b: Sums, direct: Matrix, places: Places) -> Matrix:
     of_rows = (left @ (left if b is a else (b.rows * root).flatten(1)).T).double()
     cross = direct - 2 * of_rows + (first * places.across.flatten()) @ second.T
     cross += (a.within * places.together.flatten()) @ b.within.T
-    return scaled(cross, a.squares, b.squares, places).cpu()
+    return scale(cross, a.squares, b.squares, places).cpu()
 
 
-def scaled(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], places: Places) -> Matrix:
+def scale(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], places: RowPlaces) -> Matrix:
     """Scales means to all cells, from the squares of all cells and of those that meet others."""
     if places.whole:
         return cross
@@ -160,9 +160,9 @@ def scaled(cross: Matrix, a: Float[Tensor, "r 2"], b: Float[Tensor, "c 2"], plac
 class Collector:
     """Collects, while the tiles of kernels pass, what the means over pairings need."""
 
-    def __init__(self, places: Places, wanted: Sequence[tuple[AnyKernel, AnyKernel]]):
+    def __init__(self, places: RowPlaces, wanted: Sequence[tuple[AnyKernel, AnyKernel]]):
         self.places, self.wanted = places, list(dict.fromkeys(wanted))
-        self.sums: dict[AnyKernel, Sums] = {}
+        self.sums: dict[AnyKernel, CellSums] = {}
         self.direct: dict[tuple[AnyKernel, AnyKernel], Tensor] = {}
         self.weighted = torch.empty(0)  # one buffer for all tiles, since memory that is given back is faulted in anew
 

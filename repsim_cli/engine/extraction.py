@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.inputs import check_modality, described, paired, sequences_of, tokenizers
+from repsim_cli.activations.inputs import check_modality, describe, pair_rows, sequences_of, tokenizers
 from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer, Reading, devices, readings
 from repsim_cli.activations.rows import row_numbers, total_rows
@@ -35,7 +35,7 @@ def inputs(
     such."""
     sequences = sequences_of(live, tokenizers, data, extract, seed)
     if sequences:
-        description, notices = described(sequences, data, extract)
+        description, notices = describe(sequences, data, extract)
         if of:
             run.input(f"data of {of}", description)
             run.manifest["data"] = run.manifest.get("data", {}) | description
@@ -107,7 +107,7 @@ class Extraction:
             tokenizers={label: self.tokenizers[label] for label in labels if label in self.tokenizers},
         )
 
-    def extended(self, kind: type[Kind], **more: Any) -> Kind:
+    def extend(self, kind: type[Kind], **more: Any) -> Kind:
         """Makes a kind of extraction that has more fields."""
         return kind(**{each.name: getattr(self, each.name) for each in fields(Extraction)}, **more)
 
@@ -115,11 +115,11 @@ class Extraction:
         """Tokenizes the inputs of each live model, as `inputs` notes them."""
         return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
 
-    def paired(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
+    def pair_rows(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
         """Puts stored rows in the order of the run's."""
-        return replace(self, readings=paired(self.readings, sequences, self.data, self.extract, run.warn))
+        return replace(self, readings=pair_rows(self.readings, sequences, self.data, self.extract, run.warn))
 
-    def counted(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
+    def count_rows(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
         """Adds the number of rows, and notes it in the manifest; warns where it is smaller than requested."""
         extract = self.extract
         total, asked = total_rows(self.readings, sequences, extract), extract.rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.errors import RepsimError
 from repsim_cli.engine.comparison import NONE, Comparison
 from repsim_cli.engine.estimates import estimate_all_pairs
@@ -28,10 +28,10 @@ class FirstLook:
 
     run: Run
     comparison: Comparison
-    _taken: list[Block] = field(default_factory=list)
+    _taken: list[RowBlock] = field(default_factory=list)
     _done: bool = False
 
-    def watched(self, stream: Iterator[Block], remedies: Remedies) -> Iterator[Block]:
+    def watch(self, stream: Iterator[RowBlock], remedies: Remedies) -> Iterator[RowBlock]:
         """Passes on the stream of all layers as models give it, unchanged."""
         for block in stream:
             if not self._done:
@@ -78,6 +78,6 @@ class FirstLook:
         """Applies the remedies of the run, with the scales and directions of these rows."""
         layers, remedies = self.comparison.layers, Remedies(self.comparison.extract, None)
         if remedies.extract.features_changed:
-            remedies.measure(iter([Block(0, list(rows))]), layers)
-        (block,) = remedies.apply(iter([Block(0, list(rows))]), layers)
+            remedies.measure(iter([RowBlock(0, list(rows))]), layers)
+        (block,) = remedies.apply(iter([RowBlock(0, list(rows))]), layers)
         return block.rows

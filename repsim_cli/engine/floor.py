@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.exchange import combined
+from repsim_cli.activations.exchange import combine
 from repsim_cli.activations.places import row_identities, row_tokens
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.data.base import Sequences
@@ -58,7 +58,7 @@ def beside(
         return None
     known = {FLOOR: tokens}
     if given is not None and comparison.extract.unit == "token":
-        known[OF_PAIRS] = combined(tokens, 1 + row_tokens(given, comparison.extract, before=True))
+        known[OF_PAIRS] = combine(tokens, 1 + row_tokens(given, comparison.extract, before=True))
     measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
     device, width = comparison.hardware.device, width_of(comparison)
 

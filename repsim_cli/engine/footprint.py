@@ -13,19 +13,19 @@ from repsim_cli.base.settings import OF_SAMPLE
 from repsim_cli.engine.bounds import (
     activations,
     all_rows,
+    bound_pass,
     check_disk,
     check_rows_fit,
     most_rows,
-    passing,
     places,
     usual_length,
 )
 from repsim_cli.engine.checks import tells_documents
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import Cost, forward_cost, moments_cost, pairs_cost, sampled_cost
+from repsim_cli.engine.cost import Cost, estimate_sampled, forward_cost, moments_cost, pairs_cost
 from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.grams import Shape, in_groups, kernels_of
+from repsim_cli.engine.grams import BatchShape, in_groups, kernels_of
 from repsim_cli.engine.moments import BYTES, SUMMED, in_single, passes_of
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
@@ -46,7 +46,7 @@ def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, floa
     key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
     check_rows_fit(needed, rows_at_once(comparison), comparison.hardware, comparison.live, key=key)
     check_disk(
-        _packed(comparison),
+        _count_packed(comparison),
         results.outputs_root(),
         "REPSIM_OUTPUTS: the packed Gram matrices",
         f"hardware.memory_gb={_together_gb(comparison) + 0.1:.1f} needs none, or read fewer layers or less text",
@@ -125,7 +125,7 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
     widest = min(rows, max(layer.width for layer in comparison.layers))
     parts = {
         "Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE,
-        **passing(comparison.live, comparison.extract, hardware, everything, together=comparison.side_by_side),
+        **bound_pass(comparison.live, comparison.extract, hardware, everything, together=comparison.side_by_side),
         "diagnostics": 4.0 * min(MOST, most_rows(comparison.models, comparison.extract)) * features,
     }
     if comparison.extract.estimate == "moments":
@@ -291,12 +291,12 @@ def _passes(comparison: Comparison) -> int:
     return len(passes_of([layer.width for layer in comparison.layers], room_of(comparison)))
 
 
-def _packed(comparison: Comparison) -> float:
+def _count_packed(comparison: Comparison) -> float:
     """Bytes of tiles in files."""
     extract = comparison.extract
     batches = 1 if extract.estimate == "full" else _total(comparison) // extract.batch_rows
     kernels, groups = kernels_of(comparison.measures) or [], groups_of(comparison)
-    shape = Shape(batches, rows_at_once(comparison), comparison.hardware.tile)
+    shape = BatchShape(batches, rows_at_once(comparison), comparison.hardware.tile)
     return 0.0 if groups is None else float(shape.size * len(comparison.layers) * len(kernels))
 
 
@@ -307,7 +307,8 @@ def _form(comparison: Comparison) -> str:
     if comparison.extract.estimate != "moments":
         if (groups := groups_of(comparison)) is None:
             return "1, a batch of all layers at a time"
-        return f"1, layers in {len(groups)} groups, packed Gram matrices of {_packed(comparison) / 1e9:.3g} GB in files"
+        size = _count_packed(comparison) / 1e9
+        return f"1, layers in {len(groups)} groups, packed Gram matrices of {size:.3g} GB in files"
     products = BYTES * sum(a.width * b.width for a, b in itertools.combinations_with_replacement(comparison.layers, 2))
     room, count = room_of(comparison), len(comparison.layers) * (len(comparison.layers) + 1) // 2
     at_a_time = f", {room / 1e9:.3g} GB at a time" if room < products else ""
@@ -318,14 +319,14 @@ def _total(extraction: Extraction) -> int:
     return all_rows(extraction.models, extraction.data, extraction.extract)
 
 
-def stored(extraction: Extraction) -> float:
+def count_stored(extraction: Extraction) -> float:
     """Bytes of the activations of live models, where the cache is on."""
     return extraction.cache * activations(extraction.models, extraction.readings, extraction.data, extraction.extract)
 
 
 def stays_in_cache(extraction: Extraction) -> bool:
     """Whether the activations of all live models stay in the cache."""
-    return extraction.cache and stored(extraction) <= cache.limit()
+    return extraction.cache and count_stored(extraction) <= cache.limit()
 
 
 def _turns(comparison: Comparison) -> int:
@@ -346,7 +347,7 @@ def disk(comparison: Comparison) -> Bytes:
     """In the run folder, of packed Gram matrices and prepared layers."""
     states = 2.0 * BYTES * sum(layer.width**2 for layer in comparison.layers)
     return {
-        "packed Gram matrices": _packed(comparison),
+        "packed Gram matrices": _count_packed(comparison),
         "prepared layers": states if comparison.extract.estimate == "moments" else 0.0,
     }
 
@@ -358,17 +359,17 @@ def costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
     if extract.estimate == "moments":
         similarity = moments_cost(bounds, widths, pairs, _total(comparison), hardware)
     elif extract.estimate == "sampled":
-        similarity = sampled_cost(widths, rows_at_once(comparison), _total(comparison), hardware)
+        similarity = estimate_sampled(widths, rows_at_once(comparison), _total(comparison), hardware)
     else:
         permutations = comparison.significance.permutations if comparison.significance.method == "permutation" else 0
-        similarity = compared(comparison, bounds, pairs, permutations)
+        similarity = count_compared(comparison, bounds, pairs, permutations)
     return {
         "forward passes": _turns(comparison) * cost_of_passes(comparison),
         "similarity": similarity,
     }
 
 
-def compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
+def count_compared(comparison: Comparison, bounds: Sequence[Measure], pairs: int, permutations: int) -> Cost:
     """Of so many pairs of layers on all rows, as they are and permuted."""
     batches = (
         1.0 if comparison.extract.estimate == "full" else max(_total(comparison) / comparison.extract.batch_rows, 1.0)

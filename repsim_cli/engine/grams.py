@@ -24,7 +24,7 @@ Stream = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """Batches of so many rows, and the side of their tiles."""
 
     batches: int
@@ -71,12 +71,12 @@ def in_groups(widths: Sequence[int], most: float) -> list[list[int]]:
     return groups
 
 
-def packed(
+def pack_batches(
     keep: Keep,
     kernels_at: Callable[[int], Sequence[Kernel]],
     groups: Sequence[Sequence[int]],
     stream: Stream,
-    shape: Shape,
+    shape: BatchShape,
     *,
     names: Sequence[str],
     device: str = "cpu",
@@ -107,7 +107,7 @@ def packed(
                     diagonal[batch, -1] = states[kernel].features.scale
 
     folders = {layer: folder for group in groups for folder in [keep(group, partial(save, group))] for layer in group}
-    files = [[_opened(stem) for stem in _stems(folders[a], a, kernels)] for a in range(len(names))]
+    files = [[_open(stem) for stem in _stems(folders[a], a, kernels)] for a in range(len(names))]
 
     def batches(first: int) -> Iterator[list[Grams]]:
         for batch in range(first, shape.batches):
@@ -124,7 +124,7 @@ def _stems(folder: Path, layer: int, kernels: Sequence[Kernel]) -> list[str]:
     return [str(folder / f"{layer:05d}-{k}") for k in range(len(kernels))]
 
 
-def _new(stem: str, shape: Shape) -> Files:
+def _new(stem: str, shape: BatchShape) -> Files:
     """Empty arrays that are mapped from files."""
     widths = {"cells": (np.float32, cells_of_tiles(shape.rows, shape.tile)), "diagonal": (np.float64, shape.rows + 1)}
     cells, diagonal = (
@@ -134,7 +134,7 @@ def _new(stem: str, shape: Shape) -> Files:
     return cells, diagonal
 
 
-def _opened(stem: str) -> Files:
+def _open(stem: str) -> Files:
     cells, diagonal = (np.load(f"{stem}-{part}.npy", mmap_mode="c") for part in ("cells", "diagonal"))
     return cells, diagonal
 

@@ -3,14 +3,14 @@
 import itertools
 from collections.abc import Mapping
 
-from repsim_cli.activations.inputs import named
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Group, Members, Ranked
 from repsim_cli.models.source import AnySource, Precomputed
 from repsim_cli.runs.results import Run
 
 
-def listed(groups: Mapping[str, Group]) -> dict[str, list[str]]:
+def list_models(groups: Mapping[str, Group]) -> dict[str, list[str]]:
     """The models of the groups where all are listed; none where the run chooses some by a metric."""
     if any(isinstance(group, Ranked) for group in groups.values()):
         return {}
@@ -77,11 +77,11 @@ def ties(groups: Mapping[str, Group], members: Members, metrics: Mapping[str, Ma
     return messages
 
 
-def chosen(run: Run, groups: Mapping[str, Group], models: Mapping[str, AnySource]) -> dict[str, list[str]]:
+def choose_models(run: Run, groups: Mapping[str, Group], models: Mapping[str, AnySource]) -> dict[str, list[str]]:
     """The models of every group, those chosen by metric included, noted in the manifest."""
     ranked = list(dict.fromkeys(group.by for group in groups.values() if isinstance(group, Ranked)))
     metrics = {
-        label: named(label, source.metrics)
+        label: name_errors(label, source.metrics)
         for label, source in (models if ranked else {}).items()
         if not isinstance(source, Precomputed) and source.metrics is not None
     }

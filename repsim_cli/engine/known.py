@@ -24,7 +24,7 @@ SAVE_EVERY = 20.0  # seconds
 VALUES, AUDIT = "values", "audit"
 
 
-class Pairs(NamedTuple):
+class SolvedPairs(NamedTuple):
     """Solved pairs, ordered by batch. cells: (batch, row, column); numbers: the value and its details."""
 
     cells: Int[np.ndarray, "m 3"]
@@ -41,7 +41,7 @@ class KnownPairs:
 
     places: Sequence[slice]
     entries: Mapping[Cell, Entry]
-    _read: dict[str, Pairs | None] = field(default_factory=dict)
+    _read: dict[str, SolvedPairs | None] = field(default_factory=dict)
     _added: dict[tuple[Cell, str], list[tuple[tuple[int, int, int], Sequence[float]]]] = field(default_factory=dict)
     _saved: float = field(default_factory=time.monotonic)
     _writing: bool = True
@@ -105,16 +105,16 @@ class KnownPairs:
         self._writing = False
         log.warning("cache: %s cannot be written (%s); continuing without it", entry.folder, error.strerror)
 
-    def _of(self, kind: str, batch: int) -> Pairs | None:
+    def _of(self, kind: str, batch: int) -> SolvedPairs | None:
         if kind not in self._read:
             self._read[kind] = self._load(kind)
         held_pairs = self._read[kind]
         if held_pairs is None:
             return None
         rows = slice(*np.searchsorted(held_pairs.cells[:, 0], (batch, batch + 1)))
-        return Pairs(held_pairs.cells[rows], held_pairs.numbers[rows])
+        return SolvedPairs(held_pairs.cells[rows], held_pairs.numbers[rows])
 
-    def _load(self, kind: str) -> Pairs | None:
+    def _load(self, kind: str) -> SolvedPairs | None:
         """All pairs that the cache held when they were first needed."""
         parts = []
         for models, entry in self.entries.items():
@@ -127,4 +127,4 @@ class KnownPairs:
             return None
         cells, numbers = map(np.concatenate, zip(*parts, strict=True))
         order = cells[:, 0].argsort(kind="stable")
-        return Pairs(cells[order], numbers[order])
+        return SolvedPairs(cells[order], numbers[order])

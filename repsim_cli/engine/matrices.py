@@ -24,23 +24,23 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.behind import behind
-from repsim_cli.engine.cached import Content, Fill, digest, finished, kept_tables, known_nulls, known_pairs
+from repsim_cli.engine.cached import Content, Fill, digest, open_matrices, open_nulls, open_pairs, open_tables
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, joined, of_sums
-from repsim_cli.engine.expected import Places, places_of
+from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, join, of_sums
+from repsim_cli.engine.expected import RowPlaces, places_of
 from repsim_cli.engine.first_look import FirstLook
-from repsim_cli.engine.grams import Keep, Shape, kernels_by_batch, packed
+from repsim_cli.engine.grams import BatchShape, Keep, kernels_by_batch, pack_batches
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.moments import passes_of
 from repsim_cli.engine.one_by_one import note_name
 from repsim_cli.engine.pairs import Batch, Statistics
 from repsim_cli.engine.permuted import Progress as Steps
 from repsim_cli.engine.permuted import silent
-from repsim_cli.engine.processes import Work
+from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.record import measure_record, so_far
-from repsim_cli.engine.rows import Rows, identified, opened
+from repsim_cli.engine.rows import Rows, hash_models, open_rows
 from repsim_cli.engine.streamed import BY_ESTIMATE, Matrices
-from repsim_cli.engine.without_value import kept
+from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.base import own_rows
 from repsim_cli.runs.cache import Entry, key
@@ -54,7 +54,7 @@ CLOSEST = ["measure", "model a", "model b", "layer a", "layer b"]
 JUDGED = ["tested", CHANCE, "calibrated", "p", "p_family"]  # beside the value of the closest layers
 
 
-def resumed(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
+def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Callable[[State], None]]:
     """The running means that a killed run saved, if any, and a function to save them, always or every few seconds.
 
     of: what the means are of. Those of anything else are not taken: a run may have several such passes.
@@ -87,7 +87,7 @@ def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], ident
             "permutations": None if exchanged is None else [significance.permutations, significance.order],
             "segments": None if exchanged is None else digest(group for batch in exchanged.batches for group in batch),
             "documents": digest([comparison.documents]) if null else None,
-            "jackknife": [significance.jackknife, _jackknifed(comparison)],
+            "jackknife": [significance.jackknife, _needs_jackknife(comparison)],
             "chance": None if (units := comparison.units) is None else digest([units.units, units.places]),
         },
         floor=significance.floor,
@@ -115,23 +115,23 @@ def matrices_of(
     hold, by the label of the measure. keep_rows: whether the run folder keeps what a page shows of some rows. tell:
     whether warnings of measures and a first map are those of the run.
     """
-    identities, measures = identities or identified(run, comparison), comparison.measures
+    identities, measures = identities or hash_models(run, comparison), comparison.measures
     content = content_of(comparison, sequences, identities) if comparison.cache else None
     rows_behind = behind(run, comparison, sequences, content) if keep_rows else nullcontext()
-    with finished(run, measures, content) as known, kept_tables(run, content) as tables, rows_behind as watch:
+    with open_matrices(run, measures, content) as known, open_tables(run, content) as tables, rows_behind as watch:
         if known.missing or not tables:
             missing = replace(comparison, measures=known.missing)
             with (
-                known_pairs(run, known.missing, content, comparison.wanted) as pairs,
-                known_nulls(run, known.missing, content, blocks) as fill,
-                opened(
+                open_pairs(run, known.missing, content, comparison.wanted) as pairs,
+                open_nulls(run, known.missing, content, blocks) as fill,
+                open_rows(
                     run,
                     comparison,
                     sequences,
                     identities=identities,
                     diagnose=not tables,
                     groups=comparison.groups,
-                    look=FirstLook(run, missing).watched if tell and waits(comparison.extract) else None,
+                    look=FirstLook(run, missing).watch if tell and waits(comparison.extract) else None,
                 ) as rows,
                 run.stage("activations and similarity"),
             ):
@@ -142,14 +142,14 @@ def matrices_of(
                     elif streamed := BY_ESTIMATE.get(comparison.extract.estimate):
                         made = streamed(run, rows, missing)
                     else:
-                        made = estimated(run, rows, missing, known=pairs, fill=fill, watch=watch)
+                        made = estimate_matrices(run, rows, missing, known=pairs, fill=fill, watch=watch)
                 except Degenerate as error:
                     raise RunFailed(str(error)) from error
                 if not tables:
                     tables |= rows.tables(comparison.layers)
             known.keep(made)
-        matrices = kept(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
-    for notice in joined(matrices.values()) if tell else ():
+        matrices = keep_matrices(run, {label: known.matrices[label] for label in measures}, comparison.wanted)
+    for notice in join(matrices.values()) if tell else ():
         run.warn(f"{', '.join(label for label, made in matrices.items() if notice in made.notices)}: {notice}")
     return matrices, tables
 
@@ -159,7 +159,7 @@ def waits(extract: Extract) -> bool:
     return extract.estimate == "full" or (extract.estimate == "per_batch" and extract.features_changed)
 
 
-def estimated(
+def estimate_matrices(
     run: Run,
     rows: Rows,
     comparison: Comparison,
@@ -175,8 +175,8 @@ def estimated(
     measures, extract, hardware = comparison.measures, comparison.extract, comparison.hardware
     file, names, labels = run.folder / STATE, comparison.names, comparison.labels(rows.sequences)
     of = key({"models": rows.identities, "layers": names, "extract": asdict(extract)})
-    state, save = resumed(file, of, always=comparison.slow)
-    jackknifed = _jackknifed(comparison)
+    state, save = resume(file, of, always=comparison.slow)
+    jackknifed = _needs_jackknife(comparison)
     files = [_per_batch_file(run, label) for label in measures] if jackknifed else []
     if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
         state = None  # saved while the cache held some of these matrices, or without those of its batches
@@ -194,13 +194,13 @@ def estimated(
     def batches(seen: int) -> Iterable[Batch]:
         if rows.groups is None:
             return rows.stream(progress, seen=seen)
-        shape = Shape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
-        keep = kept_tiles(run, rows, measures, shape, progress)
+        shape = BatchShape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
+        keep = keep_tiles(run, rows, measures, shape, progress)
         stream = partial(rows.of_layers, progress=progress)
         kernels = kernels_by_batch(measures, comparison.documents_apart)
-        return packed(keep, kernels, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
+        return pack_batches(keep, kernels, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
 
-    with Work(
+    with PairWork(
         folder=run.folder,
         processes=hardware.workers,
         progress=run.progress,
@@ -212,7 +212,7 @@ def estimated(
     ) as work:
         null = None
         if comparison.exchanged is not None:
-            null = drawn(comparison, rows.sequences, notes, permutations)
+            null = draw_permutations(comparison, rows.sequences, notes, permutations)
         documents = comparison.documents
         matrices, _ = estimate_all_pairs(
             measures,
@@ -249,10 +249,10 @@ def chance_of(comparison: Comparison) -> Statistics:
     """Makes what observes chance in every batch."""
     if comparison.units is None or comparison.groups is not None:
         return lambda *_: {}
-    return chance.observing(comparison.units, comparison.numbers, comparison.batches, comparison.seed)
+    return chance.observe_chance(comparison.units, comparison.numbers, comparison.batches, comparison.seed)
 
 
-def places_for(comparison: Comparison) -> Callable[[int], Places | None]:
+def places_for(comparison: Comparison) -> Callable[[int], RowPlaces | None]:
     """Makes what finds the places of a batch's rows, where the exact means of inner products are wanted."""
     units, layers = comparison.units, len(comparison.layers)
     inner = any(isinstance(measure, InnerProduct) for measure in comparison.measures.values())
@@ -273,7 +273,7 @@ def why_unknown(comparison: Comparison, measure: Measure) -> str:
     return comparison.unknown or "no cell has a value under random pairings"
 
 
-def drawn(
+def draw_permutations(
     comparison: Comparison,
     sequences: Mapping[str, Sequences],
     notes: judging.Notes,
@@ -281,7 +281,7 @@ def drawn(
 ) -> Beside:
     """The permutations."""
     assert comparison.exchanged is not None
-    return judging.drawn(
+    return judging.draw_pairings(
         comparison.significance,
         comparison.measures,
         comparison.exchanged,
@@ -304,7 +304,7 @@ def sizes_of(comparison: Comparison) -> Callable[[int], np.ndarray | None]:
     return lambda batch: count[document[comparison.numbers(batch)]]
 
 
-def kept_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Shape, progress: Progress) -> Keep:
+def keep_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: BatchShape, progress: Progress) -> Keep:
     """Tiles of finished groups of layers, with their diagnostics, stay in the run's folder until the run is complete:
     one that was cut off resumes with the next group."""
     layers, diagnosis = rows.extraction.layers, rows.diagnosis
@@ -374,7 +374,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
     return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}
 
 
-def _jackknifed(comparison: Comparison) -> bool:
+def _needs_jackknife(comparison: Comparison) -> bool:
     """Whether standard errors need every batch's matrix: those of a ratio of sums do not add up over batches."""
     return comparison.significance.bands and comparison.extract.estimate == "ratio_of_sums"
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.memory import trim
-from repsim_cli.engine.estimates import Notices, check_estimate, joined, noticed
+from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings, join
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Cell, Reasons
 from repsim_cli.measures import Measure, rank
-from repsim_cli.measures.base import at, issued_by, within
+from repsim_cli.measures.base import at, attribute_warnings, within
 from repsim_cli.measures.moments import Second
 
 BYTES = 8  # of a number in float64
@@ -54,7 +54,7 @@ def moment_pairs(
         covariances, read = _covariances(passes(chosen), chosen, cells, single)
         rows = read[chosen[0]].rows
         trim()  # cross products leave no room for what is kept
-        with noticed(notices, measures):
+        with file_warnings(notices, measures):
             for a, b in cells:  # layers with themselves first
                 if a == b:
                     layers.prepare(a, read[a].second(covariances[a, a]))
@@ -74,7 +74,7 @@ def moment_pairs(
         )
         for label, matrix in layers.values.items()
     }
-    return matrices, joined(matrices.values())
+    return matrices, join(matrices.values())
 
 
 def in_single(measures: Iterable[Measure]) -> bool:
@@ -106,7 +106,7 @@ class _Layers:
             both = partial(form.compare, states[form.prepare, a], states[form.prepare, b], cells)
             values = self.values[label]
             try:
-                with issued_by([label]):
+                with attribute_warnings([label]):
                     values[a, b], values[b, a] = at(f"{names[a]} and {names[b]}", both)
             except Degenerate as error:
                 self.undefined.add(label, {(a, b): error, (b, a): error})
@@ -116,8 +116,8 @@ class _Layers:
         if dropping := [label for label, form in self.forms.items() if form.drops_dead]:
             lengths = x.covariance.diagonal().clamp_min(0).sqrt()
             try:
-                with issued_by(dropping):
-                    alive = self.alive[a] = at(name, partial(rank.varying, lengths, x.sizes, x.eps))
+                with attribute_warnings(dropping):
+                    alive = self.alive[a] = at(name, partial(rank.find_varying, lengths, x.sizes, x.eps))
                 living = x._replace(covariance=x.covariance[alive][:, alive], sizes=x.sizes[alive])
             except Degenerate as error:
                 self.failed.update({(label, a): error for label in dropping})
@@ -128,7 +128,7 @@ class _Layers:
             try:
                 self.measures[label].check([name], [(x.rows, len(given.sizes))], None)
                 if (form.prepare, a) not in self.states:
-                    with issued_by(other for other, its in self.forms.items() if its.prepare == form.prepare):
+                    with attribute_warnings(other for other, its in self.forms.items() if its.prepare == form.prepare):
                         self.states[form.prepare, a] = self.keep(at(name, partial(form.prepare, given)))
             except Degenerate as error:
                 self.failed[label, a] = error
@@ -158,7 +158,7 @@ def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:
     return lists
 
 
-class _Layer(NamedTuple):
+class _LayerPass(NamedTuple):
     """Of one pass over a layer: its mean in float64, and which neurons hold float32 numbers alone."""
 
     rows: int
@@ -167,12 +167,12 @@ class _Layer(NamedTuple):
 
     def second(self, covariance: Float[Tensor, "d d"]) -> Second:
         sizes = torch.hypot(covariance.diagonal().clamp_min(0).sqrt(), self.rows**0.5 * self.mean)
-        return Second(covariance, sizes, self.rows, rank.stored(self.single))
+        return Second(covariance, sizes, self.rows, rank.find_stored_precision(self.single))
 
 
 def _covariances(
     stream: Iterable[Sequence[Tensor]], chosen: Sequence[int], cells: Sequence[Cell], single_products: bool
-) -> tuple[dict[Cell, Tensor], dict[int, _Layer]]:
+) -> tuple[dict[Cell, Tensor], dict[int, _LayerPass]]:
     """x'y of the centred rows of these pairs of layers; and of each layer its mean and the kind of its numbers.
 
     chosen: the layers of the stream, ascending. single_products: products are of float32. Rows are first shifted by a
@@ -214,7 +214,7 @@ def _covariances(
         strip.sums.addr_(total[strip.rows], total[strip.columns], alpha=-1 / rows)
         products |= dict(zip(strip.cells, strip.sums.split(strip.widths, 1), strict=True))
     means = (shift + total / rows).split([stop - start for start, stop in itertools.pairwise(ends)])
-    return products, {a: _Layer(rows, *each) for a, *each in zip(chosen, means, single, strict=True)}
+    return products, {a: _LayerPass(rows, *each) for a, *each in zip(chosen, means, single, strict=True)}
 
 
 class _Strip(NamedTuple):

@@ -13,10 +13,10 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.plain import slug
 from repsim_cli.engine.known import AUDIT, VALUES, Cell
-from repsim_cli.engine.processes import ALONE, Turn, solve_all
+from repsim_cli.engine.processes import ALONE, PairTurn, solve_all
 from repsim_cli.engine.undefined import Matrix, Undefined, Wanted
 from repsim_cli.measures import Pairwise
-from repsim_cli.measures.base import at, issued_by
+from repsim_cli.measures.base import at, attribute_warnings
 from repsim_cli.measures.cards import Solved
 
 
@@ -27,7 +27,7 @@ def pairs(
     names: Sequence[str],
     wanted: Wanted | None = None,
     undefined: Undefined | None = None,
-    turn: Turn = ALONE,
+    turn: PairTurn = ALONE,
 ) -> Matrix:
     """A measure that is not an inner product, for all pairs of prepared representations; NaN where not wanted.
 
@@ -52,7 +52,7 @@ def pairs(
                 undefined |= {(a, b): undefined[b, a]} if (b, a) in undefined else {}
                 continue
             try:
-                with issued_by() as caught:
+                with attribute_warnings() as caught:
                     values[a, b] = at(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
             except Degenerate as error:
                 undefined[a, b] = error
@@ -82,7 +82,7 @@ def slow_pairs(
     names: Sequence[str],
     wanted: Wanted | None,
     undefined: Undefined,
-    turn: Turn,
+    turn: PairTurn,
 ) -> tuple[Matrix, dict[str, Matrix]]:
     """A slow measure for all wanted pairs, and its details; with work the first batch is audited.
 
@@ -108,9 +108,9 @@ def slow_pairs(
     further = dict(zip(slow.details, details, strict=True))
     seed = None if work is None or batch > 0 else work.seed
     if slow.audit is not None and slow.audit.share and work is not None and seed is not None:
-        drawn = audited([cell for cell in cells if cell not in undefined], slow.audit.share, seed)
+        drawn = choose_audited([cell for cell in cells if cell not in undefined], slow.audit.share, seed)
         checked = work.notes(batch, f"{note}-audit", (count, count, 2))
-        audit, turn = f"{measure.name}, audit", Turn(AUDIT, batch, known=turn.known, work=work)
+        audit, turn = f"{measure.name}, audit", PairTurn(AUDIT, batch, known=turn.known, work=work)
         solve_all(slow.audit.reference, states, drawn, checked, name=audit, names=names, turn=turn)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
         audited_values = torch.where(reference.isnan(), reference, value)
@@ -118,7 +118,7 @@ def slow_pairs(
     return value, further
 
 
-def _later(cells: Sequence[Cell], count: int, turn: Turn) -> int:
+def _later(cells: Sequence[Cell], count: int, turn: PairTurn) -> int:
     """How many pairs are left to solve in later batches."""
     known, later = turn.known, range(turn.batch + 1, 1 if turn.work is None else turn.work.batches)
     if known is None or not cells:
@@ -131,7 +131,7 @@ def plain(compare: Callable[[Any, Any], float], a: Any, b: Any) -> Solved:
     return Solved(float(compare(a, b)))
 
 
-def audited(cells: Sequence[tuple[int, int]], share: float, seed: int) -> list[tuple[int, int]]:
+def choose_audited(cells: Sequence[tuple[int, int]], share: float, seed: int) -> list[tuple[int, int]]:
     """A share of the pairs of different representations, at least one and at most AUDITED."""
     different = [(a, b) for a, b in cells if a != b]
     count = min(len(different), AUDITED, max(1, round(share * len(different))))

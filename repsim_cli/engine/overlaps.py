@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.engine.expected import Places, scaled
+from repsim_cli.engine.expected import RowPlaces, scale
 from repsim_cli.measures.inner import Matrix
 
 Lists = Sequence[Int[Tensor, "k n"]]
 
 
-def mean_overlap(lists: Lists, places: Places) -> Matrix:
+def mean_overlap(lists: Lists, places: RowPlaces) -> Matrix:
     """Computes the mean number of rows that the lists of two representations have in common, over random pairings of
     these places."""
     unit, place, across, together = (
@@ -29,11 +29,11 @@ def mean_overlap(lists: Lists, places: Places) -> Matrix:
     weight = np.where(same, together[p, q], across[p, q])
     met = weight > 0
     of_units, of_others = met & same, met & ~same
-    cross = _shared(i * n + j, np.where(same, -weight, weight), met)
-    cross -= _shared(i * places.count + q, weight, of_others) + _shared(j * places.count + p, weight, of_others)
-    cross += sum(_shared(p * places.count + q, weight, some) for some in (of_units, of_others))
+    cross = _sum_shared(i * n + j, np.where(same, -weight, weight), met)
+    cross -= _sum_shared(i * places.count + q, weight, of_others) + _sum_shared(j * places.count + p, weight, of_others)
+    cross += sum(_sum_shared(p * places.count + q, weight, some) for some in (of_units, of_others))
     squares = torch.from_numpy(np.stack([np.full(len(j), j.shape[1]), met.sum(1)], 1)).double()
-    return scaled(torch.from_numpy(cross), squares, squares, places)
+    return scale(torch.from_numpy(cross), squares, squares, places)
 
 
 def overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o r r"]:
@@ -42,7 +42,7 @@ def overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o r r"]
     moved = [order.argsort()[each[:, order].long().cpu()] for order in orders for each in lists]
     i, j = _entries([*lists, *moved])
     every = np.ones(j.shape, bool)
-    cross = _shared(i * len(orders[0]) + j, every.astype(float), every, len(lists))
+    cross = _sum_shared(i * len(orders[0]) + j, every.astype(float), every, len(lists))
     return torch.from_numpy(cross).unflatten(1, (len(orders), len(lists))).transpose(0, 1)
 
 
@@ -53,7 +53,7 @@ def _entries(lists: Lists) -> tuple[Int[np.ndarray, "r e"], Int[np.ndarray, "r e
     return np.broadcast_to(np.tile(np.arange(n), k), j.shape), j
 
 
-def _shared(
+def _sum_shared(
     keys: Int[np.ndarray, "r e"], weight: Float[np.ndarray, "r e"], counted: Bool[np.ndarray, "r e"], rows: int = 0
 ) -> Float[np.ndarray, "a b"]:
     """Sums the weights of all pairs of entries of two representations that have a key in common, which has one weight.

@@ -8,15 +8,15 @@ import torch
 
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.engine import matrices
-from repsim_cli.engine.cached import Content, known_pairs, solved_singly
+from repsim_cli.engine.cached import Content, is_solved_singly, open_pairs
 from repsim_cli.engine.clusters import clusters_of
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.permutations import blocks_of, permuted_ahead
-from repsim_cli.engine.processes import Work
+from repsim_cli.engine.permutations import blocks_of, permute_ahead
+from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.recording import RowWorker
-from repsim_cli.engine.rows import opened
+from repsim_cli.engine.rows import open_rows
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.engine.unit import Kinds, Unit
 from repsim_cli.runs.results import Run, quiet
@@ -32,7 +32,7 @@ def solvings(comparison: Comparison) -> list[Unit]:
             args={"measure": measure, "models": [labels[i], labels[j]]},
         )
         for measure, bound in comparison.measures.items()
-        if solved_singly(bound, comparison.extract.estimate)
+        if is_solved_singly(bound, comparison.extract.estimate)
         for i, j in itertools.product(range(len(labels)), repeat=2)
         if i <= j or not bound.card.symmetric
         if wanted is None or bool(wanted[places[i], places[j]].any())
@@ -62,18 +62,18 @@ class PairWorker(RowWorker[Comparison]):
     def solve(self, run: Run, measure: str, models: list[str]) -> bool:
         part, identities = self.of(run, models)
         sequences, bound = self.sequences, part.measures[measure]
-        every, total = self.extraction, Extraction.counted(self.extraction, run, sequences).total
+        every, total = self.extraction, Extraction.count_rows(self.extraction, run, sequences).total
         clusters = clusters_of(every.significance, every.readings, every.data, sequences, every.extract, total)
-        fitted = part.extract.fitted(total)
+        fitted = part.extract.fit_to(total)
         part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole, extract=fitted)
         content = Content.of(part, sequences, identities, by=matrices.__name__)
         wanted = _block(part, models, bound.card.symmetric)
-        with known_pairs(run, part.measures, content, wanted) as known:
+        with open_pairs(run, part.measures, content, wanted) as known:
             if all(entry.complete for pairs in known.values() for entry in pairs.entries.values()):
                 return False
             with (
-                opened(run, part, sequences, identities=identities, diagnose=False) as rows,
-                Work(folder=run.folder, known=known, seed=None) as work,
+                open_rows(run, part, sequences, identities=identities, diagnose=False) as rows,
+                PairWork(folder=run.folder, known=known, seed=None) as work,
             ):
                 try:
                     estimate_all_pairs(
@@ -92,7 +92,7 @@ class PairWorker(RowWorker[Comparison]):
 
     def permute(self, run: Run, measure: str, first: int, stop: int) -> bool:
         comparison, identities = self.of(run, list(self.extraction.models))
-        return permuted_ahead(run, comparison, measure, range(first, stop), self.sequences, identities)
+        return permute_ahead(run, comparison, measure, range(first, stop), self.sequences, identities)
 
 
 def _block(comparison: Comparison, models: Sequence[str], symmetric: bool) -> Wanted:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.engine.expected import Collector, Places
+from repsim_cli.engine.expected import Collector, RowPlaces
 from repsim_cli.engine.one_by_one import array, pairs, slow_pairs
-from repsim_cli.engine.processes import Turn, Work, hidden, opened
+from repsim_cli.engine.processes import PairTurn, PairWork, open_state, show_nothing
 from repsim_cli.engine.undefined import (
     Cell,
     Lack,
@@ -25,25 +25,25 @@ from repsim_cli.engine.undefined import (
     Undefined,
     Wanted,
     cells_of,
-    masked,
-    refused,
+    mask,
+    raise_first,
     value_of,
     with_stand_ins,
 )
 from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
-from repsim_cli.measures.base import at, issued_by, of_other_documents, self_products, within
+from repsim_cli.measures.base import at, attribute_warnings, of_other_documents, self_products, within
 from repsim_cli.measures.inner import (
     AnyKernel,
     Documents,
-    Features,
     Kernel,
     Packed,
+    PreparedFeatures,
     State,
     Tiles,
-    packed_tiles,
     products,
     products_of_tiles,
     states_of,
+    tile_packed,
 )
 
 
@@ -86,7 +86,7 @@ class Grams:
     def state(self, kernel: Kernel) -> State:
         if math.isnan(self.scales[kernel]):
             raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
-        return State(Features(torch.empty(self.rows, 0), self.scales[kernel]))
+        return State(PreparedFeatures(torch.empty(self.rows, 0), self.scales[kernel]))
 
 
 Batch = Sequence[Tensor] | Sequence[Grams]
@@ -146,10 +146,10 @@ def all_pairs(
     labels: Tensor | None = None,
     observe: Observe = lambda *_: None,
     wanted: Wanted | None = None,
-    work: Work | None = None,
+    work: PairWork | None = None,
     batch: int = 0,
-    lack: Lack = refused,
-    places: Places | None = None,
+    lack: Lack = raise_first,
+    places: RowPlaces | None = None,
     documents: Documents | None = None,
 ) -> dict[str, Matrix]:
     """Every measure for all pairs of representations (n, d_r) with paired rows; entry [a, b] as in contract 5.
@@ -167,7 +167,7 @@ def all_pairs(
     names = names or [f"representation {r}" for r in range(len(representations))]
     apart = {label: documents for label, measure in measures.items() if measure.apart is not None}
     measures = {label: of_other_documents(measure, documents) for label, measure in measures.items()}
-    show = work.show if work is not None and batch == 0 else hidden
+    show = work.show if work is not None and batch == 0 else show_nothing
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
     count, matrices = len(representations), {}
@@ -175,7 +175,7 @@ def all_pairs(
 
     def finish(label: str, prepared: Prepared | None, values: Matrix, undefined: Undefined) -> None:
         without[label] = undefined
-        matrices[label] = masked(values, undefined)
+        matrices[label] = mask(values, undefined)
         show(label, partial(array, matrices[label]), 0)
         if prepared is not None:
             observe(label, prepared.measure, replace(prepared, documents=apart.get(label)), matrices[label])
@@ -183,7 +183,7 @@ def all_pairs(
     for label, prepared in _inner_products(measures, representations, names, tile, without, places):
         measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
         given = prepared.norms, states[measure.row], states[measure.column], names, undefined
-        with issued_by([label]):
+        with attribute_warnings([label]):
             values = value_of(measure, prepared.cross, *given)
         finish(label, prepared, within(measure.card, values), undefined)
     unprepared = {label: undefined for label, undefined in without.items() if label not in matrices}
@@ -191,9 +191,9 @@ def all_pairs(
         finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
     rows = [x for x in representations if isinstance(x, Tensor)]
     for group in by_preparation(measures):
-        kept, failed = _prepared_states(group, rows, names, labels, work)
-        states, lacking = [opened(state) for state in kept], cells_of(failed, failed, count)
-        left = _left(wanted, lacking, count)
+        kept, failed = _prepare_states(group, rows, names, labels, work)
+        states, lacking = [open_state(state) for state in kept], cells_of(failed, failed, count)
+        left = _drop_failed(wanted, lacking, count)
         for label, measure in group.items():
             undefined = dict(lacking)
             if len(failed) == count:
@@ -202,9 +202,9 @@ def all_pairs(
             n = len(representations[0])
             prepared = PreparedStates(measure=measure, names=names, rows=n, tile=tile, states=states, left=left)
             known = None if work is None else work.known.get(label)
-            turn = Turn(batch=batch, known=known, work=work, show=partial(show, label))
+            turn = PairTurn(batch=batch, known=known, work=work, show=partial(show, label))
             if measure.slow is None:
-                with issued_by([label]):
+                with attribute_warnings([label]):
                     values = pairs(measure, states, states, names, left, undefined, turn)
             else:
                 values, details = slow_pairs(label, measure, kept, names, left, undefined, turn)
@@ -217,12 +217,12 @@ def all_pairs(
     return {label: matrices[label] for label in measures}
 
 
-def _prepared_states(
+def _prepare_states(
     group: Mapping[str, Pairwise],
     rows: Sequence[Tensor],
     names: Sequence[str],
     labels: Tensor | None,
-    work: Work | None,
+    work: PairWork | None,
 ) -> tuple[list[Any], dict[int, Degenerate]]:
     """What the measures of a group prepare alike of every representation, kept where others are to read it; and why
     some could not be prepared."""
@@ -230,18 +230,18 @@ def _prepared_states(
     filed = work is not None and any(measure.slow is not None for measure in group.values())
 
     def prepare(a: int) -> Any:
-        state = some.prepared(rows[a], names[a], labels)
+        state = some.prepare_named(rows[a], names[a], labels)
         return work.keep(state) if work is not None and filed else state
 
-    with issued_by(group):
+    with attribute_warnings(group):
         return with_stand_ins(prepare, len(names))
 
 
-def _left(wanted: Wanted | None, lacking: Undefined, count: int) -> Wanted | None:
+def _drop_failed(wanted: Wanted | None, lacking: Undefined, count: int) -> Wanted | None:
     """The wanted pairs whose both sides could be prepared; None: all."""
     if not lacking:
         return wanted
-    return masked(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
+    return mask(torch.ones(count, count), lacking).isfinite() & (True if wanted is None else wanted)
 
 
 def hsic_products(
@@ -250,7 +250,7 @@ def hsic_products(
     names: Sequence[str],
     *,
     tile: int,
-    lack: Lack = refused,
+    lack: Lack = raise_first,
     documents: Documents | None = None,
 ) -> dict[str, Matrix]:
     """HSIC of all pairs, not normalised, so that sums over batches add up. lack, documents: as in `all_pairs`."""
@@ -263,7 +263,7 @@ def hsic_products(
         scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.row]]).to(prepared.cross)
         hsic = prepared.cross.diagonal_scatter(prepared.norms)
         hsic = hsic * scale[:, None] * scale[None, :] / of_hsic(measure).terms(prepared.rows)
-        sums[label], without[label] = masked(hsic, prepared.undefined), prepared.undefined
+        sums[label], without[label] = mask(hsic, prepared.undefined), prepared.undefined
     for label, undefined in without.items():
         sums.setdefault(label, torch.full((count, count), torch.nan, dtype=torch.float64))
         lack(label, undefined)
@@ -285,7 +285,7 @@ def _inner_products(
     names: Sequence[str],
     tile: int,
     without: dict[str, Undefined],
-    places: Places | None = None,
+    places: RowPlaces | None = None,
 ) -> Iterator[tuple[str, PreparedProducts]]:
     """The measures that are inner products, prepared; all of them in a single pass over tiles. without: is given the
     cells of measures that cannot prepare any representation, which are left out."""
@@ -293,7 +293,7 @@ def _inner_products(
     kernels = list(dict.fromkeys(kernel for measure in inner.values() for kernel in (measure.row, measure.column)))
     sharing: dict[Any, list[str]] = {}  # the measures that are made of the same features
     for label, measure in inner.items():
-        for feature in {_made_of(measure.row), _made_of(measure.column)}:
+        for feature in {_find_maker(measure.row), _find_maker(measure.column)}:
             sharing.setdefault(feature, []).append(label)
     n, count, dtype = len(representations[0]), len(representations), torch.float32
     made: dict[AnyKernel, dict[int, State]] = {kernel: {} for kernel in kernels}
@@ -304,7 +304,7 @@ def _inner_products(
             dtype = torch.promote_types(x.dtype, torch.float32)
         for kernel in kernels:
             try:
-                with issued_by(sharing[_made_of(kernel)]):
+                with attribute_warnings(sharing[_find_maker(kernel)]):
                     made[kernel][a] = at(name, partial(_state, kernel, x, features))
             except Degenerate as error:
                 failed[kernel][a] = error
@@ -335,7 +335,7 @@ def _products(
     states: Mapping[AnyKernel, Sequence[State]],
     n: int,
     tile: int,
-    places: Places | None,
+    places: RowPlaces | None,
 ) -> tuple[list[Matrix], dict[tuple[AnyKernel, AnyKernel], Matrix]]:
     """The inner products of every wanted pair of kernels, and their means over random pairings of these places."""
     if not wanted or places is None:
@@ -343,7 +343,7 @@ def _products(
     collector = Collector(places, wanted)
     crosses = products(wanted, states, n, tile, watch=collector)
     packed = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, Packed)}
-    for part in packed_tiles(packed, n, tile) if packed else ():
+    for part in tile_packed(packed, n, tile) if packed else ():
         collector(*part)
     return crosses, collector.means()
 
@@ -355,7 +355,7 @@ def _state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> St
     return states_of([kernel], x, features)[kernel]
 
 
-def _made_of(kernel: AnyKernel) -> Any:
+def _find_maker(kernel: AnyKernel) -> Any:
     """The function of a representation that kernels may share."""
     return kernel.cells if isinstance(kernel, Packed) else kernel.features
 

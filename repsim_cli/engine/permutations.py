@@ -13,11 +13,11 @@ from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.cached import NULLS
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.footprint import compared, in_memory
-from repsim_cli.engine.matrices import content_of, drawn
+from repsim_cli.engine.footprint import count_compared, in_memory
+from repsim_cli.engine.matrices import content_of, draw_permutations
 from repsim_cli.engine.permuted import TOGETHER
-from repsim_cli.engine.rows import opened
-from repsim_cli.runs.cache import Entry, using
+from repsim_cli.engine.rows import open_rows
+from repsim_cli.runs.cache import Entry, use
 from repsim_cli.runs.results import Run, quiet
 
 BLOCK = 1e12  # operations of a block: about ten seconds of a core
@@ -30,7 +30,7 @@ def blocks_of(comparison: Comparison) -> dict[str, list[range]]:
     count, pairs = comparison.significance.permutations, len(comparison.layers) * (len(comparison.layers) + 1) // 2
     blocks = {}
     for label, bound in comparison.measures.items():
-        none, all_of_them = (compared(comparison, [bound], pairs, number).operations for number in (0, count))
+        none, all_of_them = (count_compared(comparison, [bound], pairs, number).operations for number in (0, count))
         operations = all_of_them - none
         if operations > BLOCK:
             # whole passes, so that what is computed together does not depend on blocks
@@ -39,7 +39,7 @@ def blocks_of(comparison: Comparison) -> dict[str, list[range]]:
     return blocks
 
 
-def permuted_ahead(
+def permute_ahead(
     run: Run,
     comparison: Comparison,
     label: str,
@@ -48,22 +48,22 @@ def permuted_ahead(
     identities: Identities,
 ) -> bool:
     """Computes a block of the permutations of a measure, in all batches, into the cache; whether it was missing."""
-    comparison = comparison.counted(run, sequences)
+    comparison = comparison.count_rows(run, sequences)
     if label not in comparison.measures:  # the rows do not suit it
         return False
-    comparison = in_memory(comparison.clustered(run, sequences))
+    comparison = in_memory(comparison.add_clusters(run, sequences))
     exchanged = comparison.exchanged
     assert exchanged is not None
     bound, content = comparison.measures[label], content_of(comparison, sequences, identities)
     unit, matrix = content.of_null(bound, block), content.of_matrix(bound)
     if unit is None or matrix is None or Entry("matrices", matrix).known:
         return False
-    with using(NULLS, [unit]) as entries:
+    with use(NULLS, [unit]) as entries:
         entry = entries[unit]
         if entry.complete:
             return False
-        with opened(run, comparison, sequences, identities=identities, diagnose=False) as rows:
-            null = drawn(replace(comparison, measures={label: bound}), sequences, partial(_only, block))
+        with open_rows(run, comparison, sequences, identities=identities, diagnose=False) as rows:
+            null = draw_permutations(replace(comparison, measures={label: bound}), sequences, partial(_only, block))
             for batch, representations in enumerate(rows.stream(quiet)):
                 name = f"{batch:05d}"
                 if name in entry.files or not len(exchanged.rows(batch)):

@@ -13,7 +13,7 @@ from torch import Tensor
 from repsim_cli.engine.one_by_one import pairs
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
 from repsim_cli.engine.undefined import value_of
-from repsim_cli.measures.inner import AnyKernel, Features, Packed, Products, State, packed, products, unpacked
+from repsim_cli.measures.inner import AnyKernel, Packed, PreparedFeatures, Products, State, pack, products, unpack
 
 TOGETHER = 8  # orders in a tiled pass
 
@@ -24,7 +24,7 @@ def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
     return steps
 
 
-def permuted(
+def permute_pairs(
     prepared: Prepared,
     orders: Int[Tensor, "k n"],
     progress: Progress = silent,
@@ -52,7 +52,7 @@ def permuted(
         moved = {}
         for k in some:
             whole = _whole(measure.column, orders[k], n)
-            moved[_alias(measure.column)] = [_moved(measure.column, x, orders[k], n, whole) for x in columns]
+            moved[_alias(measure.column)] = [_reorder(measure.column, x, orders[k], n, whole) for x in columns]
         crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
             values[k] = in_notes(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
@@ -67,7 +67,7 @@ def of_sampled(prepared: PreparedProducts, some: Sequence[int], orders: Int[Tens
     rows, moved = [prepared.states[measure.row][a] for a in some], []
     for turn, order in zip(turns, orders, strict=True):
         state = prepared.states[measure.column][some[turn]]
-        moved.append(_moved(measure.column, state, order, n, _whole(measure.column, order, n)))
+        moved.append(_reorder(measure.column, state, order, n, _whole(measure.column, order, n)))
     alias = _alias(measure.column)
     (cross,) = products([(measure.row, alias)], {measure.row: rows, alias: moved}, n, prepared.tile)
     norms = prepared.norms[list(some)] if len(prepared.norms) else prepared.norms
@@ -94,27 +94,27 @@ def _whole(kernel: AnyKernel, order: Tensor, n: int) -> float:
     not 1 where an order tears documents."""
     if not isinstance(kernel, Packed) or kernel.left_out is None:
         return 1.0
-    torn = packed(unpacked(kernel.left_out, n)[order][:, order])
+    torn = pack(unpack(kernel.left_out, n)[order][:, order])
     kept, known = int((~kernel.left_out).sum()), int((~(kernel.left_out | torn)).sum())
     return kept / max(known, 1)
 
 
-def _moved(kernel: AnyKernel, state: State, order: Tensor, n: int, whole: float) -> State:
+def _reorder(kernel: AnyKernel, state: State, order: Tensor, n: int, whole: float) -> State:
     """The state of the reordered rows; the tensors of a fit have an entry per row. Pairs are left out by the documents
     that stand in the other places, so that such a fit is made anew; a rank that leaves its document is kept, and those
     that are known stand for those that are not (whole)."""
     values, scale, gram = state.features.values, state.features.scale, state.features.gram
     if isinstance(kernel, Packed):
-        cells = packed(unpacked(values, n)[order][:, order])
+        cells = pack(unpack(values, n)[order][:, order])
         if kernel.left_out is not None:
             cells.masked_fill_(kernel.left_out, 0).mul_(whole)
-        return State(Features(cells, scale))
+        return State(PreparedFeatures(cells, scale))
     fit = state.fit
     if kernel.documents is not None:
-        features = Features(values[order], scale)
-        return State(features, kernel.fitted(features))
+        features = PreparedFeatures(values[order], scale)
+        return State(features, kernel.fit_to(features))
     if isinstance(fit, Tensor):
         fit = fit[order]
     elif fit is not None:
         fit = type(fit)(*(part[order] if isinstance(part, Tensor) else part for part in fit))
-    return State(Features(values[order], scale, None if gram is None else gram[order][:, order]), fit)
+    return State(PreparedFeatures(values[order], scale, None if gram is None else gram[order][:, order]), fit)

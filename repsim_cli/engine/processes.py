@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate, RunFailed
-from repsim_cli.base.workers import spawned, spawning, starting
+from repsim_cli.base.workers import run_spawned, shield_starts, use_spawn
 from repsim_cli.engine.known import VALUES, Cell, KnownPairs
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.cards import Solved
@@ -39,7 +39,7 @@ Show = Callable[[str, Callable[[], np.ndarray], int], None]
 Solve = Callable[[Any, Any], Solved]
 
 
-def hidden(label: str, values: Callable[[], np.ndarray], done: int) -> None:
+def show_nothing(label: str, values: Callable[[], np.ndarray], done: int) -> None:
     """Shows nothing."""
 
 
@@ -51,7 +51,7 @@ class Stored(NamedTuple):
     tensors: tuple[bool, ...]
 
 
-def stored(state: Any, stem: Path) -> Stored:
+def store(state: Any, stem: Path) -> Stored:
     parts = state if isinstance(state, tuple) else (state,)
     files = tuple(f"{stem}-{i}.npy" for i in range(len(parts)))
     for file, part in zip(files, parts, strict=True):
@@ -62,7 +62,7 @@ def stored(state: Any, stem: Path) -> Stored:
     return Stored(type(state) if isinstance(state, tuple) else None, files, tensors)
 
 
-def opened(state: Any) -> Any:
+def open_state(state: Any) -> Any:
     """The state, mapped from its files; one that was not stored is returned as it is."""
     if not isinstance(state, Stored):
         return state
@@ -76,7 +76,7 @@ def opened(state: Any) -> Any:
 
 
 @dataclass(kw_only=True)
-class Work:
+class PairWork:
     """Where slow pairs are solved, and noted so that a killed run resumes: a context that ends its processes.
 
     folder: the run's.
@@ -95,10 +95,10 @@ class Work:
     call: str = ""
     known: Mapping[str, KnownPairs] = field(default_factory=dict)
     batches: int = 1
-    show: Show = hidden
-    _pool: "list[Worker]" = field(default_factory=list)
+    show: Show = show_nothing
+    _pool: "list[PairSolver]" = field(default_factory=list)
 
-    def __enter__(self) -> "Work":
+    def __enter__(self) -> "PairWork":
         self.drop_inputs()  # of a run that was killed
         return self
 
@@ -115,7 +115,7 @@ class Work:
             worker.connection.close()
         self._pool.clear()
 
-    def of(self, call: str) -> "Work":
+    def of(self, call: str) -> "PairWork":
         """The same processes for another call."""
         return replace(self, call=call)
 
@@ -126,7 +126,7 @@ class Work:
     def keep(self, state: Any) -> Stored:
         """The state in files, until `drop_inputs`."""
         self._inputs.mkdir(parents=True, exist_ok=True)
-        return stored(state, self._inputs / f"{len(list(self._inputs.iterdir())):05d}")
+        return store(state, self._inputs / f"{len(list(self._inputs.iterdir())):05d}")
 
     def drop_inputs(self) -> None:
         shutil.rmtree(self._inputs, ignore_errors=True)
@@ -148,13 +148,13 @@ class Work:
         fresh.rename(file)
         return made
 
-    def workers(self) -> "list[Worker]":
+    def workers(self) -> "list[PairSolver]":
         if not self._pool:
-            self._pool += [Worker.start() for _ in range(self.processes)]
+            self._pool += [PairSolver.start() for _ in range(self.processes)]
         return self._pool
 
 
-class Turn(NamedTuple):
+class PairTurn(NamedTuple):
     """Pairs of one batch of a run. kind, known: where the cache has them. later: how many are left for later batches.
     show: is given the values after each pair or row, and how many batches they are the mean of."""
 
@@ -162,31 +162,31 @@ class Turn(NamedTuple):
     batch: int = 0
     later: int = 0
     known: KnownPairs | None = None
-    work: Work | None = None
+    work: PairWork | None = None
     show: Callable[[Callable[[], np.ndarray], int], None] = lambda values, done: None
 
 
-ALONE = Turn()
+ALONE = PairTurn()
 
 
-def filed(work: Work, state: Any) -> Any:
+def file_state(work: PairWork, state: Any) -> Any:
     """The state, mapped from files where it has several parts, so that it takes no memory until it is read."""
-    return opened(work.keep(state)) if isinstance(state, tuple) else state
+    return open_state(work.keep(state)) if isinstance(state, tuple) else state
 
 
 @dataclass(frozen=True)
-class Worker:
+class PairSolver:
     process: Any
     connection: Connection
 
     @classmethod
-    def start(cls) -> "Worker":
-        context = spawning()
+    def start(cls) -> "PairSolver":
+        context = use_spawn()
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", theirs), daemon=True
+            target=run_spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", theirs), daemon=True
         )
-        with starting():
+        with shield_starts():
             process.start()
         theirs.close()
         return cls(process, ours)
@@ -219,7 +219,7 @@ def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", MeasureWarning)
-            return solve(opened(a), opened(b))
+            return solve(open_state(a), open_state(b))
     except Degenerate as error:
         return error
     except Exception:
@@ -227,7 +227,7 @@ def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
 
 
 def answers(
-    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: Work | None
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: PairWork | None
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
     """All pairs, in any order: in this process, or in several where enough work is left."""
     begin = time.monotonic()
@@ -236,21 +236,21 @@ def answers(
         spent, rest = time.monotonic() - begin, len(cells) - done
         if work is not None and work.processes > 1 and spent > PATIENCE and spent / done * rest > WORTH:
             try:
-                yield from spread(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
+                yield from spread_pairs(solve, states, cells[done:], work.workers(), max(1, int(BLOCK * done / spent)))
             except BaseException:
                 work.stop()  # nobody reads their answers any more
                 raise
             return
 
 
-def spread(
-    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[Worker], size: int
+def spread_pairs(
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[PairSolver], size: int
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
     """The same from several processes, in blocks of `size` pairs."""
     rest = iter([cells[i : i + size] for i in range(0, len(cells), size)])
-    asked: dict[Worker, list[Sequence[Cell]]] = {worker: [] for worker in workers}
+    asked: dict[PairSolver, list[Sequence[Cell]]] = {worker: [] for worker in workers}
 
-    def ask(worker: Worker) -> None:
+    def ask(worker: PairSolver) -> None:
         for block in itertools.islice(rest, 1):
             worker.connection.send((solve, [(states[a], states[b]) for a, b in block]))
             asked[worker].append(block)
@@ -281,7 +281,7 @@ def solve_all(
     *,
     name: str,
     names: Sequence[str],
-    turn: Turn = ALONE,
+    turn: PairTurn = ALONE,
 ) -> dict[Cell, Degenerate]:
     """Fills noted[a, b] with the value and its details, where they are still missing; returns why pairs without a value
     have none."""

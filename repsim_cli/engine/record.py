@@ -80,7 +80,7 @@ def measure_record(
     matrices = []
     for i, j in pairs:
         row, column, block = readings[i], readings[j], (places[i], places[j])
-        run.without_value += listed(label, row, column, *block, why)
+        run.without_value += list_undefined(label, row, column, *block, why)
         given = {key: part[block] for key, part in arrays.items()}
         given = {key: part for key, part in given.items() if key not in CORRECTED or not np.isnan(part).all()}
         if together:
@@ -100,11 +100,11 @@ def measure_record(
             )
         )
     sampled = Sampled(matrix.estimate, matrix.rows, matrix.batches, available)
-    measured = _measured(run, label, measure, sampled, matrices, null)
+    measured = _record(run, label, measure, sampled, matrices, null)
     return replace(measured, estimate={**measured.estimate, "pairs": comparison.pairs_of(measure)})
 
 
-def listed(
+def list_undefined(
     label: str, row: Reading, column: Reading, rows: slice, columns: slice, why: Mapping[tuple[int, int], str]
 ) -> list[list[str]]:
     """Lists the cells without a value of the matrix of two models, as rows of their table. rows, columns: its place."""
@@ -123,7 +123,7 @@ def so_far(run: Run, comparison: Comparison, of: int = 0) -> Writer:
     cells = len(names) ** 2 if wanted is None else int(wanted.sum())
     sampled = Sampled(comparison.extract.estimate, rows, batches, comparison.total)
     records = {
-        label: _measured(run, label, measure, sampled, matrices=[]) for label, measure in comparison.measures.items()
+        label: _record(run, label, measure, sampled, matrices=[]) for label, measure in comparison.measures.items()
     }
     return Writer(folder=run.folder, names=names, measures=records, rows=rows, batches=batches, cells=cells, of=of)
 
@@ -147,10 +147,10 @@ def blocks_record(
         side = Side(model=name, layers=list(layers))
         file = run.write_array(slug(label, f"{i:03d}", name), values)
         matrices.append(Matrix(rows=side, columns=side, values=file, n=sampled.rows))
-    return _measured(run, label, measure, sampled, matrices)
+    return _record(run, label, measure, sampled, matrices)
 
 
-def _measured(
+def _record(
     run: Run,
     label: str,
     measure: Measure,

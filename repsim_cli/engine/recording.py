@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from repsim_cli.activations.cached import Identities, cached
+from repsim_cli.activations.cached import Identities, open_cache
 from repsim_cli.activations.rows import windows_of
 from repsim_cli.activations.stored import Recorder, activations_key, gather, window_name
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.rows import identified, record_alone, tally
+from repsim_cli.engine.rows import hash_models, record_alone, tally
 from repsim_cli.engine.study import Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
 from repsim_cli.models.sizes import goes_by_block
@@ -76,7 +76,7 @@ class RowWorker(Generic[Of]):
         with scratch() as run:
             extraction = self._given(run)
             sequences = extraction.sequences(run)
-            extraction = extraction.paired(run, sequences)
+            extraction = extraction.pair_rows(run, sequences)
             self._facts = {key: run.manifest[key] for key in ("data",) if key in run.manifest}
         return sequences, extraction
 
@@ -89,7 +89,7 @@ class RowWorker(Generic[Of]):
         )
         run.manifest |= copy.deepcopy(self._facts)
         if lacking := [label for label in part.models if label not in self._identities]:
-            self._identities |= identified(run, part.of(lacking))
+            self._identities |= hash_models(run, part.of(lacking))
         return part, {label: self._identities[label] for label in part.models}
 
     def shard(self, run: Run, label: str, number: int, count: int) -> bool:
@@ -99,7 +99,9 @@ class RowWorker(Generic[Of]):
         if goes_by_block(extraction.live[label], hardware):  # its weights are read once for all rows
             return False
         whole = activations_key(identities[label], sequences[label], extract, reading.points, hardware.dtype)
-        with cached([reading], sequences, identities, extract, hardware.dtype, run.warn, (number, count)) as entries:
+        with open_cache(
+            [reading], sequences, identities, extract, hardware.dtype, run.warn, (number, count)
+        ) as entries:
             if label not in entries or entries[label].complete or Entry("activations", whole).known:
                 return False
             every = windows_of(sequences, extract, hardware)[number::count]
@@ -114,7 +116,7 @@ class RowWorker(Generic[Of]):
         extraction, identities = self.of(run, [label])
         (reading,) = extraction.readings
         extract, hardware, sequences = extraction.extract, extraction.hardware, self.sequences
-        with cached([reading], sequences, identities, extract, hardware.dtype, run.warn) as entries:
+        with open_cache([reading], sequences, identities, extract, hardware.dtype, run.warn) as entries:
             if label not in entries or entries[label].complete:  # without an entry: the run's own process streams it
                 return False
             entry = entries[label]

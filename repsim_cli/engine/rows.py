@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import Tally
+from repsim_cli.activations.batching import TokenTally
 from repsim_cli.activations.by_block import ByBlock, parts, run_by_block
-from repsim_cli.activations.cached import Identities, cached, entries_of, from_cache
+from repsim_cli.activations.cached import Identities, entries_of, from_cache, open_cache
 from repsim_cli.activations.diagnostics import Diagnosis
-from repsim_cli.activations.inputs import named
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.activations.places import row_positions, rows_left
-from repsim_cli.activations.readings import Layer, Reading, loading
+from repsim_cli.activations.readings import Layer, Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block, batches, blocks, windows_of
+from repsim_cli.activations.rows import RowBlock, batches, blocks, windows_of
 from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware
@@ -32,7 +32,7 @@ from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.content import SAME, Table
 from repsim_cli.runs.results import Progress, Run
 
-Look = Callable[[Iterator[Block], Remedies], Iterator[Block]]
+Look = Callable[[Iterator[RowBlock], Remedies], Iterator[RowBlock]]
 
 
 def prepare(run: Run, hardware: Hardware) -> None:
@@ -42,10 +42,10 @@ def prepare(run: Run, hardware: Hardware) -> None:
     run.manifest.update(device=hardware.device, threads=torch.get_num_threads())
 
 
-def tally(run: Run, models: Mapping[str, AnySource]) -> Tally:
+def tally(run: Run, models: Mapping[str, AnySource]) -> TokenTally:
     """Counts what the live models run, in what the manifest says about the data."""
     live = [label for label, source in models.items() if isinstance(source, Source)]
-    return Tally(run.manifest["data"] if live else {}, live)
+    return TokenTally(run.manifest["data"] if live else {}, live)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Rows:
     entries: Mapping[str, Entry]
     modules: Mapping[str, nn.Module]
     recorders: Mapping[str, Recorder]
-    tally: Tally
+    tally: TokenTally
     remedies: Remedies
     diagnosis: Diagnosis | None
     same: SameLayers | None
@@ -85,21 +85,21 @@ class Rows:
         first = seen * extraction.extract.batch_rows
         layers = layers_of(given)
         start = 0 if self.diagnosis is not None and self.diagnosis.lacks(layers) else first
-        models = self._given(given, progress, start)
+        models = self._read_given(given, progress, start)
         if self.same is not None and readings is None and not start and not self.same.passed:
-            models = self.same.watched(models)
+            models = self.same.watch(models)
         rows = self.remedies.apply(models, layers)
         if self.diagnosis is not None:
-            rows = self.diagnosis.watched(rows, layers)
+            rows = self.diagnosis.watch(rows, layers)
         return batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
-    def every(self, progress: Progress) -> Iterator[Block]:
+    def every(self, progress: Progress) -> Iterator[RowBlock]:
         """All rows of all layers as they are compared, in order; a block has whole sequences."""
         readings = self.current()
-        rows = self.remedies.apply(self._given(readings, progress), layers_of(readings))
-        return rows if self.diagnosis is None else self.diagnosis.watched(rows, layers_of(readings))
+        rows = self.remedies.apply(self._read_given(readings, progress), layers_of(readings))
+        return rows if self.diagnosis is None else self.diagnosis.watch(rows, layers_of(readings))
 
-    def _given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[Block]:
+    def _read_given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[RowBlock]:
         """The rows that models give, from this row of the run on."""
         given = blocks(
             readings,
@@ -140,7 +140,7 @@ class Rows:
         be read group by group."""
         running = [x for x in self.current() if x.points and x.label in self.recorders]
         if self.groups and running:
-            deque(self._given(running, progress), maxlen=0)
+            deque(self._read_given(running, progress), maxlen=0)
 
     def measure_features(self, progress: Progress) -> None:
         """Takes the shares and scales of features from all rows, where the remedies need them."""
@@ -148,7 +148,7 @@ class Rows:
             self.record(progress)
             for group in self.groups or [range(len(self.extraction.layers))]:
                 some, _ = self.part(group)
-                self.remedies.measure(self.remedies.rows(self._given(some, progress)), layers_of(some))
+                self.remedies.measure(self.remedies.rows(self._read_given(some, progress)), layers_of(some))
 
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
         """The diagnostics of these layers, and their features that are left out."""
@@ -163,7 +163,7 @@ def diagnosis_of(extraction: Extraction, sequences: Mapping[str, Sequences]) -> 
     return Diagnosis(places, extraction.total, extraction.seed)
 
 
-def identified(run: Run, extraction: Extraction) -> Identities:
+def hash_models(run: Run, extraction: Extraction) -> Identities:
     """The identity of each model, with the hashes of its weights, noted in the manifest."""
     with run.stage("hashes"):
         identities = {label: _identity(model, extraction.hardware) for label, model in extraction.models.items()}
@@ -181,11 +181,11 @@ def identified(run: Run, extraction: Extraction) -> Identities:
     return identities
 
 
-def loaded(reading: Reading, extraction: Extraction) -> nn.Module:
+def load_model(reading: Reading, extraction: Extraction) -> nn.Module:
     """The model on its device, which reads what is to be read."""
     assert isinstance(reading.source, Source)
-    how = loading(extraction.hardware, extraction.devices[reading.label])
-    return named(reading.label, partial(reading.source.load, how=how), reading.eager)
+    how = choose_loading(extraction.hardware, extraction.devices[reading.label])
+    return name_errors(reading.label, partial(reading.source.load, how=how), reading.eager)
 
 
 def free() -> None:
@@ -201,7 +201,7 @@ def record_alone(
     reading: Reading,
     entry: Entry,
     sequences: Mapping[str, Sequences],
-    counts: Tally,
+    counts: TokenTally,
     only: Sequence[slice] | None = None,
 ) -> None:
     """Runs a model that is in memory no longer than that, and completes its entry. Raises RunFailed where the rows
@@ -211,7 +211,11 @@ def record_alone(
     label, extract, hardware = reading.label, extraction.extract, extraction.hardware
     assert isinstance(reading.source, Source)
     if goes_by_block(reading.source, hardware):
-        part = partial(named, label, parts(reading.source, reading.eager, loading(hardware, extraction.devices[label])))
+        part = partial(
+            name_errors,
+            label,
+            parts(reading.source, reading.eager, choose_loading(hardware, extraction.devices[label])),
+        )
         windows = windows_of(sequences, extract, hardware)
         with run.stage("activations by block"):
             given = ByBlock(reading, part, sequences[label], windows, extract, hardware, entry)
@@ -219,7 +223,7 @@ def record_alone(
         return
     progress = partial(run.progress, label=f"activations of {label}", unit="batches")
     with run.stage("models"):
-        modules = {label: loaded(reading, extraction)}
+        modules = {label: load_model(reading, extraction)}
     with run.stage("activations"):
         for _ in blocks(
             [reading], Running(modules, sequences, {label: Recorder(entry, only)}, counts), extract, hardware, progress
@@ -241,7 +245,7 @@ def _identity(model: AnySource, hardware: Hardware) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(
+def open_rows(
     run: Run,
     extraction: Extraction,
     sequences: Mapping[str, Sequences],
@@ -254,11 +258,11 @@ def opened(
     """The rows, with those models loaded that must be run, noted in the manifest. identities: where they are known.
     diagnose: whether the layers are diagnosed when their rows pass. groups, look: as of `Rows`."""
     extract, hardware = extraction.extract, extraction.hardware
-    identities = identities or identified(run, extraction)
+    identities = identities or hash_models(run, extraction)
     live = [reading for reading in extraction.readings if extraction.cache and isinstance(reading.source, Source)]
     with ExitStack() as held:
         entries: Mapping[str, Entry] = held.enter_context(
-            cached(live, sequences, identities, extract, hardware.dtype, run.warn)
+            open_cache(live, sequences, identities, extract, hardware.dtype, run.warn)
         )
         now = [from_cache(reading, entries, identities) for reading in extraction.readings]
         running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
@@ -274,7 +278,7 @@ def opened(
             for label in alone:
                 record_alone(run, extraction, running.pop(label), entries[label], sequences, counts)
         with run.stage("models"):
-            modules = {label: loaded(reading, extraction) for label, reading in running.items()}
+            modules = {label: load_model(reading, extraction) for label, reading in running.items()}
         given = next(iter(sequences.values()), None)
         rows = Rows(
             extraction=extraction,
@@ -301,6 +305,6 @@ def sample(
 ) -> tuple[list[Tensor], dict[str, Table]]:
     """The sampled rows (n, d) of every layer, and the tables of these layers, or of all; each model runs once at
     most."""
-    with opened(run, extraction, sequences) as rows, run.stage("activations"):
+    with open_rows(run, extraction, sequences) as rows, run.stage("activations"):
         (taken,) = rows.stream(partial(run.progress, label="activations", unit="batches"))
         return taken, rows.tables(extraction.layers if layers is None else layers)

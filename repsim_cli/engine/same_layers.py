@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.readings import Layer, Reading
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.plain import blocks_named
 from repsim_cli.models.precision import UNIT
 from repsim_cli.runs.content import Table
@@ -32,10 +32,10 @@ def in_order(names: Sequence[str]) -> list[int]:
     return [i for i, each in enumerate(kinds) if not kind or each == kind or names[i] == FIRST]
 
 
-def named(names: Sequence[str]) -> str:
+def name_layers(names: Sequence[str]) -> str:
     """Names layers in words.
 
-    >>> named(["embed", "resid_post@0", "resid_post@1"]), named(["a"])
+    >>> name_layers(["embed", "resid_post@0", "resid_post@1"]), name_layers(["a"])
     ('embed, blocks 0 to 1', 'a')
     """
     matches = [POINT.fullmatch(name) for name in names]
@@ -45,7 +45,7 @@ def named(names: Sequence[str]) -> str:
 
 
 @dataclass
-class Pair:
+class ModelPair:
     """Two models. places: of the layers that are compared, among those of the run. exact, close: how many of them,
     from the first on, are equal, or equal to rounding, so far. off: by layer, the sum over rows of the norm of the
     difference over the norm."""
@@ -74,15 +74,15 @@ class Pair:
     def sentence(self, rows: int, alone: bool) -> str:
         """Says what the two have in common; empty where it is nothing. alone: they are all models of the run."""
         if self.exact == len(self.names):
-            return f"identical in {named(self.names)}, all that are compared"
-        parts = [f"identical in {named(self.names[: self.exact])}"] if self.exact else []
+            return f"identical in {name_layers(self.names)}, all that are compared"
+        parts = [f"identical in {name_layers(self.names[: self.exact])}"] if self.exact else []
         if self.exact < self.close:
-            parts.append(f"the same to rounding in {named(self.names[self.exact : self.close])}")
+            parts.append(f"the same to rounding in {name_layers(self.names[self.exact : self.close])}")
         if self.close < len(self.names):
             off = self.off[self.close] / max(rows, 1)
             if not self.close and not (alone and off < UNRELATED):
                 return ""
-            parts.append(f"first difference in {named([self.names[self.close]])} ({off:.2g} of the norm)")
+            parts.append(f"first difference in {name_layers([self.names[self.close]])} ({off:.2g} of the norm)")
         return ", ".join(parts)
 
 
@@ -93,9 +93,9 @@ class SameLayers:
     readings: Sequence[Reading]
     dtype: str
     passed: int = 0
-    pairs: dict[tuple[str, str], Pair] = field(default_factory=dict)
+    pairs: dict[tuple[str, str], ModelPair] = field(default_factory=dict)
 
-    def watched(self, stream: Iterator[Block]) -> Iterator[Block]:
+    def watch(self, stream: Iterator[RowBlock]) -> Iterator[RowBlock]:
         """Passes the stream on, which has all rows of all layers, as models give them."""
         self.pairs, self.passed, unit = dict(self._pairs()), 0, UNIT[getattr(torch, self.dtype)]
         for block in stream:
@@ -104,7 +104,7 @@ class SameLayers:
             self.passed += len(block.rows[0])
             yield block
 
-    def _pairs(self) -> Iterator[tuple[tuple[str, str], Pair]]:
+    def _pairs(self) -> Iterator[tuple[tuple[str, str], ModelPair]]:
         ends = list(itertools.accumulate((len(reading.layers) for reading in self.readings), initial=0))
         for (i, x), (j, y) in itertools.combinations(enumerate(self.readings), 2):
             if _shape(x.layers) != _shape(y.layers):
@@ -112,7 +112,7 @@ class SameLayers:
             chosen = in_order([layer.name for layer in x.layers])
             count, names = len(chosen), [x.layers[a].name for a in chosen]
             places = [(ends[i] + a, ends[j] + a) for a in chosen]
-            yield (x.label, y.label), Pair(names, places, count, count, [0.0] * count)
+            yield (x.label, y.label), ModelPair(names, places, count, count, [0.0] * count)
 
     def table(self) -> Table | None:
         """Makes the table of who and what; None where no two models have anything in common."""

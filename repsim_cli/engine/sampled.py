@@ -15,12 +15,19 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.chance import DRAWN, KNOWN, ORDERS, PAIRINGS, SQUARE
-from repsim_cli.engine.estimates import Notices, check_estimate, noticed
+from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.measures.base import at, within
 from repsim_cli.measures.inner import Documents
-from repsim_cli.measures.nearest import Neighbours, ordered, places_of, rounded, warn_of_rounding, warn_of_ties
+from repsim_cli.measures.nearest import (
+    NearestRows,
+    count_rounded,
+    find_ordered,
+    places_of,
+    warn_of_rounding,
+    warn_of_ties,
+)
 
 CELLS = 1 << 23  # cosines in float64 held at a time
 TOGETHER = 2048  # rows that sampled rows are compared with at a time, at least
@@ -28,7 +35,7 @@ TOGETHER = 2048  # rows that sampled rows are compared with at a time, at least
 Stream = Callable[[], Iterable[Sequence[Tensor]]]
 
 
-class Asked(NamedTuple):
+class QueryRows(NamedTuple):
     """Which rows are asked for their nearest ones. rows: their numbers, ascending. total: of all rows. documents: of
     all rows, where neighbours are of other documents."""
 
@@ -37,10 +44,10 @@ class Asked(NamedTuple):
     documents: Documents | None = None
 
 
-def sampled_pairs(
+def compute_sampled(
     measures: Mapping[str, Measure],
     stream: Stream,
-    asked: Asked,
+    asked: QueryRows,
     *,
     names: Sequence[str],
     seed: int,
@@ -59,7 +66,7 @@ def sampled_pairs(
     matrices = {}
     for label, measure in measures.items():
         k, of_rows = ks[label], _of_rows(measure)
-        with noticed(notices, [label]):
+        with file_warnings(notices, [label]):
             for name, layer, near in zip(names, layers, found, strict=True):
                 at(name, partial(_warn, near.values, k, layer.rows))
         tables = [_table(near, k) for near in found]
@@ -78,14 +85,14 @@ def sampled_pairs(
     return matrices
 
 
-def _of_rows(measure: Measure) -> Callable[[Sequence[Neighbours], Sequence[Neighbours]], Tensor]:
+def _of_rows(measure: Measure) -> Callable[[Sequence[NearestRows], Sequence[NearestRows]], Tensor]:
     check_estimate(measure, "sampled")
     assert isinstance(measure, Pairwise)
     assert measure.of_rows is not None
     return measure.of_rows
 
 
-class _Layer(NamedTuple):
+class _SampledLayer(NamedTuple):
     """The mean of all rows, in float64, and the sampled rows."""
 
     mean: Float[Tensor, " d"]
@@ -104,7 +111,7 @@ class _Near(NamedTuple):
     rows: Int[Tensor, "m k+1"]
 
 
-def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_Layer]:
+def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> list[_SampledLayer]:
     """Raises BadInput where there is no row."""
     totals, taken, count = [], [], 0
     for batch in stream:
@@ -116,10 +123,12 @@ def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> l
     if not count:
         raise BadInput("extract: no row is left, got none; give more text")
     rows = [torch.cat(parts) for parts in zip(*taken, strict=True)]
-    return [_Layer(total / count, x) for total, x in zip(totals, rows, strict=True)]
+    return [_SampledLayer(total / count, x) for total, x in zip(totals, rows, strict=True)]
 
 
-def _nearest(layers: Sequence[_Layer], stream: Iterable[Sequence[Tensor]], asked: Asked, k: int) -> list[_Near]:
+def _nearest(
+    layers: Sequence[_SampledLayer], stream: Iterable[Sequence[Tensor]], asked: QueryRows, k: int
+) -> list[_Near]:
     """Finds the k + 1 nearest rows of every sampled row in every layer, or all where there are fewer. Raises Degenerate
     where the largest document leaves fewer than k other rows."""
     largest = 1 if asked.documents is None else int(asked.documents.bincount().max())
@@ -137,7 +146,7 @@ def _nearest(layers: Sequence[_Layer], stream: Iterable[Sequence[Tensor]], asked
     start = 0
     for batch in _together(stream):
         numbers = torch.arange(start, start + len(batch[0]), device=device)
-        away = _left_out(asked, rows, numbers)
+        away = _find_left_out(asked, rows, numbers)
         for a, (layer, x) in enumerate(zip(layers, batch, strict=True)):
             found[a] = _nearer(found[a], units[a], layer.units(x), numbers, away, kept)
         start += len(numbers)
@@ -156,7 +165,7 @@ def _together(stream: Iterable[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
         yield [torch.cat(parts) for parts in zip(*held, strict=True)]
 
 
-def _left_out(asked: Asked, rows: Int[Tensor, " m"], numbers: Int[Tensor, " b"]) -> Bool[Tensor, "m b"]:
+def _find_left_out(asked: QueryRows, rows: Int[Tensor, " m"], numbers: Int[Tensor, " b"]) -> Bool[Tensor, "m b"]:
     if asked.documents is None:
         return rows[:, None] == numbers
     documents = asked.documents.to(rows.device)
@@ -177,7 +186,7 @@ def _nearer(
         near = torch.cat([found.values[some], units[some] @ others.T - 1], 1)
         rows = torch.cat([found.rows[some], numbers.expand(len(some), -1)], 1)
         out = torch.nn.functional.pad(away[some], (found.rows.shape[1], 0))
-        best, where = ordered(near, out, min(kept, near.shape[1] - 1) - 1, near.new_ones(len(some)))
+        best, where = find_ordered(near, out, min(kept, near.shape[1] - 1) - 1, near.new_ones(len(some)))
         parts.append((best, rows.gather(1, where)))
     return _Near(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
@@ -187,18 +196,18 @@ def _warn(near: Float[Tensor, "m k+1"], k: int, x: Float[Tensor, "m d"]) -> None
     if near.shape[1] > k:
         tied = int((near[:, k - 1] == near[:, k]).sum())
         warn_of_ties(tied, len(near), k)
-        warn_of_rounding(rounded(near[:, : k + 1], k, x) - tied, len(near), k)
+        warn_of_rounding(count_rounded(near[:, : k + 1], k, x) - tied, len(near), k)
 
 
-def _table(near: _Near, k: int) -> Neighbours:
+def _table(near: _Near, k: int) -> NearestRows:
     """Of sampled rows alone: which of them are near each other is not known."""
     lists = near.rows[:, :k].T.contiguous()
     similarities = (1 + near.values[:, :k].T).contiguous()
-    return Neighbours(lists, similarities, torch.zeros_like(lists, dtype=torch.bool), near.values.new_empty(0, 0))
+    return NearestRows(lists, similarities, torch.zeros_like(lists, dtype=torch.bool), near.values.new_empty(0, 0))
 
 
 def _means(
-    of_rows: Callable[[Sequence[Neighbours], Sequence[Neighbours]], Tensor], tables: Sequence[Neighbours], total: int
+    of_rows: Callable[[Sequence[NearestRows], Sequence[NearestRows]], Tensor], tables: Sequence[NearestRows], total: int
 ) -> tuple[Tensor, Tensor]:
     """The mean over sampled rows of all pairs, and its standard error, without replacement."""
     values, squares = [], []
@@ -210,13 +219,13 @@ def _means(
     return torch.stack(values), (torch.stack(squares) * ((1 - m / total) / m)).clamp_min(0).sqrt()
 
 
-def _at_random(asked: Asked, k: int, generator: torch.Generator) -> Neighbours:
+def _at_random(asked: QueryRows, k: int, generator: torch.Generator) -> NearestRows:
     """Lists of k different other rows at random, as every row has where rows are paired at random."""
     device = asked.rows.device
     lists = torch.full((k, len(asked.rows)), -1)
-    while len(bad := _refused(asked, lists).nonzero()):
+    while len(bad := _find_refused(asked, lists).nonzero()):
         lists[bad[:, 0], bad[:, 1]] = torch.randint(asked.total, (len(bad),), generator=generator)
-    return Neighbours(
+    return NearestRows(
         lists.to(device),
         torch.zeros(lists.shape, dtype=torch.float64, device=device),
         torch.zeros(lists.shape, dtype=torch.bool, device=device),
@@ -224,7 +233,7 @@ def _at_random(asked: Asked, k: int, generator: torch.Generator) -> Neighbours:
     )
 
 
-def _refused(asked: Asked, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "k m"]:
+def _find_refused(asked: QueryRows, lists: Int[Tensor, "k m"]) -> Bool[Tensor, "k m"]:
     """Which places hold no row, the row itself, one of its document, or one that an earlier place holds."""
     order = lists.sort(dim=0, stable=True)
     again = torch.nn.functional.pad(order.values.diff(dim=0) == 0, (0, 0, 1, 0))

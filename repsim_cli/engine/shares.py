@@ -40,7 +40,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.engine.validity import lasting
+from repsim_cli.engine.validity import find_range
 
 FOLDS, GROUPS = 4, 20  # of documents; groups are within folds
 LEAST = 40  # documents, from which on intervals cover
@@ -271,7 +271,7 @@ def p_beyond(given: Design, x: Rows, y: Rows) -> float:
     """Tests whether x and y share something beyond the token; NaN where rows of one token are all alike, or documents
     that follow each other are, so that they count as too few."""
     direction, judged = given.halves
-    if not (_varies(direction, x) and _varies(direction, y)) or _inflated(given, x, y) > MOST:
+    if not (_varies(direction, x) and _varies(direction, y)) or _estimate_inflation(given, x, y) > MOST:
         return math.nan
     whole, *left = products(judged.within, x, y, covariance(direction.within, x, y))
     error = _error(np.array(left))
@@ -285,10 +285,10 @@ def _varies(given: Fold, x: Rows) -> bool:
     return within > CONSTANT * whole
 
 
-def _inflated(given: Design, x: Rows, y: Rows) -> float:
+def _estimate_inflation(given: Design, x: Rows, y: Rows) -> float:
     """Estimates how much larger the variance of a covariance of effects of documents is than of independent ones: by
     Bartlett's formula from how alike documents are that are so far apart in the text, within tokens."""
-    alike = [lasting(_effects(given, z)) for z in (x, y)]
+    alike = [find_range(_effects(given, z)) for z in (x, y)]
     return 1 + 2 * float((alike[0] * alike[1]).sum())
 
 
@@ -355,7 +355,7 @@ def shares(parts: Mapping[str, Jackknifed], norms: tuple[Jackknifed, Jackknifed]
     return found
 
 
-def split(products: Float[np.ndarray, "3 g"], untrained: Jackknifed | None = None) -> dict[str, Jackknifed]:
+def split_shares(products: Float[np.ndarray, "3 g"], untrained: Jackknifed | None = None) -> dict[str, Jackknifed]:
     """The parts of `inner`, by name; untrained: of `read_out`."""
     value, rest, alone = products
     parts = {VALUE: value, TOKEN: value - rest - alone}

@@ -20,12 +20,12 @@ from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine.chance import mean_of
-from repsim_cli.engine.closed_null import standardised, tail
-from repsim_cli.engine.corrections import corrected, families, permutations_needed, without
+from repsim_cli.engine.closed_null import standardise, tail
+from repsim_cli.engine.corrections import correct, families, permutations_needed, without
 from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, all_pairs
-from repsim_cli.engine.permuted import Progress, permuted, silent
+from repsim_cli.engine.permuted import Progress, permute_pairs, silent
 from repsim_cli.engine.validity import dependence, reasons
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
@@ -97,7 +97,7 @@ def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], ch
         observed = chance(batch, measure, prepared, values)
         if isinstance(prepared, PreparedProducts):
             if settings.method == "closed_form":
-                observed |= standardised(prepared)
+                observed |= standardise(prepared)
             if settings.jackknife:
                 observed["se"] = jackknife(prepared, values, clusters(batch))
         return observed
@@ -108,7 +108,7 @@ def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], ch
 Notes = Callable[[int, str, Sequence[int]], np.ndarray]
 
 
-def drawn(
+def draw_pairings(
     settings: Significance,
     measures: Mapping[str, Measure],
     segments: Segments,
@@ -149,7 +149,7 @@ def drawn(
             noted = notes(batch, label, (len(orders), *values.shape))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
-                null = permuted(prepared, orders, progress, noted)
+                null = permute_pairs(prepared, orders, progress, noted)
                 away = mean_of(prepared, units, [seed, batch])
             if measure.card.symmetric:  # permuting either side is equivalent: both entries share the null
                 null = torch.where(torch.ones_like(null[0], dtype=torch.bool).triu(), null, null.mT)
@@ -170,7 +170,7 @@ def drawn(
     return beside
 
 
-class Judged(NamedTuple):
+class JudgedValues(NamedTuple):
     """The significance of all values of a measure.
 
     p: under the null that rows are paired at random. p_family, q: p corrected for the cells of the map of two models,
@@ -194,7 +194,7 @@ def judge(
     matrix: SimilarityMatrix,
     segments: Segments | None,
     places: Sequence[slice],
-) -> Judged:
+) -> JudgedValues:
     """The significance from the observed statistics. In closed form, p is that of z summed over batches.
 
     places: where the layers of each model stand.
@@ -208,13 +208,13 @@ def judge(
         heaviness = observed["heaviness"] / matrix.batches
         p = tail(observed["z"] * root, skewness, heaviness)
         among = families(matrix.values, card, places, settings.family_of)
-        family, rate = corrected(p, matrix.values, None, card, among)
+        family, rate = correct(p, matrix.values, None, card, among)
         unknown = (skewness > SKEWED) | (heaviness > HEAVY)
         left_out = [cells for cells in among if (unknown.cpu() & cells).any()]
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
         null |= {"family_of": settings.family_of, "families": len(among), "heavy": len(left_out)}
         family, rate = (without(values, left_out, places, card) for values in (family, rate))
-        return Judged(p, family, rate, null=null)
+        return JudgedValues(p, family, rate, null=null)
     if segments is not None:
         null = {
             "method": "permutation",
@@ -229,7 +229,7 @@ def judge(
         tested = observed["tested"].masked_fill(drawn_values.isnan().any(0), torch.nan)
         p = p_values(tested, drawn_values, card)
         among = families(tested, card, places, settings.family_of)
-        family, rate = corrected(p, tested, None if holm else drawn_values, card, among)
+        family, rate = correct(p, tested, None if holm else drawn_values, card, among)
         needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
         depends = observed.get("depends")
@@ -241,8 +241,8 @@ def judge(
         null |= {"permutations_for_q": max(needed)} if few else {}
         # without the similarity that random pairings keep by leaving rows in place
         threshold = chance_level(tested, drawn_values, card, settings.alpha) - drawn_values.mean(0) + observed["away"]
-        calibration = calibrated(tested, threshold, card)
-        return Judged(
+        calibration = calibrate(tested, threshold, card)
+        return JudgedValues(
             p,
             family,
             without(rate, few, places, card),
@@ -250,7 +250,7 @@ def judge(
             tested=tested if segments.share < 1 else None,
             null=null,
         )
-    return Judged()
+    return JudgedValues()
 
 
 def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card: Card) -> Float[Tensor, "r c"]:
@@ -261,7 +261,7 @@ def p_values(observed: Float[Tensor, "r c"], null: Float[Tensor, "k r c"], card:
     return ((1 + as_close.sum(0)).double() / (1 + len(null))).masked_fill(observed.isnan(), torch.nan)
 
 
-def calibrated(observed: Float[Tensor, "r r"], threshold: Float[Tensor, "r r"], card: Card) -> Matrix:
+def calibrate(observed: Float[Tensor, "r r"], threshold: Float[Tensor, "r r"], card: Card) -> Matrix:
     """The score above the threshold, as a share of the possible range (Groeger et al. 2026).
 
     In [0, 1], or the excess itself for measures without a best value; 0 if no closer than the threshold.

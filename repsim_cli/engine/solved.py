@@ -15,7 +15,7 @@ from repsim_cli.runs.results import Run
 PAIRS_SOLVED, AUDIT = "pairs solved one by one", "audit of pairs by another solver"
 
 
-def solved(
+def record_solved(
     run: Run, names: Sequence[str], measures: Mapping[str, Measure], matrices: Mapping[str, SimilarityMatrix]
 ) -> dict[str, Table]:
     """How the pairs of slow measures were solved: means over batches, without pairs of a layer with itself.
@@ -29,7 +29,7 @@ def solved(
             continue
         rows += [[label, *row] for row in summary(slow.details, matrix.values.cpu().numpy(), numbers)]
         if slow.audit is not None and "audit_value" in numbers:
-            rows_of, wrong, notice = audited(label, slow.audit, names, numbers)
+            rows_of, wrong, notice = record_audited(label, slow.audit, names, numbers)
             audits += rows_of
             checked = f"audited pairs not {slow.audit.claim} what {slow.audit.solver} finds, of {len(rows_of)}"
             rows.append([label, checked, wrong])
@@ -45,7 +45,7 @@ def solved(
 AUDIT_COLUMNS = ["measure", "layer a", "layer b", "value", "reference", "relative difference", "tied distances"]
 
 
-def audited(
+def record_audited(
     label: str, audit: Audit, names: Sequence[str], numbers: Mapping[str, np.ndarray]
 ) -> tuple[list[list[Any]], int, str | None]:
     """The pairs that another solver solved too; how many contradict the measure's claim where costs are not tied; and a

@@ -9,9 +9,9 @@ from repsim_cli.data.base import draw
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.moments import moment_pairs
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.processes import Work, filed
+from repsim_cli.engine.processes import PairWork, file_state
 from repsim_cli.engine.rows import Rows
-from repsim_cli.engine.sampled import Asked, sampled_pairs
+from repsim_cli.engine.sampled import QueryRows, compute_sampled
 from repsim_cli.runs.results import Run
 
 Matrices = dict[str, SimilarityMatrix]
@@ -23,8 +23,8 @@ def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
     progress = partial(run.progress, label="activations and second moments", unit="batches")
     passes = partial(rows.of_layers, progress=progress)
     names, widths = comparison.names, [layer.width for layer in comparison.layers]
-    with Work(folder=run.folder) as work:
-        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(filed, work)}
+    with PairWork(folder=run.folder) as work:
+        given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(file_state, work)}
         return moment_pairs(comparison.measures, passes, **given)[0]
 
 
@@ -32,10 +32,10 @@ def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
     """Makes the matrices from the neighbours of some rows among all, which pass twice."""
     progress = partial(run.progress, label="activations and neighbours", unit="batches")
     asked = draw(comparison.total, comparison.extract.rows, comparison.seed)
-    return sampled_pairs(
+    return compute_sampled(
         comparison.measures,
         partial(rows.of_layers, range(len(comparison.layers)), progress),
-        Asked(torch.from_numpy(asked), comparison.total, comparison.documents_apart(0)),
+        QueryRows(torch.from_numpy(asked), comparison.total, comparison.documents_apart(0)),
         names=comparison.names,
         seed=comparison.seed,
         unrelated=comparison.units is not None,

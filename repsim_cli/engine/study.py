@@ -78,7 +78,7 @@ class Study:
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls):
-            cls.__signature__ = spelled_out(cls.__init__)  # type: ignore[attr-defined]
+            cls.__signature__ = spell_out(cls.__init__)  # type: ignore[attr-defined]
 
     def plan(self) -> dict[str, Any]:
         """What a run would do."""
@@ -97,7 +97,7 @@ class Study:
         return {}
 
 
-def spelled_out(constructor: Callable) -> inspect.Signature:
+def spell_out(constructor: Callable) -> inspect.Signature:
     """The signature, with the keys of `**given: Unpack[KEYS]` spelled out."""
     _, *own = inspect.signature(constructor).parameters.values()
     given = [get_args(each.annotation)[0] for each in own if each.kind is each.VAR_KEYWORD]

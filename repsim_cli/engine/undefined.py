@@ -24,7 +24,7 @@ Matrix = Float[Tensor, "r r"]
 Wanted = Bool[Tensor, "r r"]
 
 
-def refused(label: str, undefined: Undefined) -> None:
+def raise_first(label: str, undefined: Undefined) -> None:
     """Raises the first error, for a caller that needs every cell."""
     for error in undefined.values():
         raise error
@@ -60,7 +60,7 @@ def cells_of(rows: Mapping[int, Degenerate], columns: Mapping[int, Degenerate], 
     return cells | {(a, b): error for b, error in columns.items() for a in range(count) if a not in rows}
 
 
-def masked(values: Tensor, undefined: Undefined) -> Tensor:
+def mask(values: Tensor, undefined: Undefined) -> Tensor:
     """A copy with NaN in these cells of the last two dimensions."""
     if not undefined:
         return values

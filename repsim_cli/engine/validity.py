@@ -54,18 +54,20 @@ def dependence(
         orders = [torch.arange(k), *(torch.from_numpy(rng.permutation(k)) for _ in range(ORDERS))]
         sums = {"serial": torch.stack([(means[o[:-1]] * means[o[1:]]).sum() for o in orders])}
         for name, of_groups in properties.items():
-            coded = _coded(of_groups[number], name).to(means)
+            coded = _encode(of_groups[number], name).to(means)
             sums[name] = torch.stack([(coded[order].T @ means).square().sum() for order in orders])
         for name, (observed, *others) in sums.items():
             by_chance = torch.stack(others)
             beyond = torch.stack([observed - by_chance.mean(), by_chance.var(), variance])
             found[FOUND.index(name)] += beyond.cpu()
         found[FOUND.index("twice"), 0] += _copies(means[:MOST], variance / k)
-        found[FOUND.index("lags"), 0] = max(float(found[FOUND.index("lags"), 0]), float(lasting(means).square().sum()))
+        found[FOUND.index("lags"), 0] = max(
+            float(found[FOUND.index("lags"), 0]), float(find_range(means).square().sum())
+        )
     return found
 
 
-def lasting(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
+def find_range(means: Float[Tensor, "k d"]) -> Float[Tensor, " l"]:
     """Finds how alike documents are that are 1, 2, ... apart, up to a quarter of their number; 0 where they are not.
 
     Centred on their own mean, documents that stay alike for long seem less alike, by what those further apart fall
@@ -86,7 +88,7 @@ def _copies(means: Float[Tensor, "k d"], variance: Tensor) -> float:
     return float((apart.triu(1) + torch.ones_like(apart).tril() * variance <= EQUAL * variance).sum())
 
 
-def _coded(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
+def _encode(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
     """Makes orthogonal columns that span what the property can explain."""
     if name == "label":
         columns = (values[:, None] == np.unique(values)).astype(float)

@@ -37,7 +37,7 @@ def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
             said.setdefault((len(why), cells, reasons(why)), []).append(label)
     none = {label: reasons(why) for label, (why, _, some) in found.items() if not some}
     if len(none) == len(found):
-        why = "; ".join(f"{', '.join(labels)} ({text})" for text, labels in inverted(none).items())
+        why = "; ".join(f"{', '.join(labels)} ({text})" for text, labels in invert(none).items())
         raise NoValue(f"measure: no two layers have a value under any measure, got {why}; read other layers or data")
     for (count, cells, text), labels in said.items():
         run.warn(f"{', '.join(labels)}: {count:,} of {cells:,} cells without a value: {text}")
@@ -57,20 +57,20 @@ def reasons(why: Iterable[str]) -> str:
     return "; ".join(distinct[:MOST]) + more
 
 
-def inverted(labels: Mapping[str, str]) -> dict[str, list[str]]:
+def invert(labels: Mapping[str, str]) -> dict[str, list[str]]:
     """Groups labels by their text."""
     return {text: [label for label, other in labels.items() if other == text] for text in labels.values()}
 
 
-def kept(
+def keep_matrices(
     run: Run, matrices: Mapping[str, SimilarityMatrix], wanted: Wanted | None = None
 ) -> dict[str, SimilarityMatrix]:
     """Keeps the matrices with a value for any two layers (see `measures_with_values`)."""
-    labels = measures_with_values(run, {label: lacking([matrix], wanted) for label, matrix in matrices.items()})
+    labels = measures_with_values(run, {label: collect_lacking([matrix], wanted) for label, matrix in matrices.items()})
     return {label: matrices[label] for label in labels}
 
 
-def lacking(matrices: Iterable[SimilarityMatrix], wanted: Wanted | None = None) -> Lacking:
+def collect_lacking(matrices: Iterable[SimilarityMatrix], wanted: Wanted | None = None) -> Lacking:
     """Collects what all matrices of a measure lack; the value of a layer with itself counts only where there is no
     other layer."""
     why, cells, some = [], 0, False

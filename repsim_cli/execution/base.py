@@ -73,7 +73,7 @@ class Executor(ABC):
         """Starts a unit, if possible not on these workers."""
 
     @abstractmethod
-    def ended(self, timeout: float) -> list[tuple[int, Record]]:
+    def take_ended(self, timeout: float) -> list[tuple[int, Record]]:
         """The units that ended since the last call, after at most `timeout` seconds."""
 
     @abstractmethod
@@ -85,6 +85,6 @@ class Executor(ABC):
         """Ends all workers and what they do."""
 
 
-def refused(error: BadInput | str, worker: str = "") -> Record:
+def record_refusal(error: BadInput | str, worker: str = "") -> Record:
     """The record of a worker that cannot take part."""
     return Record(status="refused", error=" ".join(str(error).split()), worker=worker)

@@ -45,11 +45,11 @@ class Driver:
         if not units:
             return
         with self.run.stage(f"units: {label}"):
-            ended = self._ended(units)
+            ended = self._take_records(units)
             for _ in zip(self.run.progress(units, label=label, unit="units"), ended, strict=True):
                 pass
 
-    def _ended(self, units: Sequence[Unit]) -> Iterator[Record]:
+    def _take_records(self, units: Sequence[Unit]) -> Iterator[Record]:
         """The record of each unit that is done, as they end."""
         waiting, again, flying = deque(range(len(units))), list[int](), set[int]()
         ends: dict[int, Counter[str]] = defaultdict(Counter)
@@ -67,7 +67,7 @@ class Driver:
             while (number := turn()) is not None:
                 flying.add(number)
                 self.executor.submit(number, units[number], avoid[number])
-            for number, record in self.executor.ended(LOOK):
+            for number, record in self.executor.take_ended(LOOK):
                 if number == REFUSED:
                     raise RunFailed(str(record.error))
                 flying.discard(number)
@@ -129,13 +129,13 @@ def drop_tokens() -> None:
             file.unlink(missing_ok=True)
 
 
-def passed(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def choose_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that workers get from this process."""
     return {name: value for name, value in environment.items() if name in PASSED}
 
 
 @contextmanager
-def driving(
+def start_driver(
     make: Callable[[], Executor],
     run: Run,
     *,
@@ -164,7 +164,7 @@ def driving(
                 Job(
                     session=session,
                     config=config,
-                    environment={**passed(), "REPSIM_CACHE": str(root().resolve())},
+                    environment={**choose_variables(), "REPSIM_CACHE": str(root().resolve())},
                     token=token,
                     folder=str(Path.cwd()),
                     threads=threads,

@@ -31,7 +31,7 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
         analyse.analyse(run, checked.analyses, checked.claims, keys.significance.get("level", 0.95))
     if drawn:
         with run.stage("figures"):
-            analyse.draw(run.folder, run.progress, whole=analyse.asked(run.folder).which == "all")
+            analyse.draw(run.folder, run.progress, whole=analyse.read_drawing(run.folder).which == "all")
     if keys.track is not None:
         with run.stage("tracking"):
             tracking.track(keys.track, run)

@@ -26,7 +26,7 @@ def files(folder: Path, name: str) -> tuple[Lines, Lines]:
     return Lines(folder / f"{name}.orders"), Lines(folder / f"{name}.answers")
 
 
-def driven(token: str) -> bool:
+def is_driven(token: str) -> bool:
     """Whether the driver still holds its lock."""
     file = token_file(token)
     if not file.is_file():
@@ -67,7 +67,7 @@ def work(folder: Path, name: str) -> None:
         now = time.monotonic()
         if now - max(last, looked) > LOOK:
             looked = now
-            if not driven(job["token"]):
+            if not is_driven(job["token"]):
                 return
         time.sleep(min(LONGEST_PAUSE, 0.001 + (now - last) / 20))
 

@@ -8,17 +8,17 @@ from dataclasses import asdict
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.execution.base import REFUSED, Executor, Job, Record, Unit, refused
+from repsim_cli.execution.base import REFUSED, Executor, Job, Record, Unit, record_refusal
 from repsim_cli.execution.worker import Worker
 
 STARTS = 3  # of a worker that ends before it is ready
 
 
-class Lost(Exception):
+class LostWorker(Exception):
     """A worker ended before its answer. The message says what is known of why."""
 
 
-def fitting(cpus: float, room: float, threads: int, memory: float, gpus: float = 0.0, share: float = 0.0) -> int:
+def count_fitting(cpus: float, room: float, threads: int, memory: float, gpus: float = 0.0, share: float = 0.0) -> int:
     """How many workers of so many threads, bytes and GPUs (`share`) a machine of so many CPUs, bytes and GPUs takes."""
     most = int(min(cpus // threads, room // max(memory, 1.0)))
     return min(most, int(gpus) * int(1 / share) if share <= 1 else int(gpus // share)) if share else most
@@ -81,7 +81,7 @@ class Pool(Executor):
             self._begin(f"worker-{number}")
         end = time.monotonic() + self.patience
         while len(self._free) < self.count and time.monotonic() < end:
-            for _, record in self.ended(1.0):
+            for _, record in self.take_ended(1.0):
                 raise BadInput(str(record.error))
             if self._free:
                 end = min(end, time.monotonic() + self.grace)
@@ -103,18 +103,18 @@ class Pool(Executor):
         self._group[name] = unit.group
         self._asked[self.call(name, unit)] = name, number
 
-    def ended(self, timeout: float) -> list[tuple[int, Record]]:
+    def take_ended(self, timeout: float) -> list[tuple[int, Record]]:
         done = self.wait(list(self._asked), timeout)
         ends: list[tuple[int, Record]] = []
         lost: dict[str, str] = {}
         for future, answer in zip(done, self.results(done), strict=True):
             name, number = self._asked.pop(future)
-            if isinstance(answer, Lost):
+            if isinstance(answer, LostWorker):
                 lost[name] = str(answer)
                 if number is not None:
                     ends.append((number, Record(status="lost", error=str(answer), worker=name)))
             elif number is None and answer["error"]:
-                ends.append((REFUSED, refused(answer["error"], name)))
+                ends.append((REFUSED, record_refusal(answer["error"], name)))
             elif number is None:
                 self._free[name], self._ends[name] = self.slots, 0
                 self._see(answer["host"])
@@ -146,7 +146,9 @@ class Pool(Executor):
         if self._ends[name] <= STARTS:
             self._begin(name)
         elif not self._free and not self._asked:
-            ends.append((REFUSED, refused(f"hardware.executor: workers end before they are ready, got {why}", name)))
+            ends.append(
+                (REFUSED, record_refusal(f"hardware.executor: workers end before they are ready, got {why}", name))
+            )
         return ends
 
     def nodes(self) -> dict[str, float]:

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from repsim_cli.base.settings import Hardware
-from repsim_cli.base.workers import follow, spawning, starting
+from repsim_cli.base.workers import follow, shield_starts, use_spawn
 from repsim_cli.execution.base import Job, Unit
-from repsim_cli.execution.pool import Held, Lost, Pool, fitting
+from repsim_cli.execution.pool import Held, LostWorker, Pool, count_fitting
 
 _held: Held | None = None  # of a process that works
 
@@ -31,15 +31,17 @@ class Processes(Pool):
     """A process pool per worker, since all processes of a pool end with one of them."""
 
     def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0):
-        super().__init__(hardware.processes or fitting(hardware.workers, hardware.memory_limit, threads, memory) or 1)
+        super().__init__(
+            hardware.processes or count_fitting(hardware.workers, hardware.memory_limit, threads, memory) or 1
+        )
         self._pools: dict[str, ProcessPoolExecutor] = {}
 
     def open(self, job: Job) -> None:
         pass
 
     def begin(self, name: str, job: Job) -> Future:
-        self._pools[name] = ProcessPoolExecutor(1, mp_context=spawning())
-        with starting():
+        self._pools[name] = ProcessPoolExecutor(1, mp_context=use_spawn())
+        with shield_starts():
             return self._pools[name].submit(_ready, os.getpid(), name, asdict(job))
 
     def call(self, name: str, unit: Unit) -> Future:
@@ -60,7 +62,7 @@ class Processes(Pool):
         try:
             return future.result()
         except BrokenProcessPool:
-            return Lost("the process ended (killed, or out of memory)")
+            return LostWorker("the process ended (killed, or out of memory)")
 
     def drop(self, name: str) -> None:
         pool = self._pools.pop(name)

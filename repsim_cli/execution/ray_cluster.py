@@ -17,7 +17,7 @@ import torch
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.execution.base import Job, Unit
-from repsim_cli.execution.pool import Held, Lost, Pool, fitting, share
+from repsim_cli.execution.pool import Held, LostWorker, Pool, count_fitting, share
 
 LAST_PORT = 65535
 REACH = 10.0  # seconds for a cluster's port to answer
@@ -97,7 +97,7 @@ class Ray(Pool):
                 (node.get("CPU", 0.0), node.get("memory", 0.0), *asked, node.get("GPU", 0.0), self.gpus)
                 for node in nodes
             ]
-            self.count = sum(fitting(*each) for each in has) or 1
+            self.count = sum(count_fitting(*each) for each in has) or 1
 
     def _reach(self) -> None:
         """Raises BadInput where nothing answers at HOST:PORT, after which Ray would ask for minutes."""
@@ -148,7 +148,7 @@ class Ray(Pool):
             return self._ray.get(future)
         except self._ray.exceptions.RayError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return Lost(" ".join(lines)[:300] or type(error).__name__)
+            return LostWorker(" ".join(lines)[:300] or type(error).__name__)
 
     def drop(self, name: str) -> None:
         self._ray.kill(self._actors.pop(name))

@@ -23,11 +23,11 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Hardware
-from repsim_cli.base.signals import delayed
+from repsim_cli.base.signals import delay
 from repsim_cli.execution.base import Job, Unit
 from repsim_cli.execution.lines import Lines
-from repsim_cli.execution.pilot import JOB, driven, files
-from repsim_cli.execution.pool import Lost, Pool
+from repsim_cli.execution.pilot import JOB, files, is_driven
+from repsim_cli.execution.pool import LostWorker, Pool
 from repsim_cli.runs.cache import root
 
 log = logging.getLogger("repsim")
@@ -156,7 +156,7 @@ class Slurm(Pool):
     def _submit(self, names: Sequence[str]) -> None:
         numbers = [name.removeprefix("worker-") for name in names]
         command = [sys.executable, "-m", "repsim_cli.execution.pilot", str(self.folder)]
-        with delayed():  # else an interrupt might leave a job that nobody knows
+        with delay():  # else an interrupt might leave a job that nobody knows
             try:
                 answer = slurm(
                     *("sbatch", "--parsable", "--requeue", "--open-mode=append", f"--job-name={_job_name(self.token)}"),
@@ -241,7 +241,7 @@ class Slurm(Pool):
             lost = [self._await(Awaited(name))]
             self._asked[lost[0]] = name, None
         for awaited in lost:
-            awaited.answer = Lost(why)
+            awaited.answer = LostWorker(why)
 
     def _look(self) -> None:
         """Finds the workers that ended, wait again, or are silent."""
@@ -299,7 +299,7 @@ def _tidy() -> None:
     """Cancels what drivers that were killed left in the queue. Their workers end by themselves after their unit."""
     for folder in root().glob("run-*"):
         token = folder.name.removeprefix("run-")
-        if not os.access(folder / JOB, os.R_OK) or driven(token):  # another user's, or of a driver that works
+        if not os.access(folder / JOB, os.R_OK) or is_driven(token):  # another user's, or of a driver that works
             continue
         name = f"--name={_job_name(token)}"
         _cancel("--me", "--state=PENDING", name)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from repsim_cli.activations.inputs import named
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.base.settings import Hardware
 from repsim_cli.config.run import RunConfig, of_keys
 from repsim_cli.engine.unit import Unit
 from repsim_cli.execution import executor_of
-from repsim_cli.execution.driver import driving
+from repsim_cli.execution.driver import start_driver
 from repsim_cli.models.sizes import weight_bytes
 from repsim_cli.models.source import Series, Source
 from repsim_cli.runs.results import Run, scratch
@@ -32,7 +32,7 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
     if hardware.executor == "none":
         return
     threads = hardware.threads or torch.get_num_threads()
-    with driving(
+    with start_driver(
         partial(executor_of, hardware, threads, worker_bytes(checked.models, hardware)),
         run,
         name=hardware.executor,
@@ -89,5 +89,5 @@ def _train(models: Mapping[str, Any], run: Run, label: str) -> bool:
         begun = True
         return iter(items)
 
-    named(label, models[label].make, progress)
+    name_errors(label, models[label].make, progress)
     return begun

@@ -94,7 +94,7 @@ class Worker:
         """Performs a unit; never raises for what goes wrong in it."""
         started, begin, cpu = time.time(), time.monotonic(), time.process_time()
         computed, error = False, None
-        with captured() as log:
+        with capture() as log:
             try:
                 computed = self._perform(unit.kind, unit.args)
             except Exception as raised:
@@ -117,7 +117,7 @@ class Worker:
 
 
 @contextlib.contextmanager
-def captured() -> Iterator[io.StringIO]:
+def capture() -> Iterator[io.StringIO]:
     """What this thread logs and warns of, as text."""
     text, here = io.StringIO(), threading.get_ident()
     handler = logging.StreamHandler(text)

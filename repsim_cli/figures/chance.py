@@ -30,12 +30,12 @@ def level_of(
     cells = np.concatenate([np.empty(0), *(part.ravel() for part in drawn)])
     if (cells := cells[np.isfinite(cells)]).size:
         if record is not None:
-            return _marked_at(cells), f"chance, {pairings(record)}"
+            return _mark_at(cells), f"chance, {pairings(record)}"
         if null:
             some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
-            return _marked_at(cells), f"closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
+            return _mark_at(cells), f"closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
     if not null and (across := across[np.isfinite(across)]).size:
-        return _marked_at(across), "untrained, between a trained and an untrained model"
+        return _mark_at(across), "untrained, between a trained and an untrained model"
     return None, ""
 
 
@@ -49,5 +49,5 @@ def pairings(record: Mapping[str, Any]) -> str:
     return f"random pairings of {record['units']}" + (f", {100 * share:.0f} % of the rows" if share < MOST else "")
 
 
-def _marked_at(cells: np.ndarray) -> Chance:
+def _mark_at(cells: np.ndarray) -> Chance:
     return Chance(low=float(cells.min()), middle=float(np.median(cells)), high=float(cells.max()))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.plain import escaped, once
+from repsim_cli.base.plain import escape, once
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.layout import entitle, name_powers, narrowed, room
+from repsim_cli.figures.layout import entitle, name_powers, narrow, room
 from repsim_cli.figures.texts import axes_of
 from repsim_cli.runs.results import Progress, quiet, write
 
@@ -77,8 +77,8 @@ class Style:
             raise BadInput(
                 f"colours: no such colour map, got '{self.colours}'; {did_you_mean(self.colours, colormaps)}"
             )
-        if self.font not in _installed():
-            raise BadInput(f"font: not installed, got '{self.font}'; {did_you_mean(self.font, _installed())}")
+        if self.font not in _list_fonts():
+            raise BadInput(f"font: not installed, got '{self.font}'; {did_you_mean(self.font, _list_fonts())}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ def save(
         given: dict[str, tuple[str, ...]] = {}
         jobs = [(once(name, given), make) for name, make in jobs]
         for name, make in progress(jobs, label="figures", unit="figures"):
-            figure = _fitted(make, style, folder / KEY)
+            figure = _fit_figure(make, style, folder / KEY)
             folder.mkdir(parents=True, exist_ok=True)  # not before: of what cannot be drawn nothing is left
             box = figure.get_tightbbox()
             room = (INCHES[style.width] - box.width) / 2 if style.width else 2 * MARGIN
@@ -150,7 +150,7 @@ def save(
     return written
 
 
-def _fitted(make: Callable[[], Any], style: Style, key: Path) -> Any:
+def _fit_figure(make: Callable[[], Any], style: Style, key: Path) -> Any:
     """A figure in this style. One of matrices is drawn anew until these leave room for the names around them."""
     width = INCHES[style.width] - 2 * MARGIN if style.width else None
     left, figure = width, None
@@ -161,7 +161,7 @@ def _fitted(make: Callable[[], Any], style: Style, key: Path) -> Any:
         figure.suptitle("")
         figure.set_label(title.partition("\n")[0])
         powers = name_powers(figure)
-        surplus = 0.0 if width is None else narrowed(figure, width, given.asked)
+        surplus = 0.0 if width is None else narrow(figure, width, given.asked)
         for text in powers:
             text.set_visible(False)
         if left is None or surplus <= 0:
@@ -188,22 +188,22 @@ def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
 
     families = list(dict.fromkeys([font, PLAIN]))
     with matplotlib.rc_context({"font.family": families}):
-        figure = _shown(make)
-    lacking = _lacking(figure, families)
+        figure = _strip_control(make)
+    lacking = _find_lacking(figure, families)
     if not lacking:
         return figure
     families += _others(lacking)
     with matplotlib.rc_context({"font.family": families}):
-        figure = _shown(make)
-    if lacking := _lacking(figure, families):
+        figure = _strip_control(make)
+    if lacking := _find_lacking(figure, families):
         _number(figure, lacking, key)
     return figure
 
 
-def _shown(make: Callable[[], Any]) -> Any:
+def _strip_control(make: Callable[[], Any]) -> Any:
     """A figure without control characters."""
     figure = make()
-    _change(figure, lambda text: "\n".join(map(escaped, text.split("\n"))))
+    _change(figure, lambda text: "\n".join(map(escape, text.split("\n"))))
     return figure
 
 
@@ -216,7 +216,7 @@ def _words(figure: Any) -> Iterator[Any]:
     yield from figure.findobj(Text)
 
 
-def _lacking(figure: Any, families: Sequence[str]) -> set[str]:
+def _find_lacking(figure: Any, families: Sequence[str]) -> set[str]:
     """The characters of the figure that none of these families has."""
     used = {c for text in _words(figure) for c in text.get_text() if not c.isspace()}
     return {c for c in used if not any(ord(c) in _characters(family) for family in families)}
@@ -227,13 +227,13 @@ def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
     lines = key.read_text("utf-8").splitlines() if key.is_file() else []
     numbers = {word: number for number, _, word in (line.partition(" ") for line in lines)}
 
-    def numbered(text: str) -> str:
+    def number_word(text: str) -> str:
         return re.sub(r"\S+", lambda word: of(word[0]) if set(word[0]) & set(lacking) else word[0], text)
 
     def of(word: str) -> str:
         return numbers.setdefault(word, f"#{len(numbers) + 1}")
 
-    _change(figure, numbered)
+    _change(figure, number_word)
     key.parent.mkdir(parents=True, exist_ok=True)
     write(key, "".join(f"{number} {word}\n" for word, number in numbers.items()).encode())
 
@@ -250,7 +250,7 @@ def _change(figure: Any, changed: Callable[[str], str]) -> None:
 
 
 @cache
-def _installed() -> frozenset[str]:
+def _list_fonts() -> frozenset[str]:
     from matplotlib.font_manager import fontManager
 
     return frozenset(entry.name for entry in fontManager.ttflist)
@@ -268,7 +268,7 @@ def _characters(family: str) -> frozenset[int]:
 def _others(lacking: Collection[str]) -> list[str]:
     """Installed families that together have as many of these characters as possible, few of them."""
     left, chosen = {ord(c) for c in lacking}, []
-    known = sorted(family for family in _installed() if family.startswith(OTHER_SCRIPTS))
+    known = sorted(family for family in _list_fonts() if family.startswith(OTHER_SCRIPTS))
     while left and known:
         best = max(known, key=lambda family: len(left & _characters(family)))
         if not left & _characters(best):
@@ -278,7 +278,7 @@ def _others(lacking: Collection[str]) -> list[str]:
     return chosen
 
 
-def cycled(values: Sequence[str], count: int) -> list[str]:
+def cycle(values: Sequence[str], count: int) -> list[str]:
     """The first `count` of the values, repeated."""
     return [values[i % len(values)] for i in range(count)]
 

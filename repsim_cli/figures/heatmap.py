@@ -11,7 +11,7 @@ import numpy as np
 from repsim_cli.figures.chance import Chance
 from repsim_cli.figures.layout import MATRIX, available
 from repsim_cli.figures.panels import bar_beside, edges, headline, panels, path
-from repsim_cli.figures.texts import distinct, shortened
+from repsim_cli.figures.texts import distinct, shorten
 
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
@@ -108,7 +108,7 @@ def heatmap(
             for ink, thick in (("white", points / 5), ("black", points / 11)):
                 axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
     first = pair(figure)[0]
-    headline(figure, title if marked else noted(title, values))
+    headline(figure, title if marked else note_lacking(title, values))
     return figure, first
 
 
@@ -117,7 +117,7 @@ def hatch(axes: Any) -> None:
     axes.patch.set(hatch="//////", facecolor="0.93", edgecolor="0.6")
 
 
-def noted(title: str, *matrices: np.ndarray) -> str:
+def note_lacking(title: str, *matrices: np.ndarray) -> str:
     """The title of matrices, with a line on how their cells without a value are drawn, where there are any."""
     count = sum(int(np.isnan(values).sum()) for values in matrices)
     return f"{title}\nhatched: no value, in {count:,} of {sum(x.size for x in matrices):,} cells" if count else title
@@ -192,7 +192,7 @@ def small_heatmaps(
     for axes, (first, lowest), (name, values, rows, columns) in zip(used, edges(used), matrices, strict=True):
         image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high)
         hatch(axes)
-        axes.set_title(shortened(name, int(14 * side)), fontsize=7, pad=3, parse_math=False)
+        axes.set_title(shorten(name, int(14 * side)), fontsize=7, pad=3, parse_math=False)
         for axis, layers, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
             names, _ = by_block(layers)
             step = max(1, int(np.ceil(TICK * len(names) / side)))
@@ -203,7 +203,7 @@ def small_heatmaps(
     bar = bar_beside(figure, image, bar_label(card))
     if chance is not None:
         _mark(bar, chance)
-    headline(figure, noted(title, *(values for _, values, _, _ in matrices)))
+    headline(figure, note_lacking(title, *(values for _, values, _, _ in matrices)))
     return figure, used
 
 
@@ -247,7 +247,7 @@ def measure_maps(
             at = range(0, len(names), step)
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=6, parse_math=False)
             if shown:
-                axis.set_label_text(shortened(model, int(14 * side)), fontsize=6, parse_math=False)
+                axis.set_label_text(shorten(model, int(14 * side)), fontsize=6, parse_math=False)
         axes.tick_params(axis="x", rotation=90)
         axes.tick_params(length=1.5)
         if not common:
@@ -264,7 +264,7 @@ def measure_maps(
     if common:
         same = len({part.card["label"] for part in parts}) == 1
         bar_beside(figure, image, bar_label(parts[0].card) if same else direction(parts[0].card))
-    headline(figure, noted(title, *(part.values for part in parts)))
+    headline(figure, note_lacking(title, *(part.values for part in parts)))
     return figure
 
 
@@ -313,7 +313,7 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, belo
     extent = axes.get_window_extent()
     room = (extent.height if upright else extent.width) / axes.figure.dpi * np.diff(ends) / ends[-1]
     size = float(100 * min(r / len(name) for name, r in zip(models, room, strict=True)))
-    fitting = [shortened(name, int(20 * r)) for name, r in zip(models, room, strict=True)]  # at 5 points
+    fitting = [shorten(name, int(20 * r)) for name, r in zip(models, room, strict=True)]  # at 5 points
     readable = int(20 * room.min()) >= LETTERS and len(set(fitting)) == len(set(models))
     along = size >= 5 or readable
     step = 1
@@ -324,7 +324,7 @@ def outer_names(axes: Any, which: str, models: list[str], ends: np.ndarray, belo
         step = int(np.ceil(size / 60 / room.min()))
     axis = axes.secondary_yaxis("left") if upright else axes.secondary_xaxis("bottom")
     middles = (ends[:-1] + ends[1:] - 1) / 2
-    names = [shortened(name, MOST) for name in models] if not along else fitting if size == 5 else models
+    names = [shorten(name, MOST) for name in models] if not along else fitting if size == 5 else models
     turned = 90 * (upright == along)
     axis.set_ticks(middles[::step], names[::step], fontsize=size, parse_math=False, rotation=turned)
     for label in axis.get_yticklabels() if upright else ():
@@ -364,10 +364,10 @@ def colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:
     """
     if what == "se":
         return "cividis"
-    return chosen(small_is_bright=not card["larger_is_closer"], scale=scale)
+    return choose_colours(small_is_bright=not card["larger_is_closer"], scale=scale)
 
 
-def chosen(*, small_is_bright: bool = False, scale: str = "") -> str:
+def choose_colours(*, small_is_bright: bool = False, scale: str = "") -> str:
     """The colour map of the style of figures, or the same the other way round."""
     if not scale:
         from matplotlib import rcParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.texts import axes_of, fold, part_ticks, shorten_ticks, shortened, titles_of
+from repsim_cli.figures.texts import axes_of, fold, part_ticks, shorten, shorten_ticks, titles_of
 
 LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
@@ -52,7 +52,7 @@ def available() -> float | None:
     return given.inches
 
 
-def narrowed(figure: Any, width: float, asked: bool) -> float:
+def narrow(figure: Any, width: float, asked: bool) -> float:
     """Makes the figure so many inches wide, with what stands around its axes. Text around axes keeps its size, tick
     labels that would touch are folded, turned or left out; text inside axes shrinks with them, down to where it cannot
     be read. asked: whether it was drawn for its room. Returns by how many inches such a figure, which is not scaled, is
@@ -125,7 +125,7 @@ def _surround(figure: Any, width: float) -> float:
     for axes in titled:
         fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
     if titled:
-        _spread(figure, titled)
+        _spread_rows(figure, titled)
     if figure._supxlabel is not None:
         whole, first = figure.get_window_extent(), min(axes.get_window_extent().x0 for axes in figure.axes)
         least = min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes)
@@ -151,7 +151,7 @@ def _fold_labels(figure: Any, width: float) -> None:
             fold([axes.yaxis.label], higher * axes.get_window_extent().height / figure.dpi)
 
 
-def _spread(figure: Any, panels: Sequence[Any]) -> None:
+def _spread_rows(figure: Any, panels: Sequence[Any]) -> None:
     """Moves rows of panels apart where their names and titles would touch; what stands beside them grows with them."""
     width, height = figure.get_size_inches()
     rows: dict[float, list[Any]] = {}
@@ -330,7 +330,7 @@ def _legend_below(figure: Any, legend: Any, width: float) -> None:
     for columns in range(max(least, min(len(names), 6)), least - 1, -1):
         if columns == least:
             most = int(72 * width / (LETTER * size * columns)) - 7  # for the line before each name
-            names = [shortened(name, max(5, most)) for name in names]
+            names = [shorten(name, max(5, most)) for name in names]
         again = figure.legend(
             handles, names, title=title or None, title_fontsize=size,
             fontsize=size, frameon=False, loc="upper center", bbox_to_anchor=(middle, below), ncols=columns,

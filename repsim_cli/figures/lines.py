@@ -11,7 +11,7 @@ from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, line_styles
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.layout import SHADED
-from repsim_cli.figures.panels import headline, listed, panels
+from repsim_cli.figures.panels import headline, list_models, panels
 from repsim_cli.figures.texts import distinct
 from repsim_cli.runs.content import Band, Curve
 
@@ -53,10 +53,10 @@ def over_seeds(curves: Sequence[Curve], seeds: Mapping[str, str]) -> list[Curve]
     for curve in curves:
         model = curve.about["model"]
         by_training.setdefault((seeds.get(model, model), tuple(curve.at), tuple(curve.lines)), []).append(curve)
-    return [_merged(name, members) for (name, *_), members in by_training.items()]
+    return [_merge(name, members) for (name, *_), members in by_training.items()]
 
 
-def _merged(name: str, curves: Sequence[Curve]) -> Curve:
+def _merge(name: str, curves: Sequence[Curve]) -> Curve:
     if len(curves) == 1:
         return curves[0]
     lines, bands = {}, {}
@@ -90,14 +90,14 @@ def by_layer(curves: Sequence[Curve]) -> Any:
         name_bands(axes[-1], ["one standard error"])
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     name_lines(axes[-1], drawn)
-    headline(figure, _seen(curves))
+    headline(figure, _say_seen(curves))
     return figure
 
 
-def _seen(curves: Sequence[Curve]) -> str:
+def _say_seen(curves: Sequence[Curve]) -> str:
     """The title of lines over layers: of which models, and what."""
     models = list(dict.fromkeys(curve.about["model"] for curve in curves))
-    return f"{listed(models)}: {curves[0].y} over depth".replace("\n", " ")
+    return f"{list_models(models)}: {curves[0].y} over depth".replace("\n", " ")
 
 
 def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
@@ -167,7 +167,7 @@ def name_lines(panel: Any, lines: Sequence[Any]) -> None:
     height = panel.get_ylim()[1] - panel.get_ylim()[0]
     ends = [(float(line.get_ydata()[-1]) - panel.get_ylim()[0]) / height for line in lines]
     order = sorted(range(len(lines)), key=lambda i: ends[i])
-    for i, at in zip(order, _parted([ends[i] for i in order], 1 / MANY), strict=True):
+    for i, at in zip(order, _part([ends[i] for i in order], 1 / MANY), strict=True):
         panel.annotate(
             lines[i].get_label(), (1, at), xycoords="axes fraction", xytext=(5, 0), textcoords="offset points",
             color=lines[i].get_color(), fontsize=7, va="center", parse_math=False, annotation_clip=False,
@@ -176,10 +176,10 @@ def name_lines(panel: Any, lines: Sequence[Any]) -> None:
         legend_beside(panel, handles=others, loc="upper left", bbox_to_anchor=(0, -0.2))
 
 
-def _parted(places: Sequence[float], least: float) -> list[float]:
+def _part(places: Sequence[float], least: float) -> list[float]:
     """Places in order, moved as little as needed to be so far apart, within 0 and 1.
 
-    >>> [round(place, 2) for place in _parted([0.1, 0.12, 0.99], 0.1)]
+    >>> [round(place, 2) for place in _part([0.1, 0.12, 0.99], 0.1)]
     [0.1, 0.2, 0.99]
     """
     moved: list[float] = []
@@ -192,7 +192,7 @@ def _parted(places: Sequence[float], least: float) -> list[float]:
     return moved
 
 
-def shared_levels(curves: Sequence[Curve]) -> dict[str, list[float]] | None:
+def find_shared_levels(curves: Sequence[Curve]) -> dict[str, list[float]] | None:
     """What chance gives over curves that each have one level: lowest, median and highest, by what it is. None where
     none of them is about chance."""
     about = [curve.about["levels"] for curve in curves if curve.about.get("levels") is not None]

@@ -78,10 +78,10 @@ def headline(figure: Any, *lines: str) -> None:
     figure.suptitle("\n".join(filter(None, lines)), parse_math=False)
 
 
-def listed(models: Sequence[str]) -> str:
+def list_models(models: Sequence[str]) -> str:
     """Names models for a title, or counts them where they are many.
 
-    >>> listed(["a"]), listed(["a", "b", "c"]), listed("abcde")
+    >>> list_models(["a"]), list_models(["a", "b", "c"]), list_models("abcde")
     ('a', 'a, b and c', '5 models')
     """
     if len(models) > 3:

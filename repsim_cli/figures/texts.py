@@ -90,13 +90,13 @@ def distinct(names: Sequence[str], most: int) -> list[str]:
     >>> distinct(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
     ['…0.…', '…1.…']
     """
-    short = [shortened(name, most) for name in names]
+    short = [shorten(name, most) for name in names]
     if len(set(short)) == len(set(names)):
         return short
     parts = [re.split(r"(?<=[._@/])", name) for name in names]
     first = _alike(parts)
     last = min(_alike([part[::-1] for part in parts]), min(map(len, parts)) - first - 1)
-    middles = [shortened("".join(part[first : len(part) - last]), most - 2) for part in parts]
+    middles = [shorten("".join(part[first : len(part) - last]), most - 2) for part in parts]
     return [f"{'…' * bool(first)}{middle}{'…' * bool(last)}" for middle in middles]
 
 
@@ -105,19 +105,19 @@ def _alike(parts: Sequence[Sequence[str]]) -> int:
     return len(list(itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))))
 
 
-def shortened(name: str, most: int) -> str:
+def shorten(name: str, most: int) -> str:
     """The ends of a name that is too long for its place, or of both names of a pair.
 
-    >>> shortened("gelu_trained", 12), shortened("gelu_trained_3l", 8), shortened("gelu_trained_1 → gelu_trained_2", 17)
+    >>> shorten("gelu_trained", 12), shorten("gelu_trained_3l", 8), shorten("gelu_trained_1 → gelu_trained_2", 17)
     ('gelu_trained', 'gelu…_3l', 'gel…d_1 → gel…d_2')
     """
     if len(name) <= most:
         return name
     if (said := re.fullmatch(r"(.+)( \([^()]*\))", name)) and len(said[2]) < most / 2:
-        return shortened(said[1], most - len(said[2])) + said[2]
+        return shorten(said[1], most - len(said[2])) + said[2]
     for between in (" → ", " – "):
         if between in name:
-            return between.join(shortened(part, (most - len(between)) // 2) for part in name.split(between))
+            return between.join(shorten(part, (most - len(between)) // 2) for part in name.split(between))
     return f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 

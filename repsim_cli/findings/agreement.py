@@ -10,7 +10,7 @@ import scipy
 import scipy.cluster.hierarchy as hierarchy
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.heatmap import add_tree, chosen, heatmap
+from repsim_cli.figures.heatmap import add_tree, choose_colours, heatmap
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.distances import tree
@@ -68,7 +68,7 @@ def agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: str) 
     below = rho < 0
     crosses = "; ×: below 0" if below.any() else ""
     title = f"Which measures say the same\nSpearman's rho over {over}{crosses}"
-    figure, axes = heatmap(rho, [*names], [*names], title, label, (0.0, 1.0), chosen(), "{:.2f}", crossed=below)
+    figure, axes = heatmap(rho, [*names], [*names], title, label, (0.0, 1.0), choose_colours(), "{:.2f}", crossed=below)
     add_tree(figure, axes, tree(1 - rho), "1 - rho")
     return figure
 

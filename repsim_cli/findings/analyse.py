@@ -11,7 +11,7 @@ from repsim_cli.base.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import Figures, Style, save, settings_of
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
-from repsim_cli.findings.claims import Claim, known
+from repsim_cli.findings.claims import Claim, find_claims
 from repsim_cli.findings.complete import complete
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Matrix, Results, Verdict
@@ -21,14 +21,16 @@ MAPS = "maps"  # the analysis whose figures show cells without a value; others d
 ANALYSES = "analyses."  # what the error of a failed analysis begins with
 
 
-def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) -> tuple[dict[str, Any], list[Claim]]:
+def choose_options(
+    planned: Planned, given: Mapping[str, Any], claims: Sequence[str]
+) -> tuple[dict[str, Any], list[Claim]]:
     """The options of every analysis of a run, by name: those that are asked for, those that the study's runs always
     have, and those that test the claims; and the claims.
 
     given: the options of those that are asked for. Raises BadConfig with every analysis or claim that does not exist,
     that is of other studies, or that the plan of the run does not suit.
     """
-    tested = known(claims)
+    tested = find_claims(claims)
     cards = {name: card_of(name) for name in registry.analyses.names()}
     of_claims = {claim.analysis for claim in tested}
     problems = [
@@ -41,7 +43,7 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
         if name in given:
             options[name] = given[name]
         elif planned.study in card.studies and (name in of_claims or card.unasked(planned)):
-            if needed := [each.name for each in dataclasses.fields(card.options) if _required(each)]:
+            if needed := [each.name for each in dataclasses.fields(card.options) if _is_required(each)]:
                 named = " and ".join(claim.name for claim in tested if claim.analysis == name)
                 settings = ", ".join(f"{key}: ..." for key in needed)
                 problems.append(f"claims: {named} needs settings, got none; set analyses.{name}={{{settings}}}")
@@ -68,7 +70,7 @@ def chosen(planned: Planned, given: Mapping[str, Any], claims: Sequence[str]) ->
     return options, tested
 
 
-def _required(field: dataclasses.Field) -> bool:
+def _is_required(field: dataclasses.Field) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
 
@@ -99,17 +101,17 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
                 part = Part() if given is None else card_of(name).compute(given, settings, tested)
             except (BadInput, Degenerate) as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
-            part = dataclasses.replace(part, claims=noted(part.claims, finished, tested))
+            part = dataclasses.replace(part, claims=note_short(part.claims, finished, tested))
             for warning in part.warnings:
                 run.warn(warning)
             kept = whole.without(name).without_claims({claim.name for claim in tested})
-            whole = added(run, kept, name, part, {"options": dataclasses.asdict(settings), "code": code})
+            whole = add_part(run, kept, name, part, {"options": dataclasses.asdict(settings), "code": code})
     finally:
         run.write_results(whole)
     return whole
 
 
-def noted(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
+def note_short(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -> list[Verdict]:
     """The verdicts with a note on every model that falls short of what it was trained for, where they rest on it."""
     short = run.manifest.get("short", {})
     models = {
@@ -120,13 +122,13 @@ def noted(verdicts: Sequence[Verdict], run: Finished, claims: Sequence[Claim]) -
     return [
         verdict
         for each in verdicts
-        for verdict in reader.qualified(
+        for verdict in reader.qualify(
             [each], {label: why for label, why in short.items() if label in models.get(each.name, short)}
         )
     ]
 
 
-def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, Any]) -> Results:
+def add_part(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, Any]) -> Results:
     """The results with a part of this analysis, its arrays saved. record: its options and code."""
     matrices: dict[str, Matrix] = {}
     for label, (array, matrix) in part.matrices.items():
@@ -143,7 +145,7 @@ def added(run: Run, whole: Results, name: str, part: Part, record: Mapping[str, 
     )
 
 
-def asked(folder: Path) -> Figures:
+def read_drawing(folder: Path) -> Figures:
     """Which figures the configuration of a run asks for, and how they are drawn."""
     given = reader.read_config(folder).get("figures", {}) if (folder / "config.yaml").is_file() else {}
     return Figures(**settings_of(given))
@@ -176,6 +178,6 @@ def draw(
         return [job for name, its in given.items() if its and (make := makers[name]) for job in make(its, whole)]
 
     # files are named by the models' labels, figures show these with their marks
-    names, makers = jobs(before), jobs(reader.marked(before))
+    names, makers = jobs(before), jobs(reader.mark(before))
     both = [(name, make) for (name, _), (_, make) in zip(names, makers, strict=True)]
-    return save(into or folder / "figures", both, progress, style or asked(folder)) if both else []
+    return save(into or folder / "figures", both, progress, style or read_drawing(folder)) if both else []

@@ -101,7 +101,7 @@ class Finished:
     def array(self, path: str) -> np.ndarray:
         return reader.read_array(self.folder, path)[self.left.get(path, ...)]
 
-    def kept(self, path: str) -> np.ndarray:
+    def keep(self, path: str) -> np.ndarray:
         """An array that several analyses look at: read once."""
         if path not in self._kept:
             self._kept[path] = self.array(path)
@@ -113,11 +113,11 @@ class Finished:
 
     def limits(self, measured: Measured) -> tuple[float, float]:
         """The limits of the colours of a measure over all of its maps: figures of a run can be compared."""
-        known = [values[np.isfinite(values)] for values in (self.kept(matrix.values) for matrix in measured.matrices)]
+        known = [values[np.isfinite(values)] for values in (self.keep(matrix.values) for matrix in measured.matrices)]
         ends = [end for values in known if values.size for end in (values.min(), values.max())]
         return colour_range(np.array(ends), measured.card, "values")
 
-    def measured(self, kind: str) -> list[Matrix]:
+    def select_kind(self, kind: str) -> list[Matrix]:
         """The matrices of a study that are no similarity of layers, by their `about.kind`."""
         return [matrix for matrix in self.results.matrices.values() if matrix.about.get("kind") == kind]
 
@@ -203,6 +203,6 @@ def analysis(
     return register
 
 
-def asked(claims: Sequence[Claim], on: str) -> list[Claim]:
+def select_claims(claims: Sequence[Claim], on: str) -> list[Claim]:
     """Of the claims those about one kind of result."""
     return [claim for claim in claims if claim.on == on]

@@ -40,7 +40,7 @@ class Sides(NamedTuple):
         return list(self.rows) == list(self.columns)
 
 
-class Answer(NamedTuple):
+class ClosestLayer(NamedTuple):
     """The layer of the other model that is closest to a layer, the first of equal ones. chance: of this pair of layers.
     margin: how much closer it is than the second closest; None where there is no second."""
 
@@ -86,12 +86,12 @@ def closest_columns(values: Float[np.ndarray, "r c"], larger: bool) -> list[int 
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in near]
 
 
-def answering(
+def say_closest(
     models: tuple[str, str], rows: Sequence[str], columns: Sequence[str], closest: Sequence[int | None]
 ) -> str:
     """Says in a line which layers of the second model are the closest to some layers of the first, spread over depth.
 
-    >>> answering(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
+    >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
     """
     shown, said = by_block([*rows, *columns])
@@ -108,7 +108,7 @@ def answering(
     return f"{models[0]}'s {kind} {first} {verb} closest to {models[1]}'s {second}"
 
 
-def answers(sides: Sides) -> list[Answer]:
+def answers(sides: Sides) -> list[ClosestLayer]:
     """Finds the closest layer of each layer that has a value.
 
     >>> values = np.array([[0.9, 0.7], [0.2, np.nan]])
@@ -122,7 +122,7 @@ def answers(sides: Sides) -> list[Answer]:
         known = sides.closeness[i][~np.isnan(sides.closeness[i])]
         margin = float(np.diff(np.sort(known)[-2:])[0]) if known.size > 1 else None
         chance = None if sides.chance is None or np.isnan(sides.chance[i, j]) else float(sides.chance[i, j])
-        found.append(Answer(sides.rows[i], sides.columns[j], float(sides.values[i, j]), chance, margin))
+        found.append(ClosestLayer(sides.rows[i], sides.columns[j], float(sides.values[i, j]), chance, margin))
     return found
 
 
@@ -179,14 +179,14 @@ def extremes(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], li
     flat = sides.closeness.ravel()
     order = [int(at) for at in np.argsort(-flat, kind="stable") if not np.isnan(flat[at])]
 
-    def picked(places: Sequence[int]) -> list[tuple[str, str, float]]:
+    def pick(places: Sequence[int]) -> list[tuple[str, str, float]]:
         by_row: dict[int, int] = {}
         for at in places:
             by_row.setdefault(at // len(sides.columns), at)
         cells = [divmod(at, len(sides.columns)) for at in [*by_row.values()][:count]]
         return [(sides.rows[i], sides.columns[j], float(sides.values[i, j])) for i, j in cells]
 
-    return picked(order), picked(order[::-1])
+    return pick(order), pick(order[::-1])
 
 
 def layer_words(names: Sequence[str]) -> tuple[Callable[[str], str], str]:

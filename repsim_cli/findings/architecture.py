@@ -18,7 +18,7 @@ PYTHIA_2_8B = ("gpt_neox", 32, 2560)  # family, blocks, width
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class ArchitectureOptions:
     """A table of the shapes of models, the smallest first, which says of each model whether it stands apart.
 
     It does where its features per head are more than `factor` times, or less than 1 / `factor` of, the median over the
@@ -76,6 +76,6 @@ def pythia_2_8b_has_a_small_head(models: Mapping[str, Facts]) -> Fact | Untestab
 
 
 @analysis(studies=("architecture",), unasked=lambda planned: True)
-def architecture(run: Finished, options: Architecture, claims: Sequence[Claim]) -> Part:
+def architecture(run: Finished, options: ArchitectureOptions, claims: Sequence[Claim]) -> Part:
     verdicts = [each.verdict("d_head", run.models) for each in claims]
     return Part(tables={"architecture": table(run.models, options.factor)}, claims=verdicts)

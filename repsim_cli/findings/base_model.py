@@ -14,11 +14,11 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import free, slug
 from repsim_cli.figures.heatmap import by_block, small_heatmaps
 from repsim_cli.figures.lines import of_layers
-from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, select_claims
 from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import DEEP, FEWEST, by_jackknife, by_units, thirds, with_trend
-from repsim_cli.findings.layer_maps import Map, map_of
+from repsim_cli.findings.layer_maps import ClaimMap, map_of
 from repsim_cli.runs.content import Axis, Curve, Table
 
 BASE, SEEDS, OTHERS = "same layer", "other seeds", "other trainings"  # what a layer is compared with
@@ -40,7 +40,7 @@ class BaseModel:
             raise BadInput("no base to compare with, got base=null; set base=LABEL")
 
 
-def to_base(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[str, Float[np.ndarray, " l"]]:
+def to_base(values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str) -> dict[str, Float[np.ndarray, " l"]]:
     """Of every model that may come from the base, being of its architecture, depth and widths: the similarity of its
     layers with the same layers of the base, the base's layer explained by the model's."""
     rows = whole.models[base]
@@ -51,7 +51,9 @@ def to_base(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[str
     }
 
 
-def compared(values: Float[np.ndarray, "r r"], whole: Map, base: str) -> dict[str, dict[str, Float[np.ndarray, " l"]]]:
+def compare_with_base(
+    values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str
+) -> dict[str, dict[str, Float[np.ndarray, " l"]]]:
     """By model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity with
     those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has such.
     """
@@ -73,7 +75,7 @@ BASES = f"needs a base of {DEEP} layers or more, and {FEWEST} trainings of model
 
 
 @claim("Wu et al. 2020, section 6", statistic=CHANGE, threshold=0.0, unit="task", on="cka")
-def top_layers_change_most(whole: Map) -> Weighed | Untestable:
+def top_layers_change_most(whole: ClaimMap) -> Weighed | Untestable:
     """Fine-tuning changes the top layers most."""
     if "cka" not in whole.values:
         return Untestable("needs the measure cka")
@@ -81,12 +83,12 @@ def top_layers_change_most(whole: Map) -> Weighed | Untestable:
 
 
 @claim("Wu et al. 2020, section 6, figure 6", statistic=CHANGE, threshold=0.0, unit="task", on="map")
-def top_attention_changes_most(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def top_attention_changes_most(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Fine-tuning changes the attention of the top layers most."""
     return _changes_at_the_top(whole, values)
 
 
-def _changes_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def _changes_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Seeds of one training are one unit. All units are of this base, whose layers they share."""
     if whole.base is None:
         return Untestable(BASES)
@@ -108,7 +110,7 @@ def _changes_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     unit="task",
     on="map",
 )
-def tasks_diverge_at_the_top(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def tasks_diverge_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Bottom layers remain similar to one another even when fine-tuning on different tasks, top layers diverge."""
     if whole.base is None:
         return Untestable(BASES)
@@ -155,7 +157,7 @@ def _beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
     return figure
 
 
-def _tabled(label: str, lines: Mapping[str, Mapping[str, np.ndarray]], whole: Map) -> Iterator[list[Any]]:
+def _tabulate(label: str, lines: Mapping[str, Mapping[str, np.ndarray]], whole: ClaimMap) -> Iterator[list[Any]]:
     """Means over the models of a training and over a third of its layers."""
     for entry in dict.fromkeys(whole.entry(model) for model in lines):
         of_entry = [line for model, line in lines.items() if whole.entry(model) == entry]
@@ -181,7 +183,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
     rows: list[list[Any]] = []
     whole, labels = map_of(run)
     for label, layers in run.maps.items() if run.base in run.models else ():
-        by_model = compared(layers.values, whole, str(run.base))
+        by_model = compare_with_base(layers.values, whole, str(run.base))
         name, levels = f"{label} with {run.base}", chance_levels(run, layers)
         for model, values in by_model.items():
             lines[free(f"{name}, {model}", lines)] = Curve(
@@ -195,9 +197,9 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
                 lines={way: line.tolist() for way, line in values.items()},
                 about={"quantity": name, "model": model, "levels": levels},
             )
-        rows += _tabled(label, by_model, whole)
+        rows += _tabulate(label, by_model, whole)
     verdicts = [claim.verdict(label, whole, whole.values[name])
-                for claim in asked(claims, "map") for name, label in labels.items()]  # fmt: skip
-    verdicts += [claim.verdict(labels.get("cka", "cka"), whole) for claim in asked(claims, "cka")]
+                for claim in select_claims(claims, "map") for name, label in labels.items()]  # fmt: skip
+    verdicts += [claim.verdict(labels.get("cka", "cka"), whole) for claim in select_claims(claims, "cka")]
     tables = {TABLE: Table(columns=COLUMNS, rows=rows)} if rows else {}
     return Part(curves=lines, tables=tables, claims=verdicts)

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.frame import COLOURS
 from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
-from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, asked
+from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, select_claims
 from repsim_cli.findings.blocks import neighbours
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.distances import adjusted_rand
+from repsim_cli.findings.distances import compute_adjusted_rand
 from repsim_cli.findings.evidence import FEWEST as LEAST
 from repsim_cli.findings.evidence import (
     FLIPS,
@@ -31,7 +31,7 @@ from repsim_cli.findings.evidence import (
     too_few,
 )
 from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, divided, segments
+from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, divide, segments
 from repsim_cli.runs.content import Table
 
 OUTPUT = "resid_post"  # what a block is compared by
@@ -68,7 +68,7 @@ def _outputs(names: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class ModelBlocks:
     """The blocks of one model under one measure.
 
     apart: (n, n) distances between their outputs, in the order of the network.
@@ -90,13 +90,13 @@ class Blocks:
         return float(self.apart[np.triu_indices(len(self.apart), k=1)].mean())
 
 
-def blocks_of(values: Square, larger_is_closer: bool) -> Blocks | None:
+def blocks_of(values: Square, larger_is_closer: bool) -> ModelBlocks | None:
     """values: between the outputs of blocks, in the order of the network. None where all are the same."""
     suggested, apart = segments(values, larger_is_closer, count=None), distances(values, larger_is_closer)
     if not suggested.scores:
         return None
-    _, starts = divided(apart, 2)
-    return Blocks(
+    _, starts = divide(apart, 2)
+    return ModelBlocks(
         apart=apart,
         cut=starts[1][1],
         labels=suggested.labels,
@@ -110,17 +110,17 @@ class Parted:
     that were fine-tuned here, the share of their weights that is zero. entries: of those that are one of several seeds,
     their entry of `model`."""
 
-    models: Mapping[str, Blocks]
+    models: Mapping[str, ModelBlocks]
     base: str | None = None
     sparsity: Mapping[str, float] = field(default_factory=dict)
     entries: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def tuned(self) -> dict[str, Blocks]:
+    def tuned(self) -> dict[str, ModelBlocks]:
         return {label: blocks for label, blocks in self.models.items() if label != self.base}
 
     @property
-    def divided(self) -> dict[str, Blocks]:
+    def divided(self) -> dict[str, ModelBlocks]:
         """The fine-tuned models with a boundary: in a smooth gradient two groups of least cost mean nothing."""
         return {label: blocks for label, blocks in self.tuned.items() if blocks.clearness > 0}
 
@@ -129,10 +129,10 @@ class Parted:
 def _agreements(count: int) -> Float[np.ndarray, "cuts cuts"]:
     """The adjusted Rand index of every two cuts of so many blocks into two."""
     labels = (np.arange(count) >= np.arange(1, count)[:, None]).astype(int)
-    return np.stack([adjusted_rand(labels, cut) for cut in labels])
+    return np.stack([compute_adjusted_rand(labels, cut) for cut in labels])
 
 
-def agreed(pairs: Sequence[tuple[Blocks, Blocks]]) -> float:
+def compute_agreement(pairs: Sequence[tuple[ModelBlocks, ModelBlocks]]) -> float:
     """Mean adjusted Rand index of the boundaries of models of equal depth."""
     return float(np.mean([_agreements(len(a.apart))[a.cut - 1, b.cut - 1] for a, b in pairs]))
 
@@ -197,7 +197,7 @@ def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
 
     def mean(left_out: str = "") -> float:
         kept = [(parted.models[a], parted.models[b]) for a, b in pairs if left_out not in (a, b)]
-        return agreed(kept) if kept else float("nan")
+        return compute_agreement(kept) if kept else float("nan")
 
     if len(labels) < FLIPS:  # of three that are anywhere all may agree
         return Weighed(mean(), too_few(len(labels), "seed", FLIPS))
@@ -249,7 +249,7 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
         cuts = [each.cut for each in blocks]
         most, there = Counter(cuts).most_common(1)[0]
         near = sum(abs(cut - most) <= 1 for cut in cuts)
-        mean = agreed(list(combinations(blocks, 2))) if len(blocks) > 1 else None
+        mean = compute_agreement(list(combinations(blocks, 2))) if len(blocks) > 1 else None
         on_measures.append([label, f"{OUTPUT}@{most - 1}", len(cuts), there, near, mean])
     over_seeds = [row for measure, parted in every.items() for row in _over_seeds(measure, parted)]
     by_name = {TABLE: rows, AGREEMENT: on_measures, STABILITY: over_seeds}
@@ -263,7 +263,7 @@ def _over_seeds(measure: str, parted: Parted) -> Iterator[list[Any]]:
         pairs = list(combinations(of_entry, 2))
         if pairs:
             of_segments = float(np.mean([agreement(a.labels, b.labels) for a, b in pairs]))
-            yield [measure, entry, len(of_entry), agreed(pairs), of_segments]
+            yield [measure, entry, len(of_entry), compute_agreement(pairs), of_segments]
 
 
 def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
@@ -340,6 +340,8 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
         models = {model: blocks for model, blocks in divided.items() if blocks is not None}
         every[label] = Parted(models=models, base=run.base, sparsity=sparsity, entries=entries)
     by_name = {run.maps[label].measure.name: parted for label, parted in every.items()}
-    verdicts = [each.verdict(label, parted) for label, parted in every.items() for each in asked(claims, "blocks")]
-    verdicts += [each.verdict("all measures", by_name) for each in asked(claims, "measures")]
+    verdicts = [
+        each.verdict(label, parted) for label, parted in every.items() for each in select_claims(claims, "blocks")
+    ]
+    verdicts += [each.verdict("all measures", by_name) for each in select_claims(claims, "measures")]
     return Part(tables=tables(run, every), claims=verdicts)

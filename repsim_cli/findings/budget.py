@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import counted, slug
+from repsim_cli.base.plain import say_count, slug
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.lines import NAMED, plain
 from repsim_cli.figures.panels import headline, name_panels, panels
@@ -56,18 +56,18 @@ def _pair(row: Row) -> tuple[str, str]:
     return row["model a"], row["model b"]
 
 
-def said(rows: Sequence[Row]) -> str:
+def say_most_shared(rows: Sequence[Row]) -> str:
     """The layers of two models that surely share most beyond the token and untrained models, in a sentence; empty where
     no layers have a value.
 
     >>> row = {"layer a": "resid_post@6", "layer b": "resid_post@6", "value": 0.72, "± value": 0.01}
     >>> row |= {"token": 0.54, "untrained": 0.04}
-    >>> said([{**row, "learned": 0.1348, "± learned": 0.0211, "alone": 0.0052, "rest": None}])
+    >>> say_most_shared([{**row, "learned": 0.1348, "± learned": 0.0211, "alone": 0.0052, "rest": None}])
     'of 0.72 in block 6, 0.54 is the token, 0.04 untrained models of these shapes, 0.13 ± 0.02 learned; 0.01 in rows whose token has no partner'
-    >>> said([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])
+    >>> say_most_shared([{**row, "rest": 0.18, "± rest": 0.02, "learned": None, "untrained": None, "alone": 0.0}])
     'of 0.72 in block 6, 0.54 is the token, 0.18 ± 0.02 beyond it, no untrained twin telling what was learned'
     >>> sure, unsure = ({**row, "learned": x, "± learned": e, "alone": 0.0} for x, e in ((0.13, 0.09), (0.50, 1.02)))
-    >>> said([unsure, sure]) == said([sure])
+    >>> say_most_shared([unsure, sure]) == say_most_shared([sure])
     True
     """  # noqa: E501
     known = [row for row in rows if row["value"] is not None and row["± value"] is not None]
@@ -88,7 +88,7 @@ def said(rows: Sequence[Row]) -> str:
     return f"of {row['value']:z.2f} in {_where(row)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
 
 
-def said_of_neighbours(rows: Sequence[Row]) -> str:
+def say_neighbours(rows: Sequence[Row]) -> str:
     """The same of shared neighbours, where the most are of other tokens."""
     known = [row for row in rows if row["value"] is not None]
     if not known:
@@ -128,7 +128,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 def _headline(run: Finished, measure: str | None) -> str:
     about = run.results.about["budget"]
     what = "Linear CKA over rows of different documents" if measure is None else f"Shared neighbours, {measure}"
-    return f"{what}, by what it is made of\n{counted(about['rows'], 'row')} of {about['documents']:,} documents"
+    return f"{what}, by what it is made of\n{say_count(about['rows'], 'row')} of {about['documents']:,} documents"
 
 
 def by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tuple[str, str]], title: str) -> Any:
@@ -174,7 +174,7 @@ def _draw(panel: Any, rows: Sequence[Row], stacked: Mapping[str, tuple[str, str]
 @analysis(studies=("similarity",), unasked=lambda planned: planned.budget, figures=figures)
 def budget(run: Finished, options: Budget, claims: Sequence[Claim]) -> Part:
     tables = run.results.tables
-    say = said if BUDGET in tables else said_of_neighbours
+    say = say_most_shared if BUDGET in tables else say_neighbours
     groups = rows_of(tables.get(BUDGET) or tables[BY_TOKEN])
     sentences = [[" x ".join(_pair(rows[0])), sentence] for rows in groups if (sentence := say(rows))]
     return Part(tables={MADE_OF: Table(columns=["models", "what"], rows=sentences)})

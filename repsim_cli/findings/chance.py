@@ -15,7 +15,7 @@ def chance_in(
     """What these values of a measure would be by chance, and what that is; where it is not known, those of models with
     fresh weights, unless all values are of such models. rows, columns: the model of each layer."""
     drawn = [
-        run.kept(matrix.details[CHANCE])
+        run.keep(matrix.details[CHANCE])
         for matrix in measured.matrices
         if CHANCE in matrix.details and matrix.rows.model in rows and matrix.columns.model in columns
     ]

@@ -63,7 +63,7 @@ class Judgement:
     unit: str = ""
 
 
-def judged(value: float, threshold: float, evidence: Evidence, published: Side = "above") -> Judgement:
+def judge(value: float, threshold: float, evidence: Evidence, published: Side = "above") -> Judgement:
     """The verdict by the rule. published: the side of the threshold where the publication has the value."""
     p, opposite, beyond = evidence.above, evidence.below, value >= threshold
     if published == "below":
@@ -110,16 +110,16 @@ class Claim:
         return _analysis_of(self.module)
 
     def __call__(self, *given: Any) -> Judgement:
-        judgement = self._judged(*given)
+        judgement = self._judge(*given)
         return replace(judgement, unit=judgement.unit or self.unit)
 
-    def _judged(self, *given: Any) -> Judgement:
+    def _judge(self, *given: Any) -> Judgement:
         answer = self.function(*given)
         if isinstance(answer, Untestable):
             return Judgement(verdict=UNTESTABLE, value=None, why=answer.why)
         if isinstance(answer, Fact):
             return Judgement(verdict=answer.verdict, value=answer.value, why=answer.why)
-        return judged(answer.value, self.threshold, answer.evidence, self.published)
+        return judge(answer.value, self.threshold, answer.evidence, self.published)
 
     def verdict(self, measure: str, *given: Any) -> Verdict:
         """As results.json keeps it. measure: what it is tested on."""
@@ -169,7 +169,7 @@ def claim(
     return register
 
 
-def known(names: Sequence[str]) -> list[Claim]:
+def find_claims(names: Sequence[str]) -> list[Claim]:
     """The claims of these names. Raises BadConfig with all that do not exist."""
     if not names:
         return []

@@ -19,7 +19,7 @@ def complete(run: Finished) -> tuple[Finished | None, list[str]]:
     """Leaves out what lacks values: the run, None where nothing is left, and what is left out, in words."""
     if WITHOUT_VALUE not in run.results.tables or not run.results.measures:
         return run, []
-    counts = Counter(layer for measured in run.results.measures for layer in lacking(run, measured))
+    counts = Counter(layer for measured in run.results.measures for layer in find_lacking(run, measured))
     out = {layer for layer, count in counts.items() if 2 * count >= len(run.results.measures)}
     if run.groups:  # whose models have the same layers
         names = {name for _, name in out}
@@ -40,7 +40,7 @@ def layers_of(measured: Measured) -> set[Layer]:
     return {(side.model, name) for x in measured.matrices for side in (x.rows, x.columns) for name in side.layers}
 
 
-def lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
+def find_lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
     """Finds the layers of which no cell has a value."""
     known: Counter[Layer] = Counter()
     for matrix in measured.matrices:
@@ -57,7 +57,7 @@ def without(run: Finished, out: Collection[Layer]) -> Finished:
     def some(side: Side) -> list[int]:
         return [i for i, name in enumerate(side.layers) if (side.model, name) not in out]
 
-    def kept(matrix: Matrix) -> Matrix:
+    def drop_layers(matrix: Matrix) -> Matrix:
         places = some(matrix.rows), some(matrix.columns)
         left.update(dict.fromkeys([*matrix.cells.values(), *matrix.details.values()], np.ix_(*places)))
         rows, columns = (
@@ -68,10 +68,13 @@ def without(run: Finished, out: Collection[Layer]) -> Finished:
 
     results = run.results
     measures = [
-        replace(measured, matrices=[x for x in map(kept, measured.matrices) if x.rows.layers or x.rows.model in models])
+        replace(
+            measured,
+            matrices=[x for x in map(drop_layers, measured.matrices) if x.rows.layers or x.rows.model in models],
+        )
         for measured in results.measures
     ]
-    matrices = {k: kept(x) if x.about.get("kind") == REMEDY else x for k, x in results.matrices.items()}
+    matrices = {k: drop_layers(x) if x.about.get("kind") == REMEDY else x for k, x in results.matrices.items()}
     facts = {}
     for model, about in run.manifest.get("facts", {}).items():
         at = some(Side(model=model, layers=about["layers"]))

@@ -46,7 +46,7 @@ class Diagnostics:
     features: Positive = 8
 
 
-def concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
+def is_concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
     """Whether few features or rows hold most of the variance of this layer."""
     if row["features"] < options.features or row[PARTICIPATION] is None:
         return False
@@ -54,12 +54,12 @@ def concentrated(row: dict[str, Any], options: Diagnostics) -> bool:
     return max(shares) > options.share or row[PARTICIPATION] < options.participation
 
 
-def shortened(names: Sequence[str]) -> str:
+def shorten(names: Sequence[str]) -> str:
     """Names of layers, consecutive blocks of one hook point, or of one module in each block, joined.
 
-    >>> shortened(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
+    >>> shorten(["embed", "resid_post@2", "resid_post@11", "resid_post@12", "resid_post@13"])
     'embed, resid_post@2, resid_post@11 to resid_post@13'
-    >>> shortened(["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"])
+    >>> shorten(["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"])
     'h.0.attn to h.1.attn, h.0.mlp to h.1.mlp'
     """
     kinds: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -86,7 +86,7 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
     else:
         seen = f"{', '.join(looking) or 'what follows'} {'say' if len(looking) > 1 else 'says'} little about the rest"
     for model, rows in layers.items():
-        named = [row["layer"] for row in rows if concentrated(row, options)]
+        named = [row["layer"] for row in rows if is_concentrated(row, options)]
         if named:
             # rows of images and stored activations have no place in a sequence
             placed = any(row[norm] is not None for row in rows for norm in NORMS[:PLACES])
@@ -95,7 +95,7 @@ def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Di
             yield (
                 f"model.{model}: in {len(named)} of {len(rows)} layers a single feature or 1 % of the rows has more "
                 f"than {100 * options.share:g} % of the variance, or the participation ratio is below "
-                f"{options.participation:g} ({shortened(named)}); {seen}; "
+                f"{options.participation:g} ({shorten(named)}); {seen}; "
                 f"{f'try {untried}, or all' if untried else 'compare remedies'} by analyses.robustness={{}}"
             )
 
@@ -104,17 +104,19 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """diagnostics, a panel per quantity, where a layer is named in a warning, or on demand"""
     options = Diagnostics(**run.results.analyses["diagnostics"]["options"])
     table = run.results.tables[DIAGNOSTICS] if DIAGNOSTICS in run.results.tables else Table(columns=[], rows=[])
-    if not whole and not any(concentrated(dict(zip(table.columns, row, strict=True)), options) for row in table.rows):
+    if not whole and not any(
+        is_concentrated(dict(zip(table.columns, row, strict=True)), options) for row in table.rows
+    ):
         return
     curves = [curve for curve in run.results.curves.values() if curve.analysis == "diagnostics"]
     groups = {curve.about["quantity"]: [] for curve in curves}
     for curve in curves:
         groups[curve.about["quantity"]].append(curve)
     if groups:
-        yield "diagnostics", partial(_drawn, list(groups.values()))
+        yield "diagnostics", partial(_draw, list(groups.values()))
 
 
-def _drawn(groups: Sequence[Sequence[Curve]]) -> Any:
+def _draw(groups: Sequence[Sequence[Curve]]) -> Any:
     figure = quantities(groups, (PARTICIPATION, RATIO))
     headline(figure, "How much of each layer a few features, or a few rows, are")
     return figure

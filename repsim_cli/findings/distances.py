@@ -14,14 +14,14 @@ from scipy.spatial.distance import squareform
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Members
-from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
-from repsim_cli.figures.heatmap import add_tree, chosen, heatmap
+from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
+from repsim_cli.figures.heatmap import add_tree, choose_colours, heatmap
 from repsim_cli.figures.lines import PANEL, plain
 from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
-from repsim_cli.findings.groups import Permuted, at_points, codes, kinds, no_groups, permuted, separated
+from repsim_cli.findings.groups import Permuted, at_points, codes, kinds, no_groups, permute_groups, test_separation
 from repsim_cli.runs.content import Matrix, Side, Table
 
 ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
@@ -100,7 +100,7 @@ def hierarchical(values: Square, count: int) -> Int[np.ndarray, " m"]:
     return hierarchy.cut_tree(tree(values), count)[:, 0]
 
 
-def adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, " m"]) -> Float[np.ndarray, " k"]:
+def compute_adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, " m"]) -> Float[np.ndarray, " k"]:
     """Hubert and Arabie's adjusted Rand index of each row with these clusters: 1 is equal, 0 expected by chance."""
 
     def pairs(counts: np.ndarray) -> np.ndarray:
@@ -116,14 +116,16 @@ def adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, " m"]) ->
     return np.where(most == expected, 1.0, (together - expected) / np.where(most == expected, 1.0, most - expected))
 
 
-def recovered(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
+def test_recovery(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
     """The adjusted Rand index of clusters and groups, against all other ways to group the models."""
     labels, exact = arrangements(codes(groups), seed)
-    return permuted(adjusted_rand(labels, cut), float(adjusted_rand(codes(groups)[None], cut)[0]), exact, len(cut))
+    return permute_groups(
+        compute_adjusted_rand(labels, cut), float(compute_adjusted_rand(codes(groups)[None], cut)[0]), exact, len(cut)
+    )
 
 
 @dataclass(frozen=True)
-class Between:
+class GroupDistances:
     """Distances between the models of the groups, in their order, the clusters by method, and how far each method's
     clusters are the groups."""
 
@@ -133,10 +135,12 @@ class Between:
     agreement: Mapping[str, Permuted] = field(default_factory=dict)
 
 
-def between(groups: Members, values: Square, seed: int) -> Between:
+def between(groups: Members, values: Square, seed: int) -> GroupDistances:
     """Raises BadInput as `clusters` does."""
     cut = clusters(values, len(groups))
-    return Between(groups, values, cut, {method: recovered(groups, labels, seed) for method, labels in cut.items()})
+    return GroupDistances(
+        groups, values, cut, {method: test_recovery(groups, labels, seed) for method, labels in cut.items()}
+    )
 
 
 # ---- claims ----
@@ -148,11 +152,11 @@ def between(groups: Members, values: Square, seed: int) -> Between:
     threshold=0.0,
     unit="model",
 )
-def between_group_distances_are_larger(models: Between) -> Weighed | Untestable:
+def between_group_distances_are_larger(models: GroupDistances) -> Weighed | Untestable:
     """Models of two groups are farther apart than models of one."""
     if why := no_groups(models.groups):
         return Untestable(why)
-    apart = separated(models.values, models.groups, seed=0)
+    apart = test_separation(models.values, models.groups, seed=0)
     return Weighed(apart.value, apart.evidence)
 
 
@@ -162,7 +166,7 @@ def between_group_distances_are_larger(models: Between) -> Weighed | Untestable:
     threshold=0.5,
     unit="model",
 )
-def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
+def clusters_are_the_groups(models: GroupDistances) -> Weighed | Untestable:
     """The groups form two distinct clusters; here these come from distances alone."""
     if why := no_groups(models.groups):
         return Untestable(why)
@@ -171,7 +175,7 @@ def clusters_are_the_groups(models: Between) -> Weighed | Untestable:
     def without(model: int) -> float:
         kept = np.delete(np.arange(len(numbers)), model)
         cut = hierarchical(models.values[np.ix_(kept, kept)], len(models.groups))
-        return float(adjusted_rand(numbers[kept][None], cut)[0])
+        return float(compute_adjusted_rand(numbers[kept][None], cut)[0])
 
     evidence = by_jackknife(agreed.value, 0.5, [without(model) for model in range(len(numbers))], "model")
     how = f"{evidence.how}, and {agreed.evidence.how}"
@@ -202,7 +206,7 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     rng = np.random.default_rng(0)  # points beside each other, the same in every drawing
     names = []
     for place, (kind, pairs) in enumerate(by_kind.items()):
-        values, colour = whole[tuple(np.array(pairs).T)], cycled(COLOURS, place + 1)[place]
+        values, colour = whole[tuple(np.array(pairs).T)], cycle(COLOURS, place + 1)[place]
         names.append(" – ".join(kind))
         if len(values) >= VIOLIN and np.ptp(values):
             drawn: Any = axes.violinplot(values, [place], orientation="horizontal", widths=0.8, showextrema=False)
@@ -237,9 +241,9 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     title = f"Which models are near each other\n{name}; clusters against groups, adjusted Rand: {', '.join(agreed)}"
     limits = (float(apart.min()), float(apart.max()))
     # a model and itself stand apart: white, below the scale of different models
-    scale = colormaps[chosen(small_is_bright=True)].with_extremes(under="white")
+    scale = colormaps[choose_colours(small_is_bright=True)].with_extremes(under="white")
     figure, axes = heatmap(values, names, names, title, matrix.label, limits, scale, "{:.2f}")
-    colours = cycled(COLOURS[::2] + COLOURS[1::2], len(run.groups))
+    colours = cycle(COLOURS[::2] + COLOURS[1::2], len(run.groups))
     of_models = dict(zip(matrix.rows.layers, codes(run.groups), strict=True))
     for axis in (axes.xaxis, axes.yaxis):
         for label in axis.get_ticklabels():
@@ -263,7 +267,7 @@ def distances(run: Finished, options: Distances, claims: Sequence[Claim]) -> Par
             continue
         groups, card = depths.groups, measure.card
         if len(groups) < 2:
-            models = Between(groups, depths.values[..., 0])
+            models = GroupDistances(groups, depths.values[..., 0])
         else:
             try:
                 values = over_layers(depths.values if card["is_metric"] else angles(depths.values))
@@ -285,7 +289,7 @@ def _matrix(name: str, groups: Members, layers: str) -> Matrix:
     return Matrix(rows=models, columns=models, label="distance (smaller is closer)", bounds=[0.0, None], about=about)
 
 
-def _rows(name: str, models: Between) -> dict[str, list[list[Any]]]:
+def _rows(name: str, models: GroupDistances) -> dict[str, list[list[Any]]]:
     """Of one distance, by table."""
     labels = [(model, group) for group, members in models.groups.items() for model in members]
     spread = []

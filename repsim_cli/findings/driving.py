@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int
 
-from repsim_cli.base.plain import escaped
-from repsim_cli.figures.panels import listed
-from repsim_cli.figures.texts import shortened
+from repsim_cli.base.plain import escape
+from repsim_cli.figures.panels import list_models
+from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.runs.behind import Kept
 
@@ -16,7 +16,7 @@ MOST, FEWEST = 3, 3  # tokens that are named at each end; rows of a token that i
 LETTERS = 40  # of a text
 
 
-def driving(kept: Kept, first: str, second: str) -> Iterator[str]:
+def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     """Says of the two closest layers among those with shares which tokens or texts make most of their similarity, and
     on which the ten nearest rows agree least; where texts are not kept, how to keep them."""
     about, arrays = kept
@@ -39,7 +39,7 @@ def driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     names = _names(kept, [int(groups[i][0]) for i in range(len(groups))])
     rows = sum(len(groups[i]) for i in top)
     share = 100 * sums[top].sum() / shares.sum()
-    most = f"{listed([names[i] for i in top])} ({rows} of {len(shares)} rows) make {share:.0f} %"
+    most = f"{list_models([names[i] for i in top])} ({rows} of {len(shares)} rows) make {share:.0f} %"
     unit = "texts" if about["tokens"] is None else f"{about['unit']}s"
     said = f"the {unit} behind it, at {where}: {most} of the similarity"
     alike = agreement(arrays["nearest"][layers[0]], arrays["nearest"][layers[1]])
@@ -75,4 +75,4 @@ def _names(kept: Kept, rows: Sequence[int]) -> list[str]:
         for piece, row in zip(passage["pieces"], passage["rows"], strict=True):
             texts[row] = texts.get(row, "") + piece
     found = (texts.get(row, "") for row in rows)
-    return [f"'{shortened(escaped(text.strip(' ') or text), LETTERS)}'" for text in found]
+    return [f"'{shorten(escape(text.strip(' ') or text), LETTERS)}'" for text in found]

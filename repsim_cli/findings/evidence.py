@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from jaxtyping import Float, Int
 
-from repsim_cli.base.plain import counted
+from repsim_cli.base.plain import say_count
 
 ROUNDING = 1e-12  # by which equal statistics may differ
 EXACT = 200_000  # arrangements of labels up to which all are enumerated
@@ -62,11 +62,11 @@ def by_error(value: float, threshold: float, se: float, freedom: float | int, ho
 
 def too_few(units: int, unit: str, least: int = FEWEST) -> Evidence:
     """Gives the evidence of fewer units than `least`: none."""
-    return Evidence(1.0, 1.0, counted(units, unit), smallest=1.0, units=units, needs=counted(least, unit))
+    return Evidence(1.0, 1.0, say_count(units, unit), smallest=1.0, units=units, needs=say_count(least, unit))
 
 
 def over(units: int, unit: str) -> str:
-    return f"standard error over {counted(units, unit)}"
+    return f"standard error over {say_count(units, unit)}"
 
 
 def by_units(values: Sequence[float] | np.ndarray, threshold: float, unit: str) -> Evidence:
@@ -81,7 +81,7 @@ def by_units(values: Sequence[float] | np.ndarray, threshold: float, unit: str) 
 def by_two(first: Sequence[float], second: Sequence[float], unit: str) -> Evidence:
     """Tests the mean of three or more values minus that of three or more others, by Welch's t."""
     if (least := min(len(first), len(second))) < FEWEST:
-        return replace(too_few(least, unit), needs=f"{counted(FEWEST, unit)} of each kind")
+        return replace(too_few(least, unit), needs=f"{say_count(FEWEST, unit)} of each kind")
     shares = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
     spread = sum(share**2 / (len(side) - 1) for share, side in zip(shares, (first, second), strict=True))
     freedom = sum(shares) ** 2 / spread if spread else 1.0
@@ -95,7 +95,7 @@ def by_lone(value: float, others: Sequence[float], unit: str) -> Evidence:
     if count < FEWEST:
         return too_few(count, unit)
     se = float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / count)
-    return by_error(value - float(np.mean(others)), 0.0, se, count - 1, f"spread of {counted(count, unit)}", count)
+    return by_error(value - float(np.mean(others)), 0.0, se, count - 1, f"spread of {say_count(count, unit)}", count)
 
 
 def opposite(evidence: Evidence) -> Evidence:
@@ -126,9 +126,9 @@ def by_chance(value: float, others: Float[np.ndarray, " k"], how: str, units: in
 def by_sign(count: int, cases: int, unit: str) -> Evidence:
     """Tests in how many of five or more units something is so, against so in every second one."""
     above, below = scipy.stats.binom.sf(count - 1, cases, 0.5), scipy.stats.binom.cdf(count, cases, 0.5)
-    how = f"{counted(cases, unit)}, each as likely so as not"
+    how = f"{say_count(cases, unit)}, each as likely so as not"
     return Evidence(
-        float(above), float(below), how, smallest=0.5**cases, units=cases, needs=counted(FLIPS, unit)
+        float(above), float(below), how, smallest=0.5**cases, units=cases, needs=say_count(FLIPS, unit)
     )  # fmt: skip
 
 
@@ -140,8 +140,8 @@ def by_rank(x: Values, y: Values, threshold: float, unit: str) -> tuple[float, E
     null = _rhos(tuple(np.sort(places).tolist()), threshold)
     smallest, needs = _ends(null), ""
     if smallest > LEVEL:
-        needs = counted(next(n for n in itertools.count(count) if _ends(_untied(n, threshold)) <= LEVEL), unit)
-    found = by_chance(value, null, f"{counted(count, unit)} against a true rho of {threshold:g}", count, needs)
+        needs = say_count(next(n for n in itertools.count(count) if _ends(_list_untied(n, threshold)) <= LEVEL), unit)
+    found = by_chance(value, null, f"{say_count(count, unit)} against a true rho of {threshold:g}", count, needs)
     return value, replace(found, smallest=smallest)
 
 
@@ -157,7 +157,7 @@ def _rhos(places: tuple[float, ...], threshold: float) -> Float[np.ndarray, " k"
     return (found - (len(places) - 1) / 2) @ np.array(places) / norm
 
 
-def _untied(count: int, threshold: float) -> Float[np.ndarray, " k"]:
+def _list_untied(count: int, threshold: float) -> Float[np.ndarray, " k"]:
     return _rhos(tuple(ranks(range(count)).tolist()), threshold)
 
 

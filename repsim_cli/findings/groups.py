@@ -62,21 +62,21 @@ class Depths:
 # ---- the layers that are counterparts ----
 
 
-class Point(NamedTuple):
+class PointLayers(NamedTuple):
     """The layers of one hook point: their places among the model's, and the share of blocks at or below each."""
 
     places: list[int]
     shares: list[float]
 
 
-def points_of(model: Facts) -> dict[str, Point]:
+def points_of(model: Facts) -> dict[str, PointLayers]:
     """By hook point, e.g. `mlp_out`; stored activations are one point."""
     if model.blocks is None:
         count = len(model.layers)
-        return {"layers": Point(list(range(count)), [(i + 1) / count for i in range(count)])}
-    points: dict[str, Point] = {}
+        return {"layers": PointLayers(list(range(count)), [(i + 1) / count for i in range(count)])}
+    points: dict[str, PointLayers] = {}
     for i, name in enumerate(model.layers):
-        point, block = points.setdefault(point_of(name), Point([], [])), block_of(name)
+        point, block = points.setdefault(point_of(name), PointLayers([], [])), block_of(name)
         point.places.append(i)
         point.shares.append(0.0 if block is None else (block + 1) / model.blocks)
     return points
@@ -149,7 +149,7 @@ def curves(
         lines, bands = values[places[:, 0], places[:, 1]], {}
         if min(len(depths.groups[name]) for name in kind) >= FEWEST:
             counts = np.array([len(depths.groups[name]) for name in dict.fromkeys(kind)])
-            error = over_models(_left_out(lines, places, kind), float(satterthwaite(1 / counts, counts)))
+            error = over_models(_leave_out(lines, places, kind), float(satterthwaite(1 / counts, counts)))
             low, high = interval(lines.mean(0), error, level, bounds)
             of = f"{100 * level:g} % over models"
             bands["models"] = Band(low=low.tolist(), high=high.tolist(), of=of)
@@ -166,7 +166,7 @@ def curves(
     return by_name
 
 
-def _left_out(
+def _leave_out(
     lines: Float[np.ndarray, "p l"], places: Int[np.ndarray, "p 2"], kind: Kind
 ) -> list[Float[np.ndarray, "m l"]]:
     """The mean over pairs without each model, by its group."""
@@ -196,7 +196,7 @@ class Permuted:
         return Evidence(self.p, self.opposite_p, how, units=self.models)
 
 
-def permuted(statistics: Float[np.ndarray, " k"], value: float, exact: bool, models: int) -> Permuted:
+def permute_groups(statistics: Float[np.ndarray, " k"], value: float, exact: bool, models: int) -> Permuted:
     """statistics: of all arrangements, or of the groups (`value`) and of those that were drawn."""
     near = ROUNDING * max(1.0, abs(value))
     p, opposite = float((statistics >= value - near).mean()), float((statistics <= value + near).mean())
@@ -215,13 +215,15 @@ def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"])
     return np.concatenate(parts)
 
 
-def separated(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Permuted:
+def test_separation(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Permuted:
     """Mean between minus mean within the groups, against all other ways to group the models.
 
     Pairs within count alike whichever group they are of: the larger group has more of them.
     """
     labels, exact = arrangements(codes(groups), seed)
-    return permuted(separation(values, labels), float(separation(values, codes(groups)[None])[0]), exact, len(values))
+    return permute_groups(
+        separation(values, labels), float(separation(values, codes(groups)[None])[0]), exact, len(values)
+    )
 
 
 def smallest_p(groups: Members) -> float:
@@ -258,13 +260,13 @@ def late_gap(depths: Depths) -> Weighed | Untestable:
     why = no_groups(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
     if why:
         return Untestable(why)
-    apart = _separated(depths, late)
+    apart = _test_separation(depths, late)
     return Weighed(apart.value, apart.evidence)
 
 
-def _separated(depths: Depths, at: np.ndarray) -> Permuted:
+def _test_separation(depths: Depths, at: np.ndarray) -> Permuted:
     values = depths.symmetric[..., at].mean(2)
-    return separated(-values if depths.larger_is_closer else values, depths.groups, seed=0)
+    return test_separation(-values if depths.larger_is_closer else values, depths.groups, seed=0)
 
 
 @claim(
@@ -292,7 +294,7 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
         return Untestable("needs layers in the first half and beyond 75 % of the depth")
     if why := no_groups(depths.groups):
         return Untestable(why)
-    apart = _separated(depths, late)
+    apart = _test_separation(depths, late)
     if apart.value <= 0 or apart.p > LEVEL:
         return Untestable(f"the groups do not differ in late layers (p = {apart.p:.2g})")
     numbers, sign = codes(depths.groups), -1 if depths.larger_is_closer else 1

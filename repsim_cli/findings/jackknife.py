@@ -9,14 +9,14 @@ import scipy.special
 from jaxtyping import Float, Int
 
 
-class Error(NamedTuple):
+class StandardErrors(NamedTuple):
     """se: of statistics of any shape. freedom: the degrees of freedom of each, 1 or more."""
 
     se: Float[np.ndarray, "..."]
     freedom: Float[np.ndarray, "..."]
 
 
-def over_models(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.inf) -> Error:
+def over_models(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.inf) -> StandardErrors:
     """Estimates the standard error of a statistic from what it is without each model (Efron 1982).
 
     left: for every group of models the statistic without each of its models. Groups are taken as independent: their
@@ -28,7 +28,7 @@ def over_models(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.i
     counts = np.array([len(x) for x in left])
     varies = (parts > 0).any(0)
     freedom = np.where(varies, satterthwaite(np.where(varies, parts, 1.0), counts), max(1, counts.min() - 1))
-    return Error(np.sqrt(parts.sum(0)), np.minimum(freedom, most))
+    return StandardErrors(np.sqrt(parts.sum(0)), np.minimum(freedom, most))
 
 
 def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g"]) -> Float[np.ndarray, "..."]:
@@ -39,7 +39,7 @@ def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g
 
 def interval(
     value: Float[np.ndarray, "..."] | float,
-    error: Error,
+    error: StandardErrors,
     level: float,
     bounds: Sequence[float | None] = (None, None),
 ) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:

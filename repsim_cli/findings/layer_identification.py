@@ -17,7 +17,7 @@ from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING
-from repsim_cli.findings.groups import Point, points_of
+from repsim_cli.findings.groups import PointLayers, points_of
 from repsim_cli.runs.content import Matrix, Side, Table
 
 TABLE = "identification of layers"
@@ -58,7 +58,7 @@ def most_similar(similar: Float[np.ndarray, "l l"]) -> Float[np.ndarray, "l l"]:
     return best / best.sum(1, keepdims=True)
 
 
-def blocks_of(layers: LayerMap, models: Sequence[str], point: Point) -> Blocks:
+def blocks_of(layers: LayerMap, models: Sequence[str], point: PointLayers) -> Blocks:
     """For each ordered pair of models which layer of the second is most similar to each of the first."""
     sign = 1 if layers.measure.larger_is_closer else -1
     at = np.array([[layers.places[model].start + place for place in point.places] for model in models])
@@ -66,7 +66,7 @@ def blocks_of(layers: LayerMap, models: Sequence[str], point: Point) -> Blocks:
     return np.array([[most_similar(block) for block in row] for row in similar])
 
 
-def identified(blocks: Blocks) -> Float[np.ndarray, "m m"]:
+def identify(blocks: Blocks) -> Float[np.ndarray, "m m"]:
     """The share of layers of each model that are identified in each other one; NaN for a model and itself."""
     shares = blocks.diagonal(axis1=2, axis2=3).mean(-1)
     np.fill_diagonal(shares, np.nan)
@@ -97,10 +97,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
             slug("identification", network),
             partial(_shares, [row for row in rows if row["models"] == network], run.level),
         )
-    matrices = run.measured(FOUND) if whole else []
+    matrices = run.select_kind(FOUND) if whole else []
     for network, point in dict.fromkeys((matrix.about["models"], matrix.about["hook point"]) for matrix in matrices):
         here = [m for m in matrices if (m.about["models"], m.about["hook point"]) == (network, point)]
-        yield slug("identified", point, network), partial(_found, run, here, point)
+        yield slug("identified", point, network), partial(_draw_found, run, here, point)
 
 
 def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
@@ -138,7 +138,7 @@ def row_of(rows: Sequence[Mapping[str, Any]], point: str) -> Mapping[str, Any]:
     return next(row for row in rows if row["hook point"] == point)
 
 
-def _found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
+def _draw_found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
     figure, axes = panels(len(matrices), columns(len(matrices)), SMALL, SMALL, gaps=(0.12, 0.28), least=SMALLEST)
     for axis, (first, lowest), matrix in zip(axes, edges(axes), matrices, strict=True):
         axis.imshow(run.array(matrix.values), vmin=0, vmax=1)
@@ -164,7 +164,7 @@ def layer_identification(run: Finished, options: LayerIdentification, claims: Se
                 if len(at.places) < 2:
                     continue
                 blocks = blocks_of(layers, models, at)
-                shares, count = identified(blocks), len(at.places)
+                shares, count = identify(blocks), len(at.places)
                 ends = band(shares, run.level)
                 mean = float(np.nanmean(shares))
                 rows.append([label, network, point, mean, *ends, 1 / count, count, len(models)])

@@ -18,7 +18,7 @@ TWINS = "beyond what the untrained twins give"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map:
+class ClaimMap:
     """The matrices of all layers of all models. models: the places of their layers. families: of every model, its
     architecture. values: by the name of the measure. base: the model that others were fine-tuned from. names, widths:
     of every layer, its hook point and its number of features. rows: that the values rest on. untrained: the models with
@@ -51,7 +51,7 @@ class Map:
         """Names the model of every layer."""
         return np.repeat(list(self.models), [place.stop - place.start for place in self.models.values()])
 
-    def only(self, kept: np.ndarray) -> "Map":
+    def only(self, kept: np.ndarray) -> "ClaimMap":
         """Keeps some layers. kept: whether each stays."""
         at, owners = np.flatnonzero(kept), self.owners()[kept]
         places = {model: np.flatnonzero(owners == model) for model in self.models if (owners == model).any()}
@@ -75,12 +75,12 @@ class Map:
         return np.zeros((len(widths), len(widths)))
 
 
-def map_of(run: Finished) -> tuple[Map, dict[str, str]]:
+def map_of(run: Finished) -> tuple[ClaimMap, dict[str, str]]:
     """Makes the map of a run under the measures that are larger for closer layers, and their labels by name."""
     first = next(iter(run.maps.values()))
     closer = {label: m for label, m in run.maps.items() if m.measure.larger_is_closer}
     facts = {model: run.models[model] for model in first.places}
-    whole = Map(
+    whole = ClaimMap(
         models=first.places,
         families={model: about.family for model, about in facts.items()},
         values={m.measure.name: m.values for m in closer.values()},
@@ -106,11 +106,11 @@ def best_of(neurons: int, rows: int) -> float:
     return float(scipy.integrate.trapezoid(1 - none_larger, r))
 
 
-class Trained(NamedTuple):
+class TrainedMap(NamedTuple):
     """The trained models of a map. values: theirs, minus those of the twins where each has an untrained twin beside it.
     note: whether they were subtracted."""
 
-    whole: Map
+    whole: ClaimMap
     values: np.ndarray
     note: str
 
@@ -119,11 +119,11 @@ class Trained(NamedTuple):
         parts = [self.values[place, place] for place in self.whole.models.values() if place.stop - place.start >= least]
         return [(part + part.T) / 2 for part in parts]
 
-    def weighed(self, value: float, evidence: Evidence) -> Weighed:
+    def weigh(self, value: float, evidence: Evidence) -> Weighed:
         return Weighed(value, replace(evidence, how=f"{evidence.how}; {self.note}"))
 
 
-def trained(whole: Map, values: np.ndarray) -> Trained:
+def find_trained(whole: ClaimMap, values: np.ndarray) -> TrainedMap:
     """Finds what training made of a map, as far as the run can tell. An untrained model is the twin of a trained one
     that has its family and the widths of its layers."""
     free, twins = [model for model in whole.models if model in whole.untrained], {}
@@ -140,5 +140,5 @@ def trained(whole: Map, values: np.ndarray) -> Trained:
 
     part = whole.only(np.isin(whole.owners(), kept)) if kept else replace(whole, models={})
     if not kept or len(twins) < len(kept):
-        return Trained(part, among(kept), FRESH)
-    return Trained(part, among(kept) - among([twins[model] for model in kept]), TWINS)
+        return TrainedMap(part, among(kept), FRESH)
+    return TrainedMap(part, among(kept) - among([twins[model] for model in kept]), TWINS)

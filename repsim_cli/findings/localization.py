@@ -11,7 +11,7 @@ from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import DEEP, FEWEST, by_lone, by_units, ranks, with_trend
-from repsim_cli.findings.layer_maps import Map, map_of
+from repsim_cli.findings.layer_maps import ClaimMap, map_of
 from repsim_cli.runs.content import Axis, Curve
 
 WHOLE, NEURONS = "svcca", "neuronsim"
@@ -39,9 +39,7 @@ def other_means(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray,
     return {"row": (values.sum(1) - itself) / others, "column": (values.sum(0) - itself) / others}
 
 
-def localized(
-    neurons: Float[np.ndarray, "r r"], spread: Float[np.ndarray, "r r"]
-) -> dict[str, Float[np.ndarray, " r"]]:
+def localize(neurons: Float[np.ndarray, "r r"], spread: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:
     """Means of a measure of single neurons minus those of a measure of whole representations (Wu et al. 2020, section
     5.1: neuronsim minus svsim). Higher: more of what a layer shares with others is in single neurons."""
     single, distributed = other_means(neurons), other_means(spread)
@@ -78,9 +76,9 @@ def curves(
     unit="model",
     on=BOTH,
 )
-def localization_rises_with_depth(whole: Map) -> Weighed | Untestable:
+def localization_rises_with_depth(whole: ClaimMap) -> Weighed | Untestable:
     """Higher layers are more localized than lower ones."""
-    trained = _trained_blocks(whole)
+    trained = _find_trained_blocks(whole)
     if isinstance(trained, str):
         return Untestable(trained)
     scores = _scores(trained)
@@ -98,9 +96,9 @@ def localization_rises_with_depth(whole: Map) -> Weighed | Untestable:
     unit="task",
     on=BOTH,
 )
-def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
+def fine_tuning_delocalizes_the_top(whole: ClaimMap) -> Weighed | Untestable:
     """Fine-tuned models lose localization in their top layers."""
-    trained = _trained_blocks(whole)
+    trained = _find_trained_blocks(whole)
     if whole.base is None or isinstance(trained, str):
         return Untestable("needs a base" if whole.base is None else str(trained))
     if whole.base not in trained.models:
@@ -122,7 +120,7 @@ def fine_tuning_delocalizes_the_top(whole: Map) -> Weighed | Untestable:
     return Weighed(top[whole.base] - float(np.mean(others)), by_lone(top[whole.base], others, "task"))
 
 
-def _trained_blocks(whole: Map) -> Map | str:
+def _find_trained_blocks(whole: ClaimMap) -> ClaimMap | str:
     """Without the embeddings and the models with fresh weights, or why localization says nothing there."""
     if absent := [name for name in (NEURONS, WHOLE) if name not in whole.values]:
         return f"needs the measure {absent[0]}"
@@ -130,9 +128,9 @@ def _trained_blocks(whole: Map) -> Map | str:
     return whole.only(kept) if kept.sum() > 1 else "needs trained models"
 
 
-def _scores(whole: Map) -> np.ndarray:
+def _scores(whole: ClaimMap) -> np.ndarray:
     """Localization of every layer by row means."""
-    return localized(whole.values[NEURONS], whole.values[WHOLE])["row"]
+    return localize(whole.values[NEURONS], whole.values[WHOLE])["row"]
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
@@ -149,7 +147,7 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
         lines |= curves(mean, f"{mean} over all other layers", means, layers, levels)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):
-        difference = localized(named[NEURONS].values, named[WHOLE].values)
+        difference = localize(named[NEURONS].values, named[WHOLE].values)
         lines |= curves("localization", f"localization ({NEURONS} - {WHOLE})", difference, named[NEURONS])
     whole, labels = map_of(run)
     measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))

@@ -23,10 +23,10 @@ from repsim_cli.figures.heatmap import (
     pair,
     small_heatmaps,
 )
-from repsim_cli.figures.panels import listed, path
+from repsim_cli.figures.panels import list_models, path
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import answering, closest_columns, two_models
+from repsim_cli.findings.answering import closest_columns, say_closest, two_models
 from repsim_cli.findings.chance import level_in
 from repsim_cli.findings.distances import tree
 from repsim_cli.findings.layers import in_order
@@ -40,7 +40,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     there are few pairs of models, NAME-MODEL-MODEL of each, and measures-MODEL-MODEL of it under all measures; on
     demand NAME-all-se. What another analysis draws with its sub-networks is not drawn twice."""
     yield from multiples.figures(run, whole)
-    drawn_with_layers = sub_networks.drawn(run, whole)
+    drawn_with_layers = sub_networks.are_drawn(run, whole)
     count = sum(len(measured.matrices) for measured in run.results.measures)
     each = (whole or count <= MOST_PAIRS) and not run.groups
     for measured in run.results.measures:
@@ -73,7 +73,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     larger = measured.card["larger_is_closer"]
     order = run.results.analyses["maps"].get("options", {}).get("order", "model")
 
-    def joined(quantity: str) -> np.ndarray:
+    def join(quantity: str) -> np.ndarray:
         cells = np.full((ends[-1], ends[-1]), np.nan)
         for matrix in measured.matrices:
             i, j = (places[side.model] for side in (matrix.rows, matrix.columns))
@@ -86,27 +86,28 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
                 cells[ends[j] : ends[j + 1], ends[i] : ends[i + 1]] = np.transpose(block)
         return cells
 
-    raw = joined("values")
+    raw = join("values")
     at = ORDERS[order](np.diff(ends), raw if larger else -raw)
     cells = np.ix_(at, at)
     everywhere = [(model, name) for model in models for name in layers[model]]
     owners, names = map(list, zip(*(everywhere[i] for i in at), strict=True))
     values = quantity == "values"
-    p = joined(tested(measured.null)[0])[cells] if values and measured.null else None
-    score = joined("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
+    p = join(choose_tests(measured.null)[0])[cells] if values and measured.null else None
+    score = join("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
     level = level_in(run, measured, raw[cells], owners, owners) if values else None
     shown, said = by_block(names)
     mixed = order != "model"
     labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
     starts = (0,) if mixed else ends[:-1].tolist()
-    whole = (raw if values else joined(quantity))[cells]
-    drawn = Drawn(whole, p, score, level, quantity)
-    seen = f"{listed(models)}: how alike {'models' if measured.card.get('reads') == 'outputs' else 'their layers'} are"
+    whole = (raw if values else join(quantity))[cells]
+    drawn = DrawnMap(whole, p, score, level, quantity)
+    sides = "models" if measured.card.get("reads") == "outputs" else "their layers"
+    seen = f"{list_models(models)}: how alike {sides} are"
     if len(models) == 2 and values:
         first, second = (np.arange(ends[k], ends[k + 1]) for k in (0, 1))
         line = closest_columns(raw[np.ix_(first, second)], larger)
-        seen = _seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], line)
-    figure, _ = _measured(measured, drawn, labels, labels, seen=seen, starts=starts)
+        seen = _say_seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], line)
+    figure, _ = _draw_measured(measured, drawn, labels, labels, seen=seen, starts=starts)
     for number, each in enumerate(pair(figure)):
         if mixed:
             each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
@@ -180,7 +181,7 @@ def _panels(run: Finished, measured: Measured) -> Any:
     models = [matrix.rows.model for matrix in matrices]
     chance, level = level_in(run, measured, np.full((len(models), len(models)), np.nan), models, models)
     of = f"{measured.label}, {said}" if said else measured.label
-    title = "\n".join(filter(None, [f"{listed(models)}: how alike the layers of each are", of, level]))
+    title = "\n".join(filter(None, [f"{list_models(models)}: how alike the layers of each are", of, level]))
     return small_heatmaps(squares, measured.card, title, chance)[0]
 
 
@@ -196,7 +197,7 @@ def _pair(
     ]
     cells = np.ix_(*orders)
     values = run.array(matrix.values)[cells]
-    file = getattr(matrix, tested(measured.null)[0]) if measured.null else None
+    file = getattr(matrix, choose_tests(measured.null)[0]) if measured.null else None
     p = run.array(file)[cells] if file else np.full(values.shape, np.nan) if measured.null else None
     down, across = (
         [side.layers[i] for i in order] for side, order in zip((matrix.rows, matrix.columns), orders, strict=True)
@@ -204,14 +205,14 @@ def _pair(
     score = None if matrix.calibrated is None else run.array(matrix.calibrated)[cells]
     models = matrix.rows.model, matrix.columns.model
     level = level_in(run, measured, values, [models[0]] * len(down), [models[1]] * len(across))
-    drawn = Drawn(values, p, score, level)
+    drawn = DrawnMap(values, p, score, level)
     line = closest_columns(values, measured.larger_is_closer) if models[0] != models[1] else []
     written = values.size <= WRITTEN
     seen = f"{models[0]}: how alike its layers are"
     if line:
-        seen = _seen(run, measured, models, down, across, line)
+        seen = _say_seen(run, measured, models, down, across, line)
         seen += f"\n{'framed' if written else 'line'}: the closest of {models[1]}"
-    figure, axes = _measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
+    figure, axes = _draw_measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
     path(axes, line, outlined=written)
     _, said = by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)
@@ -221,7 +222,7 @@ def _pair(
     return figure
 
 
-def _seen(
+def _say_seen(
     run: Finished,
     measured: Measured,
     models: tuple[str, str],
@@ -233,14 +234,14 @@ def _seen(
     found = two_models(measured, run.array, *models)
     if found and is_chance(measured, found[0]):
         return f"{models[0]} and {models[1]} {NOTHING}"
-    return answering(models, rows, columns, closest)
+    return say_closest(models, rows, columns, closest)
 
 
 FAMILY = {"max_t": "family-wise by max-T", "holm": "family-wise by Holm"}
 OF = {"map": "per map of two models", "run": "over all maps of the run"}
 
 
-def tested(null: Mapping[str, Any]) -> tuple[str, str]:
+def choose_tests(null: Mapping[str, Any]) -> tuple[str, str]:
     """Which p values cross out cells, and for which cells they are corrected, where the run did so."""
     if "family" not in null:
         return "p", "uncorrected"
@@ -257,7 +258,7 @@ SAMPLED = {
 }
 
 
-class Drawn(NamedTuple):
+class DrawnMap(NamedTuple):
     """The values or standard errors (`quantity`) of a measure, their p, by which chance is crossed out, the calibrated
     scores beside them, and the level of chance with what is said of it."""
 
@@ -268,9 +269,9 @@ class Drawn(NamedTuple):
     quantity: str = "values"
 
 
-def _measured(
+def _draw_measured(
     measured: Measured,
-    drawn: Drawn,
+    drawn: DrawnMap,
     rows: list[str],
     columns: list[str],
     *,
@@ -293,7 +294,9 @@ def _measured(
     ]
     treated = treatment(estimate.get("remedies", {}))
     unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
-    crosses = f" (×: p > {alpha:g}{unknown}, {tested(measured.null)[1]})" if measured.null and chance.any() else ""
+    crosses = (
+        f" (×: p > {alpha:g}{unknown}, {choose_tests(measured.null)[1]})" if measured.null and chance.any() else ""
+    )
     lines = [
         seen,
         "; ".join(filter(None, [f"{', '.join(parts)}{crosses}", treated, measured.pairs])),
@@ -312,11 +315,11 @@ def _measured(
         starts=starts,
         crossed=chance,
         chance=level[0] if level else None,
-        beside=None if score is None else Beside(values=score, **_calibrated(score, card)),
+        beside=None if score is None else Beside(values=score, **_scale_calibrated(score, card)),
     )
 
 
-def _calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
+def _scale_calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, Any]:
     """How calibrated scores are drawn: as shares of the way from chance to the best value, where there is one."""
     best = card["bounds"][1] if card["larger_is_closer"] else card["bounds"][0]
     limits = (0.0, 1.0 if best is not None else float(score[np.isfinite(score)].max(initial=1e-12)))

@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.findings.analysis import Finished, Part, analysis, asked
+from repsim_cli.findings.analysis import Finished, Part, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
@@ -22,7 +22,7 @@ from repsim_cli.findings.evidence import (
     thirds,
     with_trend,
 )
-from repsim_cli.findings.layer_maps import Map, Trained, map_of, trained
+from repsim_cli.findings.layer_maps import ClaimMap, TrainedMap, find_trained, map_of
 from repsim_cli.findings.map_figures import Order, figures
 
 # ---- claims on one map: which layers of which models are alike ----
@@ -39,15 +39,15 @@ NO_FAMILIES = "needs models of two families"
     published="below",
     on="map",
 )
-def falls_with_layer_distance(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def falls_with_layer_distance(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Within a model, similarity falls with the distance between layers."""
-    found = trained(whole, values)
+    found = find_trained(whole, values)
     squares = found.squares(DEEP + 1)
     if not squares or any(np.ptp(_cells(square)) == 0 for square in squares):
         return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more that differ in similarity")
     rhos = [float(ranks(_cells(square)) @ ranks(_lags(len(square)))) for square in squares]
     evidence = with_trend(by_units(rhos, -0.5, "model"), [_by_lag(square) for square in squares], -0.5)
-    return found.weighed(float(np.mean(rhos)), evidence)
+    return found.weigh(float(np.mean(rhos)), evidence)
 
 
 def _lags(layers: int) -> np.ndarray:
@@ -72,9 +72,9 @@ def _by_lag(square: np.ndarray) -> np.ndarray:
     unit="model",
     on="map",
 )
-def early_layers_agree(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def early_layers_agree(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Across models, early layers are more similar than late ones."""
-    return _over_pairs(trained(whole, values), lambda a, b: True, "")
+    return _over_pairs(find_trained(whole, values), lambda a, b: True, "")
 
 
 @claim(
@@ -84,7 +84,7 @@ def early_layers_agree(whole: Map, values: np.ndarray) -> Weighed | Untestable:
     unit="model",
     on="map",
 )
-def pythia_2_8b_stands_apart(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def pythia_2_8b_stands_apart(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """2.8b is less similar to 1b, 1.4b and 6.9b than these are to each other."""
     odd, *others = names = ["pythia_2_8b", "pythia_1b", "pythia_1_4b", "pythia_6_9b"]
     if absent := [name for name in names if name not in whole.models]:
@@ -102,7 +102,7 @@ def pythia_2_8b_stands_apart(whole: Map, values: np.ndarray) -> Weighed | Untest
     return Weighed(away[odd] - float(np.mean(rest)), by_lone(away[odd], rest, "model"))
 
 
-def _over_pairs(found: Trained, kept: Callable[[str, str], bool], needs: str) -> Weighed | Untestable:
+def _over_pairs(found: TrainedMap, kept: Callable[[str, str], bool], needs: str) -> Weighed | Untestable:
     """First third minus last third of the similarity at equal relative depth, mean over pairs of models. Pairs share
     models, so models are left out."""
     places = {label: place for label, place in found.whole.models.items() if place.stop - place.start >= DEEP}
@@ -119,7 +119,7 @@ def _over_pairs(found: Trained, kept: Callable[[str, str], bool], needs: str) ->
 
     models = list(dict.fromkeys(model for pair in pairs for model in pair))
     over = by_jackknife(thirds(mean), 0.0, [without(model) for model in models], "model")
-    return found.weighed(thirds(mean), with_trend(over, [-mean]))
+    return found.weigh(thirds(mean), with_trend(over, [-mean]))
 
 
 def _equal_depth(block: np.ndarray, steps: int) -> np.ndarray:
@@ -135,9 +135,9 @@ def _equal_depth(block: np.ndarray, steps: int) -> np.ndarray:
     unit="model",
     on="map",
 )
-def same_family_is_closer(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def same_family_is_closer(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Models of one family are more similar than models of different families."""
-    found = trained(whole, values)
+    found = find_trained(whole, values)
     places = list(found.whole.models.values())
     sums, counts = (
         np.array([[float(part[row, column].sum()) for column in places] for row in places]).reshape(-1, len(places))
@@ -157,7 +157,7 @@ def same_family_is_closer(whole: Map, values: np.ndarray) -> Weighed | Untestabl
     how = f"{len(labels):,} {'' if exact else 'drawn '}ways to deal the families to the models"
     value = float(gaps(family[None])[0])
     evidence = by_chance(value, gaps(labels), how, len(places), "4 models of one family and 3 of another, or more")
-    return found.weighed(value, evidence)
+    return found.weigh(value, evidence)
 
 
 @claim(
@@ -167,12 +167,12 @@ def same_family_is_closer(whole: Map, values: np.ndarray) -> Weighed | Untestabl
     unit="model",
     on="map",
 )
-def lower_layers_agree_across_families(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def lower_layers_agree_across_families(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Across architectures, lower layers are more similar than higher ones."""
     if len(set(whole.families.values())) < 2:
         return Untestable(NO_FAMILIES)
     return _over_pairs(
-        trained(whole, values), lambda a, b: whole.families[a] != whole.families[b], ", of two families"
+        find_trained(whole, values), lambda a, b: whole.families[a] != whole.families[b], ", of two families"
     )  # fmt: skip
 
 
@@ -183,9 +183,9 @@ def lower_layers_agree_across_families(whole: Map, values: np.ndarray) -> Weighe
     unit="model",
     on="map",
 )
-def adjacent_layers_are_closer(whole: Map, values: np.ndarray) -> Weighed | Untestable:
+def adjacent_layers_are_closer(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Within a model, adjacent layers are more similar than others."""
-    found = trained(whole, values)
+    found = find_trained(whole, values)
     squares = found.squares(DEEP + 1)
     if not squares:
         return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more")
@@ -194,7 +194,7 @@ def adjacent_layers_are_closer(whole: Map, values: np.ndarray) -> Weighed | Unte
         adjacent = _lags(len(square)) == 1
         gaps.append(float(_cells(square)[adjacent].mean() - _cells(square)[~adjacent].mean()))
     evidence = with_trend(by_units(gaps, 0.0, "model"), [-_by_lag(square) for square in squares])
-    return found.weighed(float(np.mean(gaps)), evidence)
+    return found.weigh(float(np.mean(gaps)), evidence)
 
 
 # ---- claims on the maps of two measures together ----
@@ -210,9 +210,9 @@ OVER_FAMILIES = "across families over that within them (without a layer itself)"
     unit="model",
     on="neuronsim and cka",
 )
-def neurons_are_block_diagonal(whole: Map) -> Weighed | Untestable:
+def neurons_are_block_diagonal(whole: ClaimMap) -> Weighed | Untestable:
     """neuronsim is block-diagonal by family, ckasim much less so."""
-    return _shared_by_families(whole, "neuronsim", "cka")
+    return _compare_over_families(whole, "neuronsim", "cka")
 
 
 @claim(
@@ -222,9 +222,9 @@ def neurons_are_block_diagonal(whole: Map) -> Weighed | Untestable:
     unit="model",
     on="attention_js and attention_cka",
 )
-def single_heads_match_across_families(whole: Map) -> Weighed | Untestable:
+def single_heads_match_across_families(whole: ClaimMap) -> Weighed | Untestable:
     """Models share pairs of heads (Jensen-Shannon) more than layers (ckasim)."""
-    return _shared_by_families(whole, "attention_cka", "attention_js")
+    return _compare_over_families(whole, "attention_cka", "attention_js")
 
 
 @claim(
@@ -234,16 +234,16 @@ def single_heads_match_across_families(whole: Map) -> Weighed | Untestable:
     unit="model",
     on="neuronsim and cka",
 )
-def neurons_differ_between_models(whole: Map) -> Weighed | Untestable:
+def neurons_differ_between_models(whole: ClaimMap) -> Weighed | Untestable:
     """Between models neurons are very different, whole representations less so."""
-    return _shared(replace(whole, families={model: model for model in whole.models}), "neuronsim", "cka")
+    return _compare_shared(replace(whole, families={model: model for model in whole.models}), "neuronsim", "cka")
 
 
-def _shared_by_families(whole: Map, less: str, more: str) -> Weighed | Untestable:
-    return _shared(whole, less, more) if len(set(whole.families.values())) > 1 else Untestable(NO_FAMILIES)
+def _compare_over_families(whole: ClaimMap, less: str, more: str) -> Weighed | Untestable:
+    return _compare_shared(whole, less, more) if len(set(whole.families.values())) > 1 else Untestable(NO_FAMILIES)
 
 
-def _shared(whole: Map, less: str, more: str) -> Weighed | Untestable:
+def _compare_shared(whole: ClaimMap, less: str, more: str) -> Weighed | Untestable:
     """Whether measure `more` keeps more across families of what it has within them than measure `less` does."""
     if absent := [name for name in (more, less) if name not in whole.values]:
         return Untestable(f"needs the measure {absent[0]}")
@@ -285,7 +285,7 @@ def maps(run: Finished, options: Maps, claims: Sequence[Claim]) -> Part:
         return Part()
     whole, labels = map_of(run)
     verdicts = [claim.verdict(label, whole, whole.values[name])
-                for claim in asked(claims, "map") for name, label in labels.items()]  # fmt: skip
+                for claim in select_claims(claims, "map") for name, label in labels.items()]  # fmt: skip
     pairs = [claim.verdict(" and ".join(labels.get(name, name) for name in claim.on.split(" and ")), whole)
              for claim in claims if claim.on != "map"]  # fmt: skip
     return Part(claims=[*verdicts, *pairs])

@@ -6,7 +6,7 @@ from typing import Any
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import OfMeasure, by_block, measure_maps
-from repsim_cli.figures.panels import listed, pages
+from repsim_cli.figures.panels import list_models, pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.findings.answering import closest_columns
 from repsim_cli.findings.chance import chance_in
@@ -57,7 +57,7 @@ def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
     level = {0: "chance is not known here", len(drawn): "▸ beside the colours: chance"}.get(
         known, "▸ beside the colours: chance, where it is known"
     )
-    title = f"{listed(list(dict.fromkeys(models)))}: how alike the layers are, by measure"
+    title = f"{list_models(list(dict.fromkeys(models)))}: how alike the layers are, by measure"
     closest = f"line: the closest of {models[1]}; " if len(set(models)) == 2 else ""
     title += f"\n{said + '; ' if said else ''}bright is close; {closest}{level}"
     return measure_maps(drawn, rows, columns, models, title)

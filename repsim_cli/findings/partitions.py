@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from scipy.sparse.csgraph import laplacian
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.findings.distances import adjusted_rand
+from repsim_cli.findings.distances import compute_adjusted_rand
 
 Square = Float[np.ndarray, "n n"]
 Labels = Int[np.ndarray, " n"]
@@ -72,10 +72,10 @@ def affinities(values: Square, larger_is_closer: bool) -> Square:
     return near
 
 
-def renumbered(labels: np.ndarray) -> Labels:
+def renumber(labels: np.ndarray) -> Labels:
     """0, 1, ... in the order in which they appear.
 
-    >>> renumbered(np.array([7, 7, 2, 7])).tolist()
+    >>> renumber(np.array([7, 7, 2, 7])).tolist()
     [0, 0, 1, 0]
     """
     _, first, codes = np.unique(labels, return_index=True, return_inverse=True)
@@ -83,28 +83,28 @@ def renumbered(labels: np.ndarray) -> Labels:
 
 
 def spectral(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
-    """Spectral clusters on the normalised Laplacian of the affinities; their number by `chosen`, or count."""
+    """Spectral clusters on the normalised Laplacian of the affinities; their number by `choose_partition`, or count."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        vectors = decomposed(affinities(values, larger_is_closer))
+        vectors = decompose(affinities(values, larger_is_closer))
         return lambda k: clusters(vectors[:, :k])
 
-    return chosen(values, larger_is_closer, ways, count)
+    return choose_partition(values, larger_is_closer, ways, count)
 
 
 def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
     """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
     squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming. Their number by
-    `chosen`, or count."""
+    `choose_partition`, or count."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        _, starts = divided(distances(values, larger_is_closer), max(*_counts(len(values)), count or 1))
+        _, starts = divide(distances(values, larger_is_closer), max(*_counts(len(values)), count or 1))
         return lambda k: np.isin(np.arange(len(values)), starts[k - 1][1:]).cumsum()
 
-    return chosen(values, larger_is_closer, ways, count)
+    return choose_partition(values, larger_is_closer, ways, count)
 
 
-def chosen(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
+def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
     """As many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates by
     MARGIN, else one group. count: how many, whatever the silhouettes."""
     apart = distances(values, larger_is_closer)
@@ -136,7 +136,7 @@ def surrogates(apart: Square) -> Iterator[Square]:
         yield other + other.T
 
 
-def decomposed(near: Square) -> Square:
+def decompose(near: Square) -> Square:
     """The eigenvectors of the random walk, by the normalised Laplacian's eigenvalues, ascending."""
     whole, degrees = laplacian(near, normed=True, return_diag=True)
     _, vectors = scipy.linalg.eigh(whole)
@@ -149,7 +149,7 @@ def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
     count = vectors.shape[1]
     *_, pivots = scipy.linalg.qr(vectors.T, pivoting=True)
     turn, _ = scipy.linalg.polar(vectors[pivots[:count]].T)  # of one layer of every cluster
-    return renumbered(np.abs(vectors @ turn).argmax(1))
+    return renumber(np.abs(vectors @ turn).argmax(1))
 
 
 def silhouette(apart: Square, labels: Labels) -> float:
@@ -173,7 +173,7 @@ def _silhouettes(apart: Square, groups: Callable[[int], Labels]) -> dict[int, fl
     return {k: silhouette(apart, groups(k)) for k in _counts(len(apart))}
 
 
-def divided(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
+def divide(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list[int]]]:
     """The least cost of 1, 2, ..., `most` contiguous groups, and where the groups begin."""
     n = len(apart)
     sums = np.pad(apart.cumsum(0).cumsum(1), ((1, 0), (1, 0)))
@@ -214,15 +214,15 @@ def _counts(layers: int) -> range:
 def agreement(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float:
     """The adjusted Rand index of two partitions of the layers; 1 for the same, also where both are of one group."""
     codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (first, second)]
-    return float(adjusted_rand(codes[0][None], codes[1])[0])
+    return float(compute_adjusted_rand(codes[0][None], codes[1])[0])
 
 
-def parsed(groups: Sequence[str], layers: int) -> Labels:
+def parse(groups: Sequence[str], layers: int) -> Labels:
     """The group of every layer, from ranges of layers in the order of the network, counted from 0.
 
     Raises BadInput for what is no range of layers, and unless every layer is in one group.
 
-    >>> parsed(["0-1 4", "2-3"], 5).tolist()
+    >>> parse(["0-1 4", "2-3"], 5).tolist()
     [0, 0, 1, 1, 0]
     """
     labels = np.full(layers, -1)
@@ -241,7 +241,7 @@ def parsed(groups: Sequence[str], layers: int) -> Labels:
 
 
 def ranges(labels: Sequence[int]) -> list[str]:
-    """The groups as ranges of layers, which `parsed` reads.
+    """The groups as ranges of layers, which `parse` reads.
 
     >>> ranges([0, 0, 1, 1, 0])
     ['0-1 4', '2-3']

@@ -29,7 +29,7 @@ class Scales:
     """The curve of each measure that has several values of one of its numbers, and its area. It has no settings."""
 
 
-class Family(NamedTuple):
+class ScaleFamily(NamedTuple):
     """Labels of measures that differ in one number alone, by its value, in its order."""
 
     name: str
@@ -37,7 +37,7 @@ class Family(NamedTuple):
     labels: dict[float | int, str]
 
 
-def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Family]:
+def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[ScaleFamily]:
     """The families of three or more, of the names and settings of measures by label.
 
     >>> entries = {f"knn{k}": ("mutual_knn", {"k": k, "rows": "centred"}) for k in (20, 5, 10)}
@@ -51,7 +51,7 @@ def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Famil
                 others = tuple((key, repr(x)) for key, x in sorted(settings.items()) if key != over)
                 found.setdefault((name, over, others), {}).setdefault(value, label)
     return [
-        Family(name, over, dict(sorted(labels.items())))
+        ScaleFamily(name, over, dict(sorted(labels.items())))
         for (name, over, _), labels in found.items()
         if len(labels) >= FEWEST
     ]
@@ -95,10 +95,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """over-scale-MEASURE"""
     for name, curve in run.results.curves.items():
         if curve.analysis == "scales":
-            yield slug("over-scale", name), partial(_drawn, curve)
+            yield slug("over-scale", name), partial(_draw, curve)
 
 
-def _drawn(curve: Curve) -> Any:
+def _draw(curve: Curve) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=PANEL)

@@ -8,7 +8,7 @@ import numpy as np
 from repsim_cli.figures.chance import Chance, level_of
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import LESS, MORE, Sides, form
-from repsim_cli.findings.driving import driving
+from repsim_cli.findings.driving import say_driving
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
 
@@ -25,7 +25,7 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         found = answering.two_models(measured, read, first, second)
         if not found or not (layers := answering.along(sides := found[0])):
             continue
-        said, numbers = _said(measured, sides, layers)
+        said, numbers = _say(measured, sides, layers)
         if not told:
             told = said
             yield f"{first} and {second} {said}: {numbers}"
@@ -35,7 +35,7 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}{what}"
         yield f"{measured.card['label']} {how}: {numbers}"
     if told not in ("", NOTHING) and kept:
-        yield from driving(kept, first, second)
+        yield from say_driving(kept, first, second)
 
 
 def _against(told: str, said: str, near: Sequence[float]) -> bool:
@@ -46,7 +46,7 @@ def _against(told: str, said: str, near: Sequence[float]) -> bool:
     return said.startswith("are most alike") and other_end == max(near)
 
 
-def _said(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
+def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
     """Says what a measure finds in two models in words, and its numbers with what chance gives."""
     word, _ = answering.layer_words([*sides.rows, *sides.columns])
     trend = answering.trend([value for _, value in layers], measured.card)

@@ -20,7 +20,7 @@ from repsim_cli.figures.lines import gaps
 from repsim_cli.figures.panels import bar_beside, headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.distances import adjusted_rand
+from repsim_cli.findings.distances import compute_adjusted_rand
 from repsim_cli.findings.evidence import FEWEST as FEWEST_UNITS
 from repsim_cli.findings.evidence import FLIPS, ROUNDING, by_sign, by_units
 from repsim_cli.findings.layers import block_of, in_order
@@ -30,7 +30,7 @@ from repsim_cli.findings.partitions import (
     Partition,
     Square,
     agreement,
-    parsed,
+    parse,
     ranges,
     segments,
     spectral,
@@ -68,7 +68,7 @@ class SubNetworks:
             if label not in depths:
                 raise BadInput(f"given: no such model, got '{label}'; {did_you_mean(label, depths)}")
             try:
-                parsed(groups, depths[label])
+                parse(groups, depths[label])
             except BadInput as error:
                 raise BadInput(f"given.{label}: {error}") from None
 
@@ -181,7 +181,7 @@ class Clustered:
     given: Labels | None = None
 
 
-def clustered(models: Sequence[OfModel], options: SubNetworks, given: Labels | None) -> Clustered:
+def choose_clustered(models: Sequence[OfModel], options: SubNetworks, given: Labels | None) -> Clustered:
     models = [layers for layers in models if "spectral" in layers.groups]
     counts = [layers.groups["spectral"].count for layers in models] if options.clusters is None else []
     return Clustered(counts, [layers.as_given["spectral"] for layers in models if layers.as_given], given)
@@ -217,7 +217,7 @@ def layer_wise_groups_are_the_published(models: Clustered) -> Weighed | Untestab
         return Untestable(f"needs sub_networks.given of a model trained {BY_BLOCK}, and {FEWEST_UNITS} seeds of it")
     given = np.unique(models.given, return_inverse=True)[1]
     shifted = np.stack([np.roll(given, by) for by in range(len(given))])
-    agreed = [adjusted_rand(shifted, np.unique(labels, return_inverse=True)[1]) for labels in models.labels]
+    agreed = [compute_adjusted_rand(shifted, np.unique(labels, return_inverse=True)[1]) for labels in models.labels]
     by_shift = np.mean(agreed, axis=0)
     over = by_units([each[0] for each in agreed], 0.5, "seed")
     # seeds may share groups that are anywhere: so far along the layers they must not be as near the given ones
@@ -234,7 +234,7 @@ BAR, BAR_GAP = 0.15, 0.2
 SHADES = (*COLOURS, "#F0E442", "#000000", "#999999", "#882255")
 
 
-def drawn(run: Finished, whole: bool) -> bool:
+def are_drawn(run: Finished, whole: bool) -> bool:
     """Whether the layers of each model have a figure: on demand, or where there are few models."""
     models = {curve.about["model"] for curve in run.results.curves.values() if curve.analysis == "sub_networks"}
     return bool(models) and (whole or len(models) <= FEW)
@@ -247,7 +247,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         for curve in run.results.curves.values()
         if curve.analysis == "sub_networks"
     }
-    for measure in run.results.measures if drawn(run, whole) else ():
+    for measure in run.results.measures if are_drawn(run, whole) else ():
         for matrix in (matrix for matrix in measure.matrices if matrix.rows == matrix.columns):
             labels, following = (by_model.get((of, measure.label, matrix.rows.model)) for of in (LABELS, NEXT))
             if labels is not None and following is not None:
@@ -271,13 +271,13 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     width, height = side + bands, side + GAP + STRIP
     figure = Figure(figsize=(width, height))
 
-    def placed(left: float, bottom: float, wide: float, high: float) -> Any:
+    def place(left: float, bottom: float, wide: float, high: float) -> Any:
         return figure.add_axes((left / width, bottom / height, wide / width, high / height))
 
-    axes = placed(0.0, STRIP + GAP, side, side)
+    axes = place(0.0, STRIP + GAP, side, side)
     low, high = run.limits(measure)
     image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high, aspect="auto")
-    strip = placed(0.0, 0.0, side, STRIP)
+    strip = place(0.0, 0.0, side, STRIP)
     steps, best = gaps(following.lines[NEXT]), card["bounds"][1] if card["larger_is_closer"] else None
     strip.bar(np.arange(len(names) - 1) + 0.5, steps if best is None else best - steps, width=0.8, color="0.35")
     strip.set_xlim(axes.get_xlim())
@@ -288,7 +288,7 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     _ticks(strip.xaxis, strip, names, side)
     axes.set_xticks([])
     for at, (method, line) in enumerate(groups.items()):
-        band = placed(side + GAP + at * (BAND + GAP), STRIP + GAP, BAND, side)
+        band = place(side + GAP + at * (BAND + GAP), STRIP + GAP, BAND, side)
         band.imshow(np.array([_shade(int(label)) for label in line])[:, None], aspect="auto")
         band.set_xticks([0], [method], fontsize=7, rotation=90)
         band.xaxis.tick_top()
@@ -302,7 +302,7 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
             corner, size = (first - 0.5, first - 0.5), end - first
             axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor="black", linewidth=1.3))
     bar_beside(figure, image, bar_label(card))
-    said = [_counted(method, int(line.max()) + 1) for method, line in groups.items()]
+    said = [_count(method, int(line.max()) + 1) for method, line in groups.items()]
     of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
     headline(figure, f"{matrix.rows.model}: where its layers part", of)
     return figure
@@ -344,7 +344,7 @@ def _shade(label: int) -> tuple[float, float, float]:
     return to_rgb(SHADES[label % len(SHADES)])
 
 
-def _counted(method: str, count: int) -> str:
+def _count(method: str, count: int) -> str:
     what = {"spectral": "cluster", "segments": "segment"}[method]
     return f"no {what}s" if count == 1 else f"{count} {what}s"
 
@@ -356,7 +356,7 @@ def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -
     verdicts = []
     for label, layers in run.maps.items():
         deep = {m: at for m, at in layers.places.items() if m != targets and at.stop - at.start >= FEWEST}
-        given = {m: parsed(x, deep[m].stop - deep[m].start) for m, x in (options.given or {}).items() if m in deep}
+        given = {m: parse(x, deep[m].stop - deep[m].start) for m, x in (options.given or {}).items() if m in deep}
         of_seeds = next((given[model] for model in trained if model in given), None)
         if of_seeds is not None:  # seeds of one recipe have the same layers
             given = {**{model: of_seeds for model in trained if model in deep}, **given}
@@ -370,7 +370,7 @@ def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -
             )
             for model, place in deep.items()
         }
-        models = clustered([every[label][model] for model in trained if model in deep], options, of_seeds)
+        models = choose_clustered([every[label][model] for model in trained if model in deep], options, of_seeds)
         verdicts += [each.verdict(label, models) for each in claims]
     labels = {label: layers.measure.card["label"] for label, layers in run.maps.items()}
     return Part(tables=tables(every), curves=curves(every, labels), claims=verdicts)

@@ -27,10 +27,10 @@ def names(reads: str = "activations") -> list[str]:
 
 def available() -> list[str]:
     """The names of the measures whose packages are installed."""
-    return [name for name in names() if missing(card(name)) is None]
+    return [name for name in names() if find_missing(card(name)) is None]
 
 
-def missing(card: Card) -> str | None:
+def find_missing(card: Card) -> str | None:
     """The optional package that the measure needs and that is not installed."""
     return card.package if card.package is not None and importlib.util.find_spec(card.package) is None else None
 
@@ -42,7 +42,7 @@ def card(name: str) -> Card:
 
 def check_package(name: str) -> None:
     """Raises BadInput where the measure needs a package that is not installed."""
-    if (package := missing(card(name))) is not None:
+    if (package := find_missing(card(name))) is not None:
         raise BadInput(f"{package}: needed by {name}, got no such package; pip install -e '.[topology]'")
 
 

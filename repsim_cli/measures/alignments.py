@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.measures.bases import Basis, alive, overlap
-from repsim_cli.measures.centring import centred
+from repsim_cli.measures.centring import centre
 
 
 class Rotation(NamedTuple):
@@ -72,7 +72,7 @@ Align = Callable[[Tensor, Tensor], Alignment]
 
 def rotation(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Rotation:
     """The best rotation of the centred sides, by the singular vectors of x'y."""
-    a, b = centred(x)[0], centred(y)[0]
+    a, b = centre(x)[0], centre(y)[0]
     u, _, vt = torch.linalg.svd(a.T @ b, full_matrices=False)
     turn = u @ vt
     if a.shape[1] <= b.shape[1]:
@@ -83,7 +83,7 @@ def rotation(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Rotation:
 def directions(prepare: Callable[[Tensor], Basis]) -> Align:
     """The canonical directions of the bases that `prepare` gives, in terms of the features."""
 
-    def aligned(x: Tensor, y: Tensor) -> Directions:
+    def align(x: Tensor, y: Tensor) -> Directions:
         a, b = prepare(x), prepare(y)
         u, correlations, vt = torch.linalg.svd(overlap(a, b).double(), full_matrices=False)
         left, right = (
@@ -92,18 +92,18 @@ def directions(prepare: Callable[[Tensor], Basis]) -> Align:
         )
         return Directions(left, right, correlations.clamp(max=1))
 
-    return aligned
+    return align
 
 
 def by_correlation(match: Callable[[Float[np.ndarray, "k l"]], tuple[np.ndarray, np.ndarray]]) -> Align:
     """The neurons that `match` pairs by their correlations, dead ones left out."""
 
-    def aligned(x: Tensor, y: Tensor) -> Matching:
+    def align(x: Tensor, y: Tensor) -> Matching:
         correlations, left, right = _correlations(x, y)
         i, j = match(correlations)
         return Matching(left[torch.from_numpy(i)], right[torch.from_numpy(j)])
 
-    return aligned
+    return align
 
 
 def partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
@@ -115,7 +115,7 @@ def partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
 
 def fit(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
     """Of x from y."""
-    a, b = centred(x), centred(y)
+    a, b = centre(x), centre(y)
     return Fit(torch.linalg.pinv(b[0]) @ a[0] * (a[1] / b[1]))
 
 
@@ -138,7 +138,7 @@ def different(products: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarra
 
 def permutation(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Matching:
     """The neurons whose products have the largest sum, of centred sides of equal norm."""
-    i, j = different((centred(x)[0].T @ centred(y)[0]).double().cpu().numpy())
+    i, j = different((centre(x)[0].T @ centre(y)[0]).double().cpu().numpy())
     return Matching(torch.from_numpy(i), torch.from_numpy(j))
 
 

@@ -25,7 +25,7 @@ Prices = Float[np.ndarray, " n"]
 
 
 @cache
-def compiled() -> Any:
+def load_compiled() -> Any:
     """The module of the fast solver; None without numba, or without a folder for its cache."""
     try:
         from repsim_cli.measures.compiled import augmenting
@@ -48,7 +48,7 @@ def assign(
     last, prices: of a similar problem. They make this one faster and, unless costs are tied, change nothing else.
     moved: the share of rows that changed their column in that problem.
     """
-    fast = compiled()
+    fast = load_compiled()
     if fast is None:
         return vertex(cost).argmax(1), None
     widths = WIDTHS[next((count for share, count in LEFT_OUT.items() if moved < share), 0) :]
@@ -74,17 +74,17 @@ def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
 
 def plan(cost: Float[np.ndarray, "n m"]) -> Coupling:
     """The exact coupling of least cost with uniform weights."""
-    return coupling_of(assign(cost)[0]) if len(cost) == cost.shape[1] else vertex(cost)
+    return make_coupling(assign(cost)[0]) if len(cost) == cost.shape[1] else vertex(cost)
 
 
-def coupling_of(matched: Matched) -> Coupling:
+def make_coupling(matched: Matched) -> Coupling:
     """All weight on the cells (i, matched[i])."""
     coupling = np.zeros((len(matched), len(matched)))
     coupling[np.arange(len(matched)), matched] = 1 / len(matched)
     return coupling
 
 
-def matching(coupling: Coupling) -> np.ndarray | None:
+def read_matching(coupling: Coupling) -> np.ndarray | None:
     """The permutation p with all weight on the cells (i, p[i]), if the coupling is a permutation."""
     rows, columns = coupling.nonzero()
     single = len(rows) == len(coupling) == coupling.shape[1] and len(set(columns)) == len(rows)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, OfAttention
@@ -42,7 +42,9 @@ def best_matches(similarity: HeadMatrix, layers: Sequence[slice]) -> Matrix:
     return torch.stack([best[heads].mean(0) for heads in layers])
 
 
-def matching(unit: Unit, sums: Callable[[Maps], dict[str, Tensor]], heads: Callable[[Totals], HeadMatrix]) -> Measure:
+def match_heads(
+    unit: Unit, sums: Callable[[AttentionMaps], dict[str, Tensor]], heads: Callable[[Totals], HeadMatrix]
+) -> Measure:
     """The measure that matches heads by their pairwise similarity."""
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
@@ -62,7 +64,7 @@ def in_threads(step: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> Iterat
         torch.set_num_threads(threads)
 
 
-def norms(maps: Maps) -> dict[str, Tensor]:
+def norms(maps: AttentionMaps) -> dict[str, Tensor]:
     """Over sentences, the sum of |A - B|_F for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
     total = maps.cells.new_zeros((len(maps.cells),) * 2, dtype=torch.float64)
     for distances in in_threads(_distances, maps.sentences()):
@@ -108,10 +110,10 @@ def attention_norm() -> Measure:
     >>> measures.get("attention_norm")([own], [other])
     -1.0
     """
-    return matching("sentences", norms, lambda totals: 1 - totals["sum"] / totals["count"])
+    return match_heads("sentences", norms, lambda totals: 1 - totals["sum"] / totals["count"])
 
 
-def correlations(maps: Maps) -> dict[str, Tensor]:
+def correlations(maps: AttentionMaps) -> dict[str, Tensor]:
     """For every pair of heads, over the words that attend unevenly under both: the sum of the Pearson correlations of
     their rows (`sum`), and their number (`shared`)."""
     heads = len(maps.cells)
@@ -171,10 +173,10 @@ def attention_pearson() -> Measure:
     >>> round(measures.get("attention_pearson")([own], [other]), 12)
     -1.0
     """
-    return matching("words", correlations, mean_correlation)
+    return match_heads("words", correlations, mean_correlation)
 
 
-def logarithms(maps: Maps) -> dict[str, Tensor]:
+def logarithms(maps: AttentionMaps) -> dict[str, Tensor]:
     """For every pair of heads, the sum over cells of w log w with w = p + q, in the precision of the cells."""
     cells = maps.cells
     cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
@@ -230,16 +232,16 @@ def attention_js() -> Measure:
     >>> round(measures.get("attention_js")([own], [other]), 6)
     0.306853
     """
-    return matching("words", logarithms, jensen_shannon)
+    return match_heads("words", logarithms, jensen_shannon)
 
 
 @cache
-def moments(zeros: Zeros) -> Callable[[Maps], dict[str, Tensor]]:
+def moments(zeros: Zeros) -> Callable[[AttentionMaps], dict[str, Tensor]]:
     """The sums of second moments under a convention for zeros; a function each, which measures share."""
     return partial(_moments, zeros)
 
 
-def _moments(zeros: Zeros, maps: Maps) -> dict[str, Tensor]:
+def _moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
     """For every pair of heads, the sums over cells of a_h and a_h a_h'; `left_out`: the cells that are left out."""
     cells = maps.cells
     if zeros == "refuse":
@@ -273,7 +275,7 @@ def scatter(totals: Totals) -> HeadMatrix:
     return totals["product"] - totals["count"] * torch.outer(mean, mean)
 
 
-def distributed(of_moments: Moments, zeros: Zeros) -> Measure:
+def distribute(of_moments: Moments, zeros: Zeros) -> Measure:
     """A measure of the second moments of cells by heads."""
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
@@ -326,7 +328,7 @@ def attention_cka(*, zeros: Zeros = "drop") -> Measure:
     >>> [round(measures.get("attention_cka", zeros=zeros)([x], [y]), 6) for zeros in ("keep", "drop")]
     [0.941176, 0.942308]
     """
-    return distributed(OF_COVARIANCES, zeros)
+    return distribute(OF_COVARIANCES, zeros)
 
 
 @measures.register(
@@ -357,7 +359,7 @@ def attention_svcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_svcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    return distributed(svcca_of_moments(variance), zeros)
+    return distribute(svcca_of_moments(variance), zeros)
 
 
 @measures.register(
@@ -388,4 +390,4 @@ def attention_pwcca(*, variance: Variance = 0.99, zeros: Zeros = "drop") -> Meas
     >>> round(measures.get("attention_pwcca", zeros="keep")([x], [y]) ** 2, 6)
     0.941176
     """
-    return distributed(projection_weighted_of_moments(variance), zeros)
+    return distribute(projection_weighted_of_moments(variance), zeros)

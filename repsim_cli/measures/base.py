@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Hardware
 from repsim_cli.measures.cards import Card, Invariance, Labels, Moments, Slow, Totals, Unit
-from repsim_cli.measures.centring import blocks, rounding_floor
+from repsim_cli.measures.centring import blocks, compute_rounding_floor
 from repsim_cli.measures.inner import AnyKernel, Documents, Matrix, Packed, Products, State, products, states_of
 from repsim_cli.measures.room import check_room
 
@@ -37,7 +37,7 @@ class MeasureWarning(UserWarning):
 
 
 @contextmanager
-def issued_by(labels: Iterable[str] = ()) -> Iterator[list[warnings.WarningMessage]]:
+def attribute_warnings(labels: Iterable[str] = ()) -> Iterator[list[warnings.WarningMessage]]:
     """Measures' warnings say which measures they concern, unless they do already; gives those that were issued."""
     measures = tuple(labels)
     with warnings.catch_warnings(record=True) as caught:
@@ -256,10 +256,10 @@ class Pairwise(Measure):
 
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, codes = self.sides(x, y, labels)
-        value = self.compare(self.prepared(x, "x", codes), self.prepared(y, "y", codes))
+        value = self.compare(self.prepare_named(x, "x", codes), self.prepare_named(y, "y", codes))
         return float(within(self.card, torch.tensor(value, dtype=torch.float64)))
 
-    def prepared(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
+    def prepare_named(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
         """`prepare`, whose errors name x by `what`."""
         return at(what, lambda: self.prepare(x, labels) if self.card.labelled else self.prepare(x))
 
@@ -275,7 +275,7 @@ class OfAttention(Measure):
     """
 
     unit: Unit
-    sums: Callable[[Maps], dict[str, Tensor]]
+    sums: Callable[[AttentionMaps], dict[str, Tensor]]
     layers: Callable[[Totals, Sequence[slice]], Matrix]
     heads: Callable[[Totals], Float[Tensor, "h h"]] | None = None
 
@@ -305,7 +305,9 @@ class OfAttention(Measure):
             sentences.append(torch.cat([a, b]))
         if not sentences:
             raise Degenerate(f"{self.name}: no sentence, got empty lists; give one array of maps per sentence")
-        maps = Maps(torch.cat([both.flatten(1) for both in sentences], 1), [s.shape[1] for s in sentences], layers)
+        maps = AttentionMaps(
+            torch.cat([both.flatten(1) for both in sentences], 1), [s.shape[1] for s in sentences], layers
+        )
         try:
             totals = self.sums(maps)
             self.check_count(totals)
@@ -364,7 +366,7 @@ def at(what: str, step: Callable[[], Any]) -> Any:
 def self_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
     """<M_a, M_a>, or 0 where it is within rounding; empty for measures of two kernels."""
     norms = cross.new_empty(0) if measure.row is not measure.column else cross.diagonal().clone()
-    norms[norms < rounding_floor(n, dtype)] = 0
+    norms[norms < compute_rounding_floor(n, dtype)] = 0
     return norms
 
 

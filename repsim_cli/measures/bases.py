@@ -20,12 +20,12 @@ CORRELATIONS: frozenset[Invariance] = frozenset({*NEURONS, "scaling_of_neurons"}
 Variance = Annotated[float, Field(gt=0, le=1)]
 
 
-def working(x: Tensor) -> torch.dtype:
+def to_working(x: Tensor) -> torch.dtype:
     """The precision of products over pairs: that of x, float32 for half-precision input."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-class Neurons(NamedTuple):
+class LiveNeurons(NamedTuple):
     """The neurons of a representation that are not dead.
 
     values: centred, float64, over `unit_of`. sizes: their norms as stored, offset included.
@@ -38,18 +38,22 @@ class Neurons(NamedTuple):
     kept: Int[Tensor, " k"]
 
 
-def alive(x: Float[Tensor, "n d"]) -> Neurons:
+def alive(x: Float[Tensor, "n d"]) -> LiveNeurons:
     """The neurons, without dead ones, which cause a warning. Raises Degenerate where no neuron is left."""
-    eps = rank.stored(rank.of_single(x))
+    eps = rank.find_stored_precision(rank.of_single(x))
     x = x.double()
     x = x / unit_of(x)
     means = x.mean(0)
     x = x - means
     lengths = torch.linalg.vector_norm(x, dim=0)
     sizes = torch.hypot(lengths, len(x) ** 0.5 * means)
-    varying = rank.varying(lengths, sizes, eps)
+    varying = rank.find_varying(lengths, sizes, eps)
     kept = varying.nonzero()[:, 0]
-    return Neurons(x, sizes, eps, kept) if bool(varying.all()) else Neurons(x[:, varying], sizes[varying], eps, kept)
+    return (
+        LiveNeurons(x, sizes, eps, kept)
+        if bool(varying.all())
+        else LiveNeurons(x[:, varying], sizes[varying], eps, kept)
+    )
 
 
 class Basis(NamedTuple):
@@ -64,7 +68,7 @@ class Basis(NamedTuple):
     dtype: torch.dtype
 
 
-def tolerated(dtype: torch.dtype) -> float:
+def choose_tolerance(dtype: torch.dtype) -> float:
     """With eigenvalues of x'x below this share of the largest, the basis x V / s is not orthonormal to the precision of
     products over pairs: 1e-12 (float64), 1e-9 (float32).
     """
@@ -73,10 +77,10 @@ def tolerated(dtype: torch.dtype) -> float:
 
 def thin_svd(x: Float[Tensor, "n d"]) -> Basis:
     """The thin SVD of the neurons and directions that count by the rule of `rank.py`."""
-    return decomposed(alive(x), working(x))
+    return decompose(alive(x), to_working(x))
 
 
-def decomposed(x: Neurons, dtype: torch.dtype) -> Basis:
+def decompose(x: LiveNeurons, dtype: torch.dtype) -> Basis:
     """The thin SVD from the eigenvectors of x'x where these resolve all directions that count (twice as fast), refined
     if necessary. Either way, the basis spans the columns of x up to rounding.
     """
@@ -85,7 +89,7 @@ def decomposed(x: Neurons, dtype: torch.dtype) -> Basis:
         axes = moments.principal(moments.Second(x.values.T @ x.values, x.sizes, n, x.eps))
         if x.eps == rank.SINGLE or len(axes.s) == d:
             u, loadings = x.values @ axes.whiten, axes.loadings
-            if axes.spread < tolerated(dtype):
+            if axes.spread < choose_tolerance(dtype):
                 # a second orthonormalisation, which keeps the span of the leading columns
                 factor = torch.linalg.cholesky(u.T @ u)
                 u = torch.linalg.solve_triangular(factor, u.T, upper=False).T
@@ -98,16 +102,16 @@ def decomposed(x: Neurons, dtype: torch.dtype) -> Basis:
     else:
         u, s, _ = torch.linalg.svd(units, full_matrices=False)
     u = u[:, s > rank.floor(d, x.eps)]
-    u = u @ moments.ordering(u.T @ x.values)
+    u = u @ moments.find_order(u.T @ x.values)
     loadings = u.T @ x.values
     return Basis(u, torch.linalg.vector_norm(loadings, dim=1), loadings, dtype)
 
 
-def permuted(basis: Basis, order: Tensor) -> Basis:
+def permute(basis: Basis, order: Tensor) -> Basis:
     return basis._replace(u=basis.u[order])
 
 
-def leading(basis: Basis, variance: float) -> Basis:
+def keep_leading(basis: Basis, variance: float) -> Basis:
     """The fewest directions that hold this share of the variance; all that count for a share of 1."""
     k = moments.directions_kept(basis.s, variance)
     return Basis(basis.u[:, :k], basis.s[:k], basis.loadings[:k], basis.dtype)

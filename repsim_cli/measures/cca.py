@@ -19,10 +19,10 @@ from repsim_cli.measures.bases import (
     NEURONS,
     Basis,
     Variance,
-    leading,
+    keep_leading,
     nuclear_norm,
     overlap,
-    permuted,
+    permute,
     thin_svd,
 )
 from repsim_cli.measures.cards import Card, Moments
@@ -71,7 +71,7 @@ def mean_cca() -> Measure:
     return Pairwise(
         prepare=thin_svd,
         compare=mean_correlation,
-        permute=permuted,
+        permute=permute,
         moments=Moments(prepare=moments.axes, compare=mean_of_moments),
         aligned=directions(thin_svd),
     )
@@ -114,7 +114,7 @@ def gaussian_mutual_information() -> Measure:
     >>> round(measures.get("gaussian_mutual_information")(x, y), 6)
     0.143841
     """
-    return Pairwise(prepare=thin_svd, compare=mutual_information, permute=permuted, aligned=directions(thin_svd))
+    return Pairwise(prepare=thin_svd, compare=mutual_information, permute=permute, aligned=directions(thin_svd))
 
 
 @measures.register(
@@ -147,30 +147,30 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
     """
 
     def compare(a: Basis, b: Basis) -> float:
-        return mean_correlation(leading(a, variance), leading(b, variance))
+        return mean_correlation(keep_leading(a, variance), keep_leading(b, variance))
 
     return Pairwise(
         prepare=thin_svd,
         compare=compare,
-        permute=permuted,
+        permute=permute,
         moments=svcca_of_moments(variance),
-        aligned=directions(lambda x: leading(thin_svd(x), variance)),
+        aligned=directions(lambda x: keep_leading(thin_svd(x), variance)),
     )
 
 
 def svcca_of_moments(variance: float) -> Moments:
     def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-        return mean_of_moments(moments.leading(a, variance), moments.leading(b, variance), covariance)
+        return mean_of_moments(moments.keep_leading(a, variance), moments.keep_leading(b, variance), covariance)
 
     return Moments(prepare=moments.axes, compare=compare)
 
 
 def projections(a: Basis, b: Basis) -> tuple[float, float]:
     """Canonical correlations, weighted by how much of a's neurons lies along their directions, and likewise of b's."""
-    return weighted(a.u.T @ b.u, a.loadings, b.loadings, len(a.u))
+    return weigh(a.u.T @ b.u, a.loadings, b.loadings, len(a.u))
 
 
-def weighted(
+def weigh(
     m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"], rows: int
 ) -> tuple[float, float]:
     """`projections` from the overlap of the two bases, and the neurons' loadings on the basis of their side."""
@@ -189,16 +189,16 @@ def weighted(
 def projection_weighted(variance: float | None, aligned: Align | None = None) -> Measure:
     """variance: the share of variance that the kept directions hold; None keeps all. aligned: its map."""
 
-    def truncated(basis: Basis) -> Basis:
-        return basis if variance is None else leading(basis, variance)
+    def truncate(basis: Basis) -> Basis:
+        return basis if variance is None else keep_leading(basis, variance)
 
     def compare(a: Basis, b: Basis) -> float:
-        return projections(truncated(a), truncated(b))[0]
+        return projections(truncate(a), truncate(b))[0]
 
     def compare_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
         """Both directions of a pair come from the same SVD."""
-        left = [truncated(basis) for basis in rows]
-        right = left if rows is columns else [truncated(basis) for basis in columns]
+        left = [truncate(basis) for basis in rows]
+        right = left if rows is columns else [truncate(basis) for basis in columns]
         values = torch.empty(len(left), len(right), dtype=torch.float64)
         for i, a in enumerate(left):
             for j, b in enumerate(right):
@@ -212,7 +212,7 @@ def projection_weighted(variance: float | None, aligned: Align | None = None) ->
         prepare=thin_svd,
         compare=compare,
         compare_all=compare_all,
-        permute=permuted,
+        permute=permute,
         aligned=aligned,
         moments=projection_weighted_of_moments(variance),
     )
@@ -220,8 +220,8 @@ def projection_weighted(variance: float | None, aligned: Align | None = None) ->
 
 def projection_weighted_of_moments(variance: float | None) -> Moments:
     def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-        left, right = (axes if variance is None else moments.leading(axes, variance) for axes in (a, b))
-        return weighted(moments.overlap(left, right, covariance), left.loadings, right.loadings, a.rows)
+        left, right = (axes if variance is None else moments.keep_leading(axes, variance) for axes in (a, b))
+        return weigh(moments.overlap(left, right, covariance), left.loadings, right.loadings, a.rows)
 
     return Moments(prepare=moments.axes, compare=compare)
 
@@ -277,4 +277,4 @@ def pwsim(*, variance: Variance = 0.99) -> Measure:
     >>> round(measures.get("pwsim")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(variance, aligned=directions(lambda x: leading(thin_svd(x), variance)))
+    return projection_weighted(variance, aligned=directions(lambda x: keep_leading(thin_svd(x), variance)))

@@ -15,7 +15,7 @@ CACHED = 1 << 17  # cells
 FEW = 512  # rows, of which the whole Gram matrix is held
 
 
-def centred(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
+def centre(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     """x with column means removed and scaled to mean squared row norm 1, and the scale that was divided out.
 
     In x's precision (float32 for half-precision input): the first pass removes a large common offset, exact up to
@@ -53,8 +53,8 @@ def blocks(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, len(x), size))
 
 
-def centred_rows(x: Float[Tensor, "n d"]) -> CentredRows:
-    """`centred` rows without a copy, as features of every kernel on their Gram matrix."""
+def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
+    """`centre` rows without a copy, as features of every kernel on their Gram matrix."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
     if n <= min(x.shape[1], FEW) and (wide := _wide(x)) is not None:
         return wide
@@ -108,8 +108,8 @@ def _inverse_is_exact(scale: float, dtype: torch.dtype) -> float:
     return 1 / torch.tensor(1 / scale, dtype=dtype).item()
 
 
-def rounding_floor(n: int, dtype: torch.dtype) -> float:
-    """Self-products of (n, n) matrices of `centred` rows below this are rounding and count as 0.
+def compute_rounding_floor(n: int, dtype: torch.dtype) -> float:
+    """Self-products of (n, n) matrices of `centre` rows below this are rounding and count as 0.
 
     Rounding is eps |x_i|^2 per cell, and |x_i|^2 at most n, in a single row: eps^2 n^3 in total.
     """

@@ -16,12 +16,12 @@ from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import InnerProduct, Measure
 from repsim_cli.measures.bases import NEURONS
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.centring import centred_rows
+from repsim_cli.measures.centring import centre_rows
 from repsim_cli.measures.hsic import (
     Apart,
     half_offsets,
     offsets_apart,
-    solved,
+    solve_offsets,
     u_centred,
     u_centred_apart,
 )
@@ -53,9 +53,9 @@ def of_columns(features: AnyFeatures, documents: Documents | None = None) -> Col
         raise Degenerate(f"{FEWEST} features or more are needed, got {x.shape[1]}; use cka_unbiased")
     if documents is None:
         assert isinstance(features, CentredRows)
-        offsets, norms = half_offsets(features), squared_norms(x)
+        offsets, norms = half_offsets(features), sum_squares(x)
     else:
-        offsets, norms = offsets_apart(features, documents).offsets, squared_norms_apart(x, documents)
+        offsets, norms = offsets_apart(features, documents).offsets, sum_squares_apart(x, documents)
     return Columns(offsets, norms.whole - norms.alone, norms.alone, x.shape[1], documents)
 
 
@@ -66,7 +66,7 @@ class Norms(NamedTuple):
     alone: float
 
 
-def squared_norms(x: Float[Tensor, "n d"]) -> Norms:
+def sum_squares(x: Float[Tensor, "n d"]) -> Norms:
     n, squares = len(x), x.square()
     sizes, of_rows, of_columns = squares.sum(), squares.sum(1).square().sum(), squares.sum(0)
     whole = (x.T @ x).square().sum() - of_rows * n / (n - 2) + sizes**2 / ((n - 1) * (n - 2))
@@ -74,14 +74,14 @@ def squared_norms(x: Float[Tensor, "n d"]) -> Norms:
     return Norms(float(whole), float(alone))
 
 
-def squared_norms_apart(x: Float[Tensor, "n d"], documents: Documents) -> Norms:
+def sum_squares_apart(x: Float[Tensor, "n d"], documents: Documents) -> Norms:
     """Without the cells of two rows of one document: those of K less what the offsets a explain, 2 a.r."""
     sizes = documents.bincount().double()
     sums, squares = (x.new_zeros(len(sizes), x.shape[1]).index_add_(0, documents, part) for part in (x, x.square()))
     of_rows = -x * sums[documents]
     together = of_rows.sum(1, keepdim=True)
     explained, explained_alone = (
-        2 * float((solved(part, documents, sizes) * part).sum()) for part in (together, of_rows)
+        2 * float((solve_offsets(part, documents, sizes) * part).sum()) for part in (together, of_rows)
     )
     parts = x[documents.argsort(stable=True)].split(documents.bincount().tolist())
     # of the smaller side, whose products have the same norm
@@ -96,7 +96,7 @@ def cells(fit: Columns, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     return u_centred_apart(Apart(fit.offsets, fit.documents), gram, rows, columns)
 
 
-COLUMNS = Kernel(features=centred_rows, fit=of_columns, cells=cells)
+COLUMNS = Kernel(features=centre_rows, fit=of_columns, cells=cells)
 
 
 def of_populations(products: Products) -> Matrix:

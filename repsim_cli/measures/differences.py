@@ -11,7 +11,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.pointwise import in_working, varying
+from repsim_cli.measures.pointwise import check_varying, in_working
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _BLOCK = 1024  # rows held at a time in float64
@@ -123,7 +123,7 @@ def sqnr() -> Measure:
     >>> round(measures.get("sqnr")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]]), 9)
     20.0
     """
-    return of_values(in_decibels, varying)
+    return of_values(in_decibels, check_varying)
 
 
 @measures.register(

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.inner import Features
+from repsim_cli.measures.inner import PreparedFeatures
 
 _EXACT_RANKS = 1 << 16  # more cells than this are ranked by bins in float32
 _TIE = {torch.float64: 1e-12, torch.float32: 1e-6}  # distances this close are equal up to the rounding of arithmetic
@@ -16,7 +16,7 @@ _FEW_TIES = 8  # stretches of bins that may hold ties, of more all cells are ran
 _HEAVY = 2e-3  # share of cells in a bin from which they may be ties that matter, and are ranked exactly
 
 
-def ranks(cells: Float[Tensor, " cells"], blur: float = 0.0) -> Features:
+def ranks(cells: Float[Tensor, " cells"], blur: float = 0.0) -> PreparedFeatures:
     """Centred mid-ranks of unit variance, of distances between rows whose root mean squared norm is 1.
 
     blur: the distance by which the rounding of the stored rows may move a cell.
@@ -50,13 +50,13 @@ def ranks(cells: Float[Tensor, " cells"], blur: float = 0.0) -> Features:
     return standard_scores(ranked, cells.dtype)
 
 
-def standard_scores(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> Features:
+def standard_scores(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> PreparedFeatures:
     """Centred, of unit variance."""
     ranked = ranked - (len(ranked) + 1) / 2
     deviation = float(torch.linalg.vector_norm(ranked)) / len(ranked) ** 0.5
     if deviation == 0:
         raise Degenerate("all distances between rows are equal, got one value; there is nothing to rank")
-    return Features((ranked / deviation).to(dtype))
+    return PreparedFeatures((ranked / deviation).to(dtype))
 
 
 def exact_ranks(cells: Float[Tensor, " cells"], tie: float, fine: float) -> Float[Tensor, " cells"]:

@@ -5,12 +5,12 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.inner import Documents, packed
+from repsim_cli.measures.inner import Documents, pack
 
 
 def of_one_document(documents: Documents) -> Bool[Tensor, " cells"]:
     """Tells which packed cells are of two rows of one document. Raises Degenerate where all are."""
-    left_out = packed(documents[:, None] == documents)
+    left_out = pack(documents[:, None] == documents)
     if bool(left_out.all()):
         raise Degenerate("no two rows are of different documents, got one document; give more documents")
     return left_out

@@ -19,7 +19,7 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Audit, Card, Detail, Slow, Solved
 from repsim_cli.measures.gromov_descents import SINGLE, gromov_objective
 from repsim_cli.measures.gromov_search import GromovStart, best_gromov, starts
-from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permuted, space
+from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permute, space
 from repsim_cli.measures.rdm import SHAPE
 
 AUDIT = 1e-9  # relative difference from POT's objective, from its start
@@ -47,9 +47,7 @@ def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) 
     return best_gromov(a, b, start=start, restarts=restarts, seed=seed).value
 
 
-def coupled(
-    x: Tensor, y: Tensor, *, cost_scale: CostScale, start: GromovStart, restarts: int, seed: int
-) -> RowCoupling:
+def couple(x: Tensor, y: Tensor, *, cost_scale: CostScale, start: GromovStart, restarts: int, seed: int) -> RowCoupling:
     """The coupling of the rows of x with those of y of the least objective."""
     a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
     mass = np.asarray(best_gromov(a, b, start=start, restarts=restarts, seed=seed).coupling)
@@ -75,10 +73,10 @@ def by_pot(a: Space, b: Space) -> Solved:
     coupling = solve(left.distances, right.distances, uniform, uniform, loss_fun="square_loss")
     assert isinstance(coupling, np.ndarray)
     value = gromov_objective(left.distances, right.distances, coupling)
-    return Solved(value, (float(tied(left.distances) or tied(right.distances)),))
+    return Solved(value, (float(has_ties(left.distances) or has_ties(right.distances)),))
 
 
-def tied(distances: Square) -> bool:
+def has_ties(distances: Square) -> bool:
     """Whether more than 1 % of the distances equal the next larger one up to rounding."""
     ordered = np.sort(distances[np.triu_indices(len(distances), 1)])
     return float(np.mean(np.diff(ordered) <= TIE * ordered[-1])) > 0.01 if len(ordered) > 1 else True
@@ -164,9 +162,9 @@ def gromov_wasserstein(
     return Pairwise(
         prepare=partial(space, cost_scale=cost_scale, bounds=bounds, blocks=start == "best"),
         compare=partial(gromov, **settings),
-        permute=permuted,
+        permute=permute,
         squares=1,
-        aligned=partial(coupled, cost_scale=cost_scale, **settings),
+        aligned=partial(couple, cost_scale=cost_scale, **settings),
         slow=Slow(
             solve=partial(gromov_solved, **settings, bounds=bounds),
             details=details,

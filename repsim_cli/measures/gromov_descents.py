@@ -7,20 +7,20 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg.blas import get_blas_funcs
 
-from repsim_cli.measures.assignment import Coupling, Matched, Prices, assign, coupling_of, matching
+from repsim_cli.measures.assignment import Coupling, Matched, Prices, assign, make_coupling, read_matching
 from repsim_cli.measures.gromov_spaces import Square
 
 STEPS = 1000  # of a descent
 SETTLED = 1e-12  # relative decrease at which a descent ends
 MANY = 0.7  # share of moved rows above which a whole product is cheaper than its update
 SINGLE = 125  # rows from which float32 saves time
-# diagonals and tolerances, see `lowered`: of blocks, of few rows, and of many
+# diagonals and tolerances, see `lower_further`: of blocks, of few rows, and of many
 COARSE, FEW, MANY_ROWS = {0.8: 2e-3}, {0.8: 3e-4, 0.0: 3e-5}, {0.8: 3e-4, 0.4: 1e-4, 0.0: 3e-5}
 
 
 def gromov_objective(a: Square, b: Square, coupling: Coupling) -> float:
     """The sum of (a_ik - b_jl)^2 T_ij T_kl; from differences, which do not cancel, where T is a permutation."""
-    matched = matching(coupling)
+    matched = read_matching(coupling)
     if matched is not None:
         return assignment_objective(a, b, matched)
     left, right = coupling.sum(1), coupling.sum(0)
@@ -47,7 +47,7 @@ def descend(start: Coupling, a: Square, b: Square, alpha: float = 1.0, linear: n
 def _descend(
     start: Coupling, a: Square, b: Square, alpha: float, linear: np.ndarray | float, enough: float, steps: int
 ) -> Optimum:
-    matched = matching(start)
+    matched = read_matching(start)
     if matched is not None:
         return _reassign(matched, a, b, alpha, linear, enough, steps)
     coupling, product = start, a @ start @ b
@@ -55,7 +55,7 @@ def _descend(
         gradient = linear - 4 * alpha * product
         best, _ = assign(gradient)
         steps += 1
-        step = coupling_of(best) - coupling
+        step = make_coupling(best) - coupling
         step_product = a[:, best.argsort()] @ b / len(a) - product
         length, change = line_search(float(np.sum(gradient * step)), -2 * alpha * float(np.sum(step_product * step)))
         if change >= enough:
@@ -78,13 +78,13 @@ def _reassign(
         if change >= enough:
             break
         if length < 1:
-            between = (1 - length) * coupling_of(matched) + length * coupling_of(step.matched)
+            between = (1 - length) * make_coupling(matched) + length * make_coupling(step.matched)
             return _descend(between, a, b, alpha, linear, enough, steps)
         matched = step.matched
-    return Optimum(coupling_of(matched), steps)
+    return Optimum(make_coupling(matched), steps)
 
 
-class Step(NamedTuple):
+class DescentStep(NamedTuple):
     """From an assignment to the best one for its gradient, along which the objective is slope t + curve t^2.
 
     gradient: at the end of the step, until the next one changes it.
@@ -106,7 +106,7 @@ def reassignments(
     *,
     prices: Prices | None = None,
     gradient: Square | None = None,
-) -> Iterator[Step]:
+) -> Iterator[DescentStep]:
     """Steps, each from the end of the last, STEPS at most; prices and gradient: at the start, if known."""
     n = len(a)
     rows, share = np.arange(n), 1.0
@@ -127,7 +127,7 @@ def reassignments(
             gradient = np.ascontiguousarray(linear + scaled @ b[best])
         there = [gradient[rows, columns].sum(dtype=float) for columns in (best, matched)]
         slope = (here[0] - here[1]) / n
-        yield Step(best, prices, slope, (there[0] - there[1]) / n / 2 - slope / 2, gradient)
+        yield DescentStep(best, prices, slope, (there[0] - there[1]) / n / 2 - slope / 2, gradient)
         matched = best
 
 
@@ -146,7 +146,7 @@ class Trial(NamedTuple):
     prices: Prices | None = None
 
 
-def lowered(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, float]) -> tuple[Trial, int]:
+def lower_further(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, float]) -> tuple[Trial, int]:
     """The end of descents from an assignment with distances of every row to itself, and the number of steps.
 
     An equal diagonal adds a constant to the objective of assignments, and makes it less concave between them, so that

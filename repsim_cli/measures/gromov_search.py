@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.measures.assignment import Coupling, Matched, Prices, assign, coupling_of, matching
+from repsim_cli.measures.assignment import Coupling, Matched, Prices, assign, make_coupling, read_matching
 from repsim_cli.measures.gromov_descents import (
     COARSE,
     FEW,
@@ -16,17 +16,17 @@ from repsim_cli.measures.gromov_descents import (
     assignment_objective,
     descend,
     gromov_objective,
-    lowered,
+    lower_further,
 )
 from repsim_cli.measures.gromov_spaces import (
     AXES,
     BLOCKED,
+    BlockLevel,
     Halves,
-    Level,
     Space,
     Square,
     between,
-    blocked,
+    block_rows,
     in_one_order,
     levels,
     rows_in_one_order,
@@ -46,7 +46,7 @@ def mixtures(n: int, count: int, seed: int) -> Iterator[Coupling]:
     """Halfway between the uniform coupling and drawn permutations."""
     draw = np.random.default_rng(seed)
     for _ in range(count):
-        yield (coupling_of(draw.permutation(n)) + 1 / n**2) / 2
+        yield (make_coupling(draw.permutation(n)) + 1 / n**2) / 2
 
 
 def by_mean_distance(a: Square, b: Square) -> Matched:
@@ -57,7 +57,7 @@ def by_mean_distance(a: Square, b: Square) -> Matched:
     return matched
 
 
-def matched_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) -> tuple[Matched, Prices | None]:
+def match_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) -> tuple[Matched, Prices | None]:
     """Rows are matched by their distances to k that are matched already."""
     sides = ((side / (side.mean() or 1.0)).astype(np.float32) for side in (left, right))
     return assign(np.float32(-4 / left.shape[1]) * (next(sides) @ next(sides).T))
@@ -88,9 +88,9 @@ def by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
     steps = len(trials)
     for k, (left, right) in enumerate(sides):
         tried = distinct(trials)[:KEPT] if few else trials
-        ends = [lowered(trial, left.distances, right.distances, COARSE) for trial in tried]
+        ends = [lower_further(trial, left.distances, right.distances, COARSE) for trial in tried]
         lowest = distinct(trial for trial, _ in ends)[: max(KEPT // THINNED ** (k + few), 1)]
-        trials = [refined(trial, left.halves, right.halves, *finer[k + 1]) for trial in lowest]
+        trials = [refine(trial, left.halves, right.halves, *finer[k + 1]) for trial in lowest]
         steps += sum(more for _, more in ends) + len(trials)
     return trials, steps
 
@@ -103,7 +103,7 @@ def distinct(trials: Iterable[Trial]) -> list[Trial]:
 def of_few(a: Space, b: Space) -> tuple[Trial, int]:
     """The lowest end of the lowest assignments."""
     trials, steps = by_blocks(a, b)
-    ends = [lowered(trial, a.distances, b.distances, FEW) for trial in distinct(trials)[:LOWERED]]
+    ends = [lower_further(trial, a.distances, b.distances, FEW) for trial in distinct(trials)[:LOWERED]]
     return distinct(end for end, _ in ends)[0], steps + sum(more for _, more in ends)
 
 
@@ -112,17 +112,17 @@ def of_many(a: Space, b: Space) -> tuple[Trial, int]:
     `REPRESENTED` blocks at most), lowered on all rows."""
     trials, steps = by_blocks(a, b)
     best, more = against_identity(min(trials, key=lambda trial: trial.value), a.distances, b.distances, levels(a))
-    end, last = lowered(best, a.distances, b.distances, MANY_ROWS)
+    end, last = lower_further(best, a.distances, b.distances, MANY_ROWS)
     return end, steps + more + last
 
 
-def refined(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> Trial:
+def refine(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> Trial:
     """An assignment of blocks as one of their halves, which have distances a and b."""
-    to, prices = matched_by(between(a, left), between(b, right)[:, trial.matched])
+    to, prices = match_by(between(a, left), between(b, right)[:, trial.matched])
     return Trial(trial.start, to, assignment_objective(a, b, to), prices)
 
 
-def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[Level]) -> tuple[Trial, int]:
+def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[BlockLevel]) -> tuple[Trial, int]:
     """The best of an assignment, the rows' own pairing, and what it is lowered to on a row of each block, extended to
     all rows; and the number of steps. It is extended only where it is lower on these rows, on which it should be."""
     rows = np.arange(len(a))
@@ -132,10 +132,10 @@ def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[Level])
             break
         rows = rows[level.halves[:, 0]]
     left, right, here = a[np.ix_(rows, rows)], b[np.ix_(rows, rows)], np.arange(len(rows))
-    end, steps = lowered(Trial("identity", here, assignment_objective(left, right, here)), left, right, COARSE)
+    end, steps = lower_further(Trial("identity", here, assignment_objective(left, right, here)), left, right, COARSE)
     if end.value >= best.value:
         return best, steps
-    to, prices = matched_by(a[:, rows], b[:, rows[end.matched]])
+    to, prices = match_by(a[:, rows], b[:, rows[end.matched]])
     extended = Trial("identity", to, assignment_objective(a, b, to), prices)
     return min(best, extended, key=lambda trial: trial.value), steps + 1
 
@@ -152,39 +152,39 @@ class Gromov(NamedTuple):
 def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
     """The least objective over the starts; steps: the sum over all of them."""
     pair = rows_in_one_order(*in_one_order(a, b))
-    found = searched(pair.a, pair.b, pair.paired, start=start, restarts=restarts, seed=seed)
+    found = search(pair.a, pair.b, pair.paired, start=start, restarts=restarts, seed=seed)
     return found._replace(coupling=pair.as_given(found.coupling))
 
 
-def searched(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
+def search(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
     """paired: the rows' own pairing, which `best` tries too, so that no value is above what it leads to."""
     left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
     ends = list[Gromov]()
     lower = None
     if start == "best":
         lower = FEW if few else MANY_ROWS
-        found, steps = (of_few if few else of_many)(blocked(a), blocked(b))
-        ends.append(Gromov(found.value, coupling_of(found.matched), found.start, steps))
+        found, steps = (of_few if few else of_many)(block_rows(a), block_rows(b))
+        ends.append(Gromov(found.value, make_coupling(found.matched), found.start, steps))
     if start == "pot" or (start == "best" and few):
-        ends.append(descended("pot", coupling_of(by_mean_distance(left, right)), left, right, lower))
+        ends.append(finish_descent("pot", make_coupling(by_mean_distance(left, right)), left, right, lower))
     if start == "identity" or (start == "best" and few):
-        ends.append(descended("identity", coupling_of(paired), left, right, lower))
+        ends.append(finish_descent("identity", make_coupling(paired), left, right, lower))
     for k, coupling in enumerate(mixtures(len(left), restarts, seed)):
-        ends.append(descended(f"drawn_{k}", coupling, left, right, lower))
+        ends.append(finish_descent(f"drawn_{k}", coupling, left, right, lower))
     return min(ends, key=lambda end: end.value)._replace(steps=sum(end.steps for end in ends))
 
 
-def descended(
+def finish_descent(
     name: str, coupling: Coupling, left: Square, right: Square, diagonals: Mapping[float, float] | None
 ) -> Gromov:
-    """The end of a descent; with diagonals, `lowered` further where it is an assignment."""
+    """The end of a descent; with diagonals, of `lower_further` where it is an assignment."""
     end = descend(coupling, left, right)
     found = Gromov(gromov_objective(left, right, end.coupling), end.coupling, name, end.steps)
-    matched = matching(end.coupling)
+    matched = read_matching(end.coupling)
     if diagonals is None or matched is None:
         return found
-    lower, more = lowered(Trial(name, matched, found.value), left, right, diagonals)
-    return Gromov(lower.value, coupling_of(lower.matched), name, end.steps + more)
+    lower, more = lower_further(Trial(name, matched, found.value), left, right, diagonals)
+    return Gromov(lower.value, make_coupling(lower.matched), name, end.steps + more)
 
 
 def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.centring import FLAT, centred
-from repsim_cli.measures.inner import unpacked
-from repsim_cli.measures.rdm import packed_distances
+from repsim_cli.measures.centring import FLAT, centre
+from repsim_cli.measures.inner import unpack
+from repsim_cli.measures.rdm import pack_distances
 
 CostScale = Literal["mean", "max", "none"]
 Square = Float[np.ndarray, "n n"]
@@ -24,7 +24,7 @@ AXES = 3  # of blocks, whose directions and order are starts
 class Space(NamedTuple):
     """Distances between the rows, the rows themselves, and, if bounds are requested, all distances in order.
 
-    halves, coarse, axes: as `blocked` adds them, see there.
+    halves, coarse, axes: as `block_rows` adds them, see there.
     """
 
     distances: Square
@@ -37,25 +37,25 @@ class Space(NamedTuple):
 
 def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False) -> Space:
     """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows and
-    for float32 rows that differ by rounding alone. blocks: they are `blocked`. The order of few rows
+    for float32 rows that differ by rounding alone. blocks: with those of `block_rows`. The order of few rows
     changes no bit."""
     rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
     order = by_bytes(x.cpu().numpy())
     x = x[torch.from_numpy(order)]
     try:
-        unit, scale = centred(x)
+        unit, scale = centre(x)
         if scale <= rounding * float(x.abs().max()):
             raise Degenerate("all rows are equal up to rounding")
     except Degenerate:  # equal rows have distances, but no scale
         cells = x.new_zeros(len(x) * (len(x) - 1) // 2)
     else:
-        cells = packed_distances(unit)
+        cells = pack_distances(unit)
         cells *= {"mean": 1 / float(cells.mean()), "max": 1 / float(cells.max()), "none": scale}[cost_scale]
     ordered = cells.sort().values if bounds else cells[:0]
-    state = Space(unpacked(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
-    state = blocked(state) if blocks else state
-    return state if len(x) >= BLOCKED else permuted(state, torch.from_numpy(order.argsort()))
+    state = Space(unpack(cells, len(x)).cpu().numpy(), x.cpu().numpy(), ordered.cpu().numpy())
+    state = block_rows(state) if blocks else state
+    return state if len(x) >= BLOCKED else permute(state, torch.from_numpy(order.argsort()))
 
 
 def by_bytes(rows: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
@@ -71,7 +71,7 @@ def one_order(state: Space) -> Int[np.ndarray, " n"]:
     return order[state.distances[np.ix_(order, order)].mean(1).argsort(kind="stable")]
 
 
-def blocked(state: Space) -> Space:
+def block_rows(state: Space) -> Space:
     """With its rows in blocks of 2, of 4, and so on, as far as there are `COARSEST`.
 
     halves: of all levels, the finest first, the two rows or blocks in each block; one that is left over is in none.
@@ -117,25 +117,25 @@ def coordinates(distances: Square) -> Float[np.ndarray, "n axes"]:
     return np.pad(largest, ((0, 0), (0, AXES - largest.shape[1])))
 
 
-class Level(NamedTuple):
+class BlockLevel(NamedTuple):
     """The mean distances between blocks, and of each block the two rows or blocks of the next finer level."""
 
     distances: Square
     halves: Halves
 
 
-def levels(state: Space) -> list[Level]:
+def levels(state: Space) -> list[BlockLevel]:
     """The blocks of all sizes, the coarsest first."""
-    n, made, used, cells = len(state.distances), list[Level](), 0, 0
+    n, made, used, cells = len(state.distances), list[BlockLevel](), 0, 0
     while n >= 2 * COARSEST:
         n //= 2
         distances = state.coarse[cells : cells + n * n].reshape(n, n)
-        made.append(Level(distances, state.halves[used : used + n]))
+        made.append(BlockLevel(distances, state.halves[used : used + n]))
         used, cells = used + n, cells + n * n
     return made[::-1]
 
 
-def permuted(state: Space, order: Tensor) -> Space:
+def permute(state: Space, order: Tensor) -> Space:
     rows = order.cpu().numpy()
     halves = state.halves.copy()
     if len(halves):
@@ -171,5 +171,5 @@ def rows_in_one_order(a: Space, b: Space) -> Ordered:
         return Ordered(a, b, rows, [rows, rows])
     orders = [one_order(side) for side in (a, b)]
     places = [order.argsort() for order in orders]
-    a, b = (permuted(side, torch.from_numpy(order)) for side, order in zip((a, b), orders, strict=True))
+    a, b = (permute(side, torch.from_numpy(order)) for side, order in zip((a, b), orders, strict=True))
     return Ordered(a, b, places[1][orders[0]], places)

@@ -27,7 +27,7 @@ from repsim_cli.base.settings import Above0
 from repsim_cli.measures import moments
 from repsim_cli.measures.base import InnerProduct, Measure, OfHsic, check_self_products, cosine
 from repsim_cli.measures.cards import Card, Moments
-from repsim_cli.measures.centring import centred_rows
+from repsim_cli.measures.centring import centre_rows
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products, State
 from repsim_cli.measures.platonic import FEATURES, SEEN, Rows
 from repsim_cli.measures.rdm import SHAPE, distance_rows
@@ -35,7 +35,7 @@ from repsim_cli.measures.rdm import SHAPE, distance_rows
 FEWEST = 3  # documents of whose rows pairs can be left out
 BLOCK = 1024  # rows at a time
 
-CENTRED = Kernel(features=centred_rows)
+CENTRED = Kernel(features=centre_rows)
 
 
 def half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
@@ -52,7 +52,7 @@ def u_centred(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: 
     return gram
 
 
-U_CENTRED = Kernel(features=centred_rows, fit=half_offsets, cells=u_centred)
+U_CENTRED = Kernel(features=centre_rows, fit=half_offsets, cells=u_centred)
 
 
 class Apart(NamedTuple):
@@ -76,11 +76,11 @@ def offsets_apart(features: AnyFeatures, documents: Documents) -> Apart:
     for rows in blocks:
         sums.index_add_(0, documents[rows], features.block(rows))
     of_rows = -torch.cat([(features.block(rows) * sums[documents[rows]]).sum(1) for rows in blocks]).double()
-    offsets = solved(of_rows[:, None], documents, sizes)[:, 0]
+    offsets = solve_offsets(of_rows[:, None], documents, sizes)[:, 0]
     return Apart(-offsets.to(some.dtype), documents)
 
 
-def solved(
+def solve_offsets(
     of_rows: Float[Tensor, "n k"], documents: Documents, sizes: Float[Tensor, " documents"]
 ) -> Float[Tensor, "n k"]:
     """Solves for the offsets a_i of the row sums of k matrices; a document may have half of the rows."""
@@ -108,7 +108,7 @@ def u_centred_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> Te
     return gram.masked_fill_(first[:, None] == second, 0)
 
 
-U_CENTRED_APART = Kernel(features=centred_rows, fit=offsets_apart, cells=u_centred_apart)
+U_CENTRED_APART = Kernel(features=centre_rows, fit=offsets_apart, cells=u_centred_apart)
 
 
 def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
@@ -253,7 +253,7 @@ def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> 
 @functools.cache
 def gaussian_kernel(bandwidth: float) -> Kernel:
     fit = functools.partial(gaussian, bandwidth=bandwidth)
-    return Kernel(features=centred_rows, fit=fit, cells=gaussian_cells, whole=True)
+    return Kernel(features=centre_rows, fit=fit, cells=gaussian_cells, whole=True)
 
 
 @measures.register(
@@ -330,7 +330,7 @@ def cka_angular() -> Measure:
     return InnerProduct(row=CENTRED, column=CENTRED, value=angle, near=small_angle, exact=angle_of_difference)
 
 
-def shared_dimensions(products: Products) -> Matrix:
+def count_shared_dimensions(products: Products) -> Matrix:
     """PR(x) PR(y) <K, L> / (tr K tr L), PR = (tr K)^2 / |K|^2; tr K is the number of rows here."""
     check_self_products(products)
     traces = products.rows[0].features.rows ** 2
@@ -361,4 +361,4 @@ def ensd() -> Measure:
     >>> round(measures.get("ensd")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return InnerProduct(row=CENTRED, column=CENTRED, value=shared_dimensions)
+    return InnerProduct(row=CENTRED, column=CENTRED, value=count_shared_dimensions)

@@ -12,7 +12,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.centring import centred
+from repsim_cli.measures.centring import centre
 from repsim_cli.measures.documents import alike
 from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.nearest import distances_of, in_order, same_document, warn_of_ties
@@ -22,7 +22,7 @@ _EQUAL = 2e-7  # share of a squared distance: two of float32 that differ by less
 
 
 class Nearest(NamedTuple):
-    """Rows, relative to their mean, and the nearest other row of each. documents: as in `nearest.Neighbours`."""
+    """Rows, relative to their mean, and the nearest other row of each. documents: as in `nearest.NearestRows`."""
 
     rows: Float[Tensor, "n d"]
     nearest: Int[Tensor, " n"]
@@ -34,7 +34,7 @@ def nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None = None) ->
 
     Raises Degenerate where all rows are equal, or the largest document leaves no two other rows.
     """
-    rows = centred(x.double())[0]
+    rows = centre(x.double())[0]
     if documents is not None and (left := len(x) - int(documents.bincount().max())) < 2:
         raise Degenerate(f"2 rows of other documents are needed, got {left}; give more documents")
     nearest, tied = torch.empty(len(rows), dtype=torch.long, device=rows.device), 0
@@ -46,7 +46,7 @@ def nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None = None) ->
     return Nearest(rows, nearest, documents)
 
 
-def permuted(state: Nearest, order: Int[Tensor, " n"]) -> Nearest:
+def permute(state: Nearest, order: Int[Tensor, " n"]) -> Nearest:
     """Gives the state of x[order]; the nearest row is of the documents that stand in the other places."""
     rows, documents = state.rows[order], state.documents
     if documents is not None and not alike(documents[order], documents):
@@ -81,7 +81,7 @@ def measure(documents: Documents | None = None) -> Pairwise:
         apart=measure if documents is None else None,
         compare=lambda a, b: float(imbalances(a, [b])),
         compare_all=imbalances_all,
-        permute=permuted,
+        permute=permute,
         work=lambda rows: (5000.0 * rows**2, 500.0 * rows**2),
     )
 

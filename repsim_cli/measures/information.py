@@ -20,7 +20,7 @@ from repsim_cli.base.settings import Positive, Seed, Several, Small
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import thin_svd
 from repsim_cli.measures.cards import Card, Slow
-from repsim_cli.measures.rank import floor, of_single, stored
+from repsim_cli.measures.rank import find_stored_precision, floor, of_single
 from repsim_cli.measures.rdm import SHAPE
 
 Few = Annotated[int, Field(ge=1, le=5)]  # of 5 the critic has 441 weights, which Newton's method solves for
@@ -48,7 +48,7 @@ class Components(NamedTuple):
 
 def components(x: Float[Tensor, "n d"], *, dims: int) -> Components:
     """Directions within the rounding of whole rows, which a rotation in their precision leaves, do not count."""
-    basis, rounding = thin_svd(x), stored(of_single(x))
+    basis, rounding = thin_svd(x), find_stored_precision(of_single(x))
     size = float(torch.linalg.vector_norm(basis.s))
     s = basis.s[basis.s > floor(x.shape[1], rounding) * size]
     kept = s[:dims]
@@ -59,7 +59,7 @@ def components(x: Float[Tensor, "n d"], *, dims: int) -> Components:
     return Components(values, max(TIED, TURNED * rounding * size / float(kept[-1]) * turned))
 
 
-def permuted(state: Components, order: Tensor) -> Components:
+def permute(state: Components, order: Tensor) -> Components:
     return state._replace(values=state.values[order])
 
 
@@ -126,7 +126,7 @@ def mutual_information(*, k: Positive = 5, dims: Small = 3) -> Measure:
     return Pairwise(
         prepare=partial(components, dims=dims),
         compare=partial(ksg, k=k),
-        permute=permuted,
+        permute=permute,
         minimum_rows=k + 1,
         slow=Slow(squares=0, products=0.5),
     )
@@ -157,7 +157,7 @@ def contrast(weights: Float[Tensor, "f g"], given: Batches) -> tuple[Float[Tenso
     return -own.mean() / 2, by_x.exp(), by_y.exp()
 
 
-def fitted_critic(given: Batches, penalty: float) -> Float[Tensor, "f g"]:
+def fit_critic(given: Batches, penalty: float) -> Float[Tensor, "f g"]:
     """The weights with the least cross-entropy plus penalty |weights|^2 / 2n: a convex problem, by Newton's method."""
     m, size, wide = given.x.shape
     rows, shape = m * size, (wide, given.y.shape[2])
@@ -208,10 +208,10 @@ def infonce_bound(a: Components, b: Components, *, batch: int, seed: int) -> flo
         rows = order[first * quarter : last * quarter]
         return Batches(*(side[rows[: len(rows) // size * size]].unflatten(0, (-1, size)) for side in (x, y)))
 
-    def validated(penalty: float) -> float:
-        return float(contrast(fitted_critic(batches(0, 1), penalty), batches(1, 2))[0])
+    def validate(penalty: float) -> float:
+        return float(contrast(fit_critic(batches(0, 1), penalty), batches(1, 2))[0])
 
-    weights = fitted_critic(batches(0, 2), min(PENALTIES, key=validated))
+    weights = fit_critic(batches(0, 2), min(PENALTIES, key=validate))
     return math.log(size) - float(contrast(weights, batches(2, 4))[0])
 
 
@@ -254,6 +254,6 @@ def infonce(*, batch: Several = 128, dims: Few = 3, seed: Seed = 0) -> Measure:
     return Pairwise(
         prepare=partial(components, dims=dims),
         compare=partial(infonce_bound, batch=batch, seed=seed),
-        permute=permuted,
+        permute=permute,
         slow=Slow(squares=1, products=0.5),
     )

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from repsim_cli.base.gram import DIAGONAL, halved
+from repsim_cli.base.gram import DIAGONAL, split_square
 
 STRIP = 1 << 13  # terms of a float32 sum
 ALIGNED = 16  # numbers
@@ -23,7 +23,7 @@ Matrix = Float[Tensor, "a b"]
 Documents = Int[Tensor, " n"]  # of every row, from 0
 
 
-class Features(NamedTuple):
+class PreparedFeatures(NamedTuple):
     """A prepared representation; scale: the factor that was divided out.
 
     For a `Kernel`, values @ values.T is the Gram matrix; for a `Packed` matrix, values are its cells.
@@ -69,7 +69,7 @@ class CentredRows(NamedTuple):
         return self.block(slice(None))
 
 
-AnyFeatures = Features | CentredRows
+AnyFeatures = PreparedFeatures | CentredRows
 
 
 def gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
@@ -79,7 +79,7 @@ def gram_tile(features: AnyFeatures, rows: slice, columns: slice) -> Float[Tenso
     return features.block(rows) @ features.block(columns).T
 
 
-def unchanged(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+def keep_gram(fit: Any, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     return gram
 
 
@@ -97,11 +97,11 @@ class Kernel:
 
     features: Callable[[Tensor], AnyFeatures]
     fit: Callable[..., Any] = lambda features: None
-    cells: Callable[[Any, Tensor, slice, slice], Tensor] = unchanged
+    cells: Callable[[Any, Tensor, slice, slice], Tensor] = keep_gram
     whole: bool = False
     documents: Documents | None = field(default=None, compare=False)
 
-    def fitted(self, features: AnyFeatures) -> Any:
+    def fit_to(self, features: AnyFeatures) -> Any:
         return self.fit(features) if self.documents is None else self.fit(features, self.documents)
 
 
@@ -113,10 +113,10 @@ class Packed:
         with the documents of a `Kernel`, matrices that differ in this alone are equal.
     """
 
-    cells: Callable[..., Features]
+    cells: Callable[..., PreparedFeatures]
     left_out: Bool[Tensor, " cells"] | None = field(default=None, compare=False)
 
-    def made(self, x: Tensor) -> Features:
+    def make(self, x: Tensor) -> PreparedFeatures:
         return self.cells(x) if self.left_out is None else self.cells(x, self.left_out)
 
 
@@ -144,13 +144,13 @@ class Products(NamedTuple):
 
 
 def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
-    """x prepared for every kernel; `made` collects features that several kernels share."""
+    """x prepared for every kernel; `make` collects features that several kernels share."""
     states: dict[AnyKernel, State] = {}
     for kernel in kernels:
         make = kernel.cells if isinstance(kernel, Packed) else kernel.features
         if make not in made:
-            made[make] = kernel.made(x) if isinstance(kernel, Packed) else make(x)
-        states[kernel] = State(made[make], None if isinstance(kernel, Packed) else kernel.fitted(made[make]))
+            made[make] = kernel.make(x) if isinstance(kernel, Packed) else make(x)
+        states[kernel] = State(made[make], None if isinstance(kernel, Packed) else kernel.fit_to(made[make]))
     return states
 
 
@@ -280,7 +280,7 @@ def cells_of_tiles(n: int, tile: int) -> int:
 
 
 def _cells_of_square(side: int) -> int:
-    """Cells of the tiles of `halved`."""
+    """Cells of the tiles of `split_square`."""
     if side <= DIAGONAL:
         return side**2
     upper, lower = side // 2, side - side // 2
@@ -306,7 +306,7 @@ def band_tiles(band: slice, n: int) -> Iterator[tuple[slice, slice]]:
 
     Tiles on the diagonal are small, since half of their cells are redundant.
     """
-    yield from halved(band)
+    yield from split_square(band)
     side = band.stop - band.start
     for other in range(band.stop, n, side):
         yield band, slice(other, min(other + side, n))
@@ -332,30 +332,30 @@ def _slices(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
 def _outer(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
     """a @ b.T in float64, from sums of at most STRIP terms, which keep their digits in float32."""
     if a is not b:
-        return _summed(a, b)
+        return _sum_products(a, b)
     total = a.new_empty(len(a), len(a), dtype=torch.float64)
     for start in range(0, len(a), ROWS):
         block = slice(start, start + ROWS)
-        upper = _summed(a[block], a[start:])
+        upper = _sum_products(a[block], a[start:])
         total[start:, block], total[block, start:] = upper.T, upper
     return total
 
 
-def _summed(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
+def _sum_products(a: Float[Tensor, "a cells"], b: Float[Tensor, "b cells"]) -> Matrix:
     whole = a.shape[1] // STRIP * STRIP
     left, right = (x[:, :whole].unflatten(1, (-1, STRIP)).transpose(0, 1) for x in (a, b))
     total = torch.bmm(left, right.mT).sum(0, dtype=torch.float64)
     return total + (a[:, whole:] @ b[:, whole:].T).double()
 
 
-def unpacked(cells: Shaped[Tensor, " cells"], n: int) -> Shaped[Tensor, "n n"]:
+def unpack(cells: Shaped[Tensor, " cells"], n: int) -> Shaped[Tensor, "n n"]:
     """The symmetric matrix of packed cells i < j, with zero diagonal."""
     square = cells.new_zeros(n, n)
     square[torch.ones(n, n, dtype=torch.bool, device=cells.device).triu(1)] = cells
     return square + square.T
 
 
-def packed_tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
+def tile_packed(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
     """Gives the same as `_tiles`, of packed matrices, whose diagonal is 0."""
     side = min(tile, n)
     bands = [slice(start, min(start + side, n)) for start in range(0, n, side)]
@@ -387,7 +387,7 @@ def block_of(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: in
     return kernel.cells(state.fit, gram_tile(state.features, rows, columns), rows, columns)
 
 
-def packed(square: Shaped[Tensor, "n n"]) -> Shaped[Tensor, " cells"]:
+def pack(square: Shaped[Tensor, "n n"]) -> Shaped[Tensor, " cells"]:
     """The cells i < j, row by row."""
     above = torch.ones_like(square, dtype=torch.bool).triu_(1)
     # numpy chooses cells several times as fast

@@ -78,7 +78,7 @@ def axes(x: Second) -> Axes:
 
 def principal(x: Second) -> Axes:
     least = floor(len(x.sizes), SINGLE) ** 2
-    whiten = whitening(x.covariance)
+    whiten = find_whitening(x.covariance)
     if whiten is not None and condition(whiten, x.sizes) < 1 / least:
         values, vectors = torch.linalg.eigh(x.covariance)
         if values[0] > SURE * values[-1]:
@@ -89,19 +89,19 @@ def principal(x: Second) -> Axes:
     counted = values > least
     whiten = vectors[:, counted] / values[counted].sqrt() / x.sizes[:, None]
     loadings = whiten.T @ x.covariance
-    turn = ordering(loadings)
+    turn = find_order(loadings)
     loadings = turn.T @ loadings
     s = torch.linalg.vector_norm(loadings, dim=1)
     spread = float(values[counted][0] / values[-1]) if counted.any() else 0.0
     return Axes(whiten @ turn, s, loadings, x.rows, spread)
 
 
-def ordering(loadings: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
+def find_order(loadings: Float[Tensor, "k d"]) -> Float[Tensor, "k k"]:
     """The rotation that orders an orthonormal basis with these loadings by descending variance."""
     return torch.linalg.eigh(loadings @ loadings.T).eigenvectors.flip(1)
 
 
-def whitening(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d d"] | None:
+def find_whitening(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d d"] | None:
     """Triangular W with W'CW = 1, from a Cholesky factor of the neurons' correlations; None where there is none."""
     units = covariance.diagonal().rsqrt()
     factor, failed = torch.linalg.cholesky_ex(covariance * units * units[:, None])
@@ -116,7 +116,7 @@ def condition(whiten: Float[Tensor, "d d"], sizes: Float[Tensor, " d"]) -> float
     return float((whiten * sizes[:, None]).square().sum())
 
 
-def leading(directions: Axes, variance: float) -> Axes:
+def keep_leading(directions: Axes, variance: float) -> Axes:
     """The fewest directions that hold this share of the variance; all that count for a share of 1."""
     k = directions_kept(directions.s, variance)
     return directions._replace(whiten=directions.whiten[:, :k], s=directions.s[:k], loadings=directions.loadings[:k])

@@ -16,10 +16,10 @@ from torch import Tensor
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Fraction, Positive
 from repsim_cli.measures.base import MeasureWarning, Pairwise
-from repsim_cli.measures.centring import centred
+from repsim_cli.measures.centring import centre
 from repsim_cli.measures.documents import alike
 from repsim_cli.measures.inner import Documents, Matrix
-from repsim_cli.measures.platonic import SEEN, Rows, clamped_units
+from repsim_cli.measures.platonic import SEEN, Rows, clamp_units
 from repsim_cli.measures.rank import precision
 
 BLOCK = 4096  # rows of the similarity matrix held at a time, where they are not more than _HELD
@@ -37,7 +37,7 @@ Best = tuple[Float[Tensor, "b m"], Int[Tensor, "b m"]]
 Places = Positive | Fraction  # neighbours per row, or their share of the rows
 
 
-class Neighbours(NamedTuple):
+class NearestRows(NamedTuple):
     """The k nearest rows of every row, nearest first.
 
     similarities: of these rows. mutual: whether they have this row among their k nearest. units: all rows, of norm 1.
@@ -55,13 +55,13 @@ class Neighbours(NamedTuple):
 
 def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Centred rows of norm 1, float64. A row at the mean has no direction: similarity 0 to every other row."""
-    x = centred(x.double())[0]
+    x = centre(x.double())[0]
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     # + 0.0 removes negative zeros, so that equal rows have equal bits
     return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
 
 
-UNITS = {"centred": unit_rows, "platonic": clamped_units}
+UNITS = {"centred": unit_rows, "platonic": clamp_units}
 
 
 def places_of(k: Places, n: int) -> int:
@@ -95,7 +95,7 @@ def fewest_rows(k: Places) -> int:
 
 def neighbours(
     x: Float[Tensor, "n d"], *, k: Places, documents: Documents | None = None, rows: Rows = "centred"
-) -> Neighbours:
+) -> NearestRows:
     """The k nearest rows by cosine, self excluded by index, equal similarities in index order. k: as in `places_of`.
     documents: of the rows; neighbours are then of other documents. rows: how they are prepared.
 
@@ -121,7 +121,7 @@ def nearest(
     *,
     k: int,
     documents: Documents | None = None,
-) -> tuple[Neighbours, int, int]:
+) -> tuple[NearestRows, int, int]:
     """Finds the same of rows of norm 1, and counts those of which rounding, and ties, decide the k-th place.
 
     x: the rows as they were given. dtype: in which products are taken first. documents: as in `neighbours`."""
@@ -140,8 +140,8 @@ def nearest(
             values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
     places = lists[:, :k].T.contiguous()
     mutual = torch.stack([(places[:, there] == every).any(0) for there in places])
-    found = Neighbours(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie, documents)
-    return found, rounded(near, k, x), tied
+    found = NearestRows(places.int(), values[:, :k].T.contiguous(), mutual, units, any_tie, documents)
+    return found, count_rounded(near, k, x), tied
 
 
 def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
@@ -178,7 +178,7 @@ def in_order(
     """Blocks of these rows, each with minus half the squared distances to its k + 1 nearest rows and their indices;
     equally near rows are ordered by index."""
     for block, near, squares in nearness(x, rows):
-        yield block, ordered(near, left_out(block), k, squares)
+        yield block, find_ordered(near, left_out(block), k, squares)
 
 
 def distances_of(
@@ -236,7 +236,7 @@ def largest(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:
     return best.values, best.indices
 
 
-def ordered(near: Float[Tensor, "b n"], left_out: Tensor, k: int, squares: Float[Tensor, " b"]) -> Best:
+def find_ordered(near: Float[Tensor, "b n"], left_out: Tensor, k: int, squares: Float[Tensor, " b"]) -> Best:
     """As `largest`, for minus half the squared distances of rows with these squared norms. Values that differ by
     rounding alone are equal, and equal values are ordered by index."""
     values, indices = largest(near, left_out, k)
@@ -268,7 +268,7 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
         )
 
 
-def rounded(near: Float[Tensor, "b m"], k: int, x: Float[Tensor, "n d"]) -> int:
+def count_rounded(near: Float[Tensor, "b m"], k: int, x: Float[Tensor, "n d"]) -> int:
     """Counts the rows of which the last of k places and the next differ by no more than the rounding of x is likely to
     move them. near: minus half the squared distances to the nearest rows, of rows of norm 1."""
     moved = _MOVED * precision(x)
@@ -287,7 +287,7 @@ def warn_of_rounding(count: int, n: int, k: int) -> None:
         )
 
 
-def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
+def permute(state: NearestRows, order: Int[Tensor, " n"]) -> NearestRows:
     """The table of x[order]. Equally near rows go by their new index, as those of the other side do; neighbours are of
     the documents that stand in the other places."""
     documents = state.documents
@@ -295,12 +295,12 @@ def permuted(state: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
         units = state.units[order]
         return nearest(units.double(), units.dtype, units, k=len(state.lists), documents=documents)[0]
     lists = order.argsort().int()[state.lists[:, order].long()]
-    return Neighbours(
+    return NearestRows(
         lists, state.similarities[:, order], state.mutual[:, order], state.units[order], documents=documents
     )
 
 
-class Stack(NamedTuple):
+class NeighbourStack(NamedTuple):
     """The tables of r representations."""
 
     lists: Int[Tensor, "k r n"]
@@ -308,30 +308,32 @@ class Stack(NamedTuple):
     mutual: Bool[Tensor, "k r n"]
 
 
-def stacked(states: Sequence[Neighbours]) -> Stack:
-    return Stack(*(torch.stack([getattr(state, part) for state in states], 1) for part in Stack._fields))
+def stack(states: Sequence[NearestRows]) -> NeighbourStack:
+    return NeighbourStack(
+        *(torch.stack([getattr(state, part) for state in states], 1) for part in NeighbourStack._fields)
+    )
 
 
 class Functions(NamedTuple):
     """Of a measure: as in `Pairwise`."""
 
-    compare: Callable[[Neighbours, Neighbours], float]
-    compare_all: Callable[[Sequence[Neighbours], Sequence[Neighbours]], Matrix] | None = None
-    of_rows: Callable[[Sequence[Neighbours], Sequence[Neighbours]], Float[Tensor, "a b n"]] | None = None
+    compare: Callable[[NearestRows, NearestRows], float]
+    compare_all: Callable[[Sequence[NearestRows], Sequence[NearestRows]], Matrix] | None = None
+    of_rows: Callable[[Sequence[NearestRows], Sequence[NearestRows]], Float[Tensor, "a b n"]] | None = None
 
 
 def against_many(
-    value: Callable[[Neighbours, Stack], Float[Tensor, " r"]], symmetric: bool
-) -> Callable[[Sequence[Neighbours], Sequence[Neighbours]], Matrix]:
+    value: Callable[[NearestRows, NeighbourStack], Float[Tensor, " r"]], symmetric: bool
+) -> Callable[[Sequence[NearestRows], Sequence[NearestRows]], Matrix]:
     """All pairs of value(single, many): a representation against many."""
 
-    def compare_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
+    def compare_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
         values = torch.empty(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)
         size = max(1, _CELLS // a[0].lists.shape[1])
         mirrored = symmetric and a is b
         for start in range(0, len(b), size):
             columns = slice(start, start + size)
-            many = stacked(b[columns])
+            many = stack(b[columns])
             for i, single in enumerate(a[: columns.stop] if mirrored else a):
                 values[i, columns] = value(single, many)
         return values.triu() + values.triu(1).T if mirrored else values
@@ -339,11 +341,11 @@ def against_many(
     return compare_all
 
 
-def by_rows(value: Callable[[Neighbours, Stack], Float[Tensor, "r n"]]) -> Functions:
+def by_rows(value: Callable[[NearestRows, NeighbourStack], Float[Tensor, "r n"]]) -> Functions:
     """The functions of a symmetric value(single, many) that every row has, of which the measure is the mean."""
 
-    def of_rows(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Float[Tensor, "a b n"]:
-        many = stacked(b)
+    def of_rows(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Float[Tensor, "a b n"]:
+        many = stack(b)
         return torch.stack([value(single, many).double() for single in a])
 
     compare_all = against_many(lambda single, many: value(single, many).mean(1, dtype=torch.float64), symmetric=True)
@@ -354,7 +356,7 @@ def measure(
     functions: Functions,
     k: Places,
     least: int = 0,
-    overlap: Callable[[Neighbours], Tensor] | None = None,
+    overlap: Callable[[NearestRows], Tensor] | None = None,
     documents: Documents | None = None,
     *,
     apart: bool = True,
@@ -369,7 +371,7 @@ def measure(
         compare=functions.compare,
         compare_all=functions.compare_all,
         of_rows=functions.of_rows if rows == "centred" else None,
-        permute=permuted,
+        permute=permute,
         minimum_rows=max(least, fewest_rows(k)),
         overlap=overlap,
         cubes=None,

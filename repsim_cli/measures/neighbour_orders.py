@@ -7,12 +7,12 @@ from torch import Tensor
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.nearest import TIES, Neighbours, Places, Stack, by_rows, measure
+from repsim_cli.measures.nearest import TIES, NearestRows, NeighbourStack, Places, by_rows, measure
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
 
 
-def rank_sums(single: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:
+def rank_sums(single: NearestRows, many: NeighbourStack) -> tuple[Float[Tensor, "r n"], Int[Tensor, "r n"]]:
     """For the m common neighbours at places p and q: the sum of 2 / ((1 + |p - q|) (p + q)) over its value for equal
     places, and m."""
     sums, common = torch.zeros_like(many.similarities[0]), torch.zeros_like(many.lists[0])
@@ -26,16 +26,16 @@ def rank_sums(single: Neighbours, many: Stack) -> tuple[Float[Tensor, "r n"], In
     return sums / best[common.long()], common
 
 
-def rank_value(single: Neighbours, many: Stack) -> Float[Tensor, "r n"]:
+def rank_value(single: NearestRows, many: NeighbourStack) -> Float[Tensor, "r n"]:
     return rank_sums(single, many)[0]
 
 
-def rank_jaccard_value(single: Neighbours, many: Stack) -> Float[Tensor, "r n"]:
+def rank_jaccard_value(single: NearestRows, many: NeighbourStack) -> Float[Tensor, "r n"]:
     ranks, common = rank_sums(single, many)
     return ranks * common / (2 * len(single.lists) - common)
 
 
-def lcs_value(single: Neighbours, many: Stack) -> Int[Tensor, "r n"]:
+def lcs_value(single: NearestRows, many: NeighbourStack) -> Int[Tensor, "r n"]:
     above = [torch.zeros_like(many.lists[0], dtype=torch.int16)] * (len(many.lists) + 1)
     for left in single.lists:
         row = above[:1]
@@ -45,7 +45,7 @@ def lcs_value(single: Neighbours, many: Stack) -> Int[Tensor, "r n"]:
     return above[-1]
 
 
-def edit_value(single: Neighbours, many: Stack) -> Float[Tensor, "r n"]:
+def edit_value(single: NearestRows, many: NeighbourStack) -> Float[Tensor, "r n"]:
     k = len(single.lists)
     above = [torch.full_like(many.lists[0], q, dtype=torch.int16) for q in range(k + 1)]
     for p, left in enumerate(single.lists, start=1):

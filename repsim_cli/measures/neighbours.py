@@ -14,13 +14,13 @@ from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.nearest import (
     TIES,
     Functions,
-    Neighbours,
+    NearestRows,
+    NeighbourStack,
     Places,
-    Stack,
     against_many,
     block_of,
     measure,
-    stacked,
+    stack,
 )
 from repsim_cli.measures.platonic import Rows
 from repsim_cli.measures.rdm import SHAPE
@@ -29,7 +29,7 @@ _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
 _GATHERED = 1 << 24  # similarities at other representations' neighbours held at a time
 
 
-def in_common(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Iterator[Float[Tensor, "rows a b"]]:
+def in_common(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Iterator[Float[Tensor, "rows a b"]]:
     """|A_i & B_i| of all pairs for some rows at a time: neighbour sets as 0/1 vectors over their union."""
     both = a if a is b else [*a, *b]
     k, n = a[0].lists.shape
@@ -45,18 +45,18 @@ def in_common(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Iterator[Floa
 def by_sets(value: Callable[[Tensor, int], Tensor]) -> Functions:
     """The functions of the mean over rows of value(|A_i & B_i|, k)."""
 
-    def compare_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
+    def compare_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
         k, n = a[0].lists.shape
         return sum(value(count.double(), k).sum(0) for count in in_common(a, b)) / n  # type: ignore[return-value]
 
-    def of_rows(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Float[Tensor, "a b n"]:
+    def of_rows(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Float[Tensor, "a b n"]:
         k = len(a[0].lists)
         return torch.cat([value(count.double(), k) for count in in_common(a, b)]).permute(1, 2, 0)
 
     return Functions(lambda a, b: float(compare_all([a], [b])), compare_all, of_rows)
 
 
-def cycle(a: Neighbours, b: Neighbours) -> float:
+def cycle(a: NearestRows, b: NearestRows) -> float:
     """Share of rows i that are a-neighbours of at least one of their b-neighbours."""
     every = torch.arange(a.lists.shape[1], device=a.lists.device)
     cyclic = torch.zeros(len(every), dtype=torch.bool, device=every.device)
@@ -65,7 +65,7 @@ def cycle(a: Neighbours, b: Neighbours) -> float:
     return float(cyclic.double().mean())
 
 
-def second_order_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
+def second_order_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
     """Mean cosine, over the union of a row's neighbours in both, of their similarities to it in either."""
     both = a if a is b else [*a, *b]
     k, n = a[0].lists.shape
@@ -93,7 +93,7 @@ def second_order_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix
     return total / n
 
 
-def masked_hsic(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
+def compute_masked_hsic(single: NearestRows, many: NeighbourStack) -> Float[Tensor, " r"]:
     """n (n - 3) HSIC1 of the similarities K, L at common neighbours, 0 elsewhere: K, L are not symmetric matrices.
 
     tr(K L) + 1'K1 1'L1 / ((n - 1) (n - 2)) - 2 / (n - 2) 1'K L1, in float64.
@@ -117,15 +117,15 @@ def masked_hsic(single: Neighbours, many: Stack) -> Float[Tensor, " r"]:
     return trace.sum(1) + sums - 2 / (n - 2) * (column_sums * row_sums).sum(1)
 
 
-def self_hsic(state: Neighbours) -> float:
-    """`masked_hsic` of a representation with itself; 0 where it is within the rounding of the similarities."""
-    value = float(masked_hsic(state, stacked([state])))
+def self_hsic(state: NearestRows) -> float:
+    """`compute_masked_hsic` of a representation with itself; 0 where it is within the rounding of the similarities."""
+    value = float(compute_masked_hsic(state, stack([state])))
     floor = 10 * torch.finfo(state.similarities.dtype).eps * float(state.similarities.square().sum())
     return value if value > floor else 0.0
 
 
-def cknna_all(a: Sequence[Neighbours], b: Sequence[Neighbours]) -> Matrix:
-    cross = against_many(masked_hsic, symmetric=False)(a, b)
+def cknna_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
+    cross = against_many(compute_masked_hsic, symmetric=False)(a, b)
     norms = [cross.new_tensor([self_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
     for values in norms:
         if not values.all():

@@ -18,7 +18,7 @@ from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import Align, best, by_correlation, different, fit, partners, transport
 from repsim_cli.measures.base import Measure, Pairwise
-from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permuted, thin_svd, working
+from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permute, thin_svd, to_working
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
@@ -26,10 +26,10 @@ from repsim_cli.measures.moments import Axes
 _STACKED = 4  # representations on either side of a product
 
 
-def standardised(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
+def standardise(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
     """Columns of mean 0 and norm 1, whose products are correlations. Dead neurons are dropped."""
     values = alive(x).values
-    return (values / torch.linalg.vector_norm(values, dim=0)).to(working(x))
+    return (values / torch.linalg.vector_norm(values, dim=0)).to(to_working(x))
 
 
 Value = Callable[[Float[Tensor, "k l"]], tuple[float, float]]
@@ -61,7 +61,7 @@ def of_correlations(value: Value, aligned: Align | None = None) -> Measure:
         return value((covariance / a[:, None] / b).clamp(-1, 1))
 
     return Pairwise(
-        prepare=standardised,
+        prepare=standardise,
         compare=compare,
         compare_all=compare_all,
         moments=Moments(prepare=moments.lengths, compare=of_moments, single=True),
@@ -87,7 +87,7 @@ def hard_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     return matched, matched
 
 
-def transported(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+def transport_mass(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     """The best transport of uniform mass; between equal numbers of neurons it is a matching."""
     if correlations.shape[0] == correlations.shape[1]:
         return hard_partners(correlations)
@@ -205,7 +205,7 @@ def soft_matching() -> Measure:
     >>> round(measures.get("soft_matching")(x, y), 12)
     0.5
     """
-    return of_correlations(transported, transport)
+    return of_correlations(transport_mass, transport)
 
 
 Mass = Annotated[float, Field(gt=0, le=1)]
@@ -214,7 +214,7 @@ Mass = Annotated[float, Field(gt=0, le=1)]
 def partly(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, float]:
     """The best transport of a part of the mass; what is left of a side goes to a neuron beside the other's."""
     if mass == 1:
-        return transported(correlations)
+        return transport_mass(correlations)
     from ot import emd  # slow to import
 
     cells = correlations.double().cpu().numpy()
@@ -263,10 +263,10 @@ def fits(a: Basis, b: Basis) -> tuple[float, float]:
 
     A neuron lies in the basis of its side, so that its part along the other basis is a product of small matrices.
     """
-    return explained(overlap(a, b), a.loadings, b.loadings)
+    return explain(overlap(a, b), a.loadings, b.loadings)
 
 
-def explained(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]) -> tuple[float, float]:
+def explain(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]) -> tuple[float, float]:
     """`fits` from the overlap of the two bases, and the neurons' loadings on the basis of their side."""
 
     def mean(m: Tensor, loadings: Tensor) -> float:
@@ -277,7 +277,7 @@ def explained(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tenso
 
 
 def fits_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-    return explained(moments.overlap(a, b, covariance), a.loadings, b.loadings)
+    return explain(moments.overlap(a, b, covariance), a.loadings, b.loadings)
 
 
 def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
@@ -322,7 +322,7 @@ def mixedsim() -> Measure:
         prepare=thin_svd,
         compare=lambda a, b: fits(a, b)[0],
         compare_all=fits_all,
-        permute=permuted,
+        permute=permute,
         moments=Moments(prepare=moments.axes, compare=fits_of_moments),
         aligned=fit,
     )

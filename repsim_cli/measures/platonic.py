@@ -8,7 +8,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.cards import Invariance
-from repsim_cli.measures.centring import centred, centred_rows, unit_of
+from repsim_cli.measures.centring import centre, centre_rows, unit_of
 from repsim_cli.measures.inner import CentredRows
 
 Rows = Literal["centred", "platonic"]
@@ -20,10 +20,10 @@ SEEN: dict[str, frozenset[Invariance]] = {
 }
 
 
-def clamped_units(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def clamp_units(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """The values of a layer clamped at the 0.95 quantile of their absolute values, then rows of norm 1, float64. Raises
     Degenerate for a constant representation, and where the quantile is 0."""
-    centred(x)
+    centre(x)
     x = x.double()
     x = x / unit_of(x)
     limit = float(x.abs().flatten().kthvalue(int(QUANTILE * x.numel()) + 1).values)
@@ -35,9 +35,9 @@ def clamped_units(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return torch.where(norms > 0, x / norms.clamp_min(torch.finfo(x.dtype).tiny), 0.0) + 0.0
 
 
-def centred_clamped(x: Float[Tensor, "n d"]) -> CentredRows:
+def centre_clamped(x: Float[Tensor, "n d"]) -> CentredRows:
     """Features for kernels, which centre what was clamped."""
-    return centred_rows(clamped_units(x).to(torch.promote_types(x.dtype, torch.float32)))
+    return centre_rows(clamp_units(x).to(torch.promote_types(x.dtype, torch.float32)))
 
 
-FEATURES = {"centred": centred_rows, "platonic": centred_clamped}
+FEATURES = {"centred": centre_rows, "platonic": centre_clamped}

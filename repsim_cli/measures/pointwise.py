@@ -11,7 +11,7 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
-from repsim_cli.measures.bases import working
+from repsim_cli.measures.bases import to_working
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
 
@@ -19,16 +19,16 @@ _BLOCK = 64  # rows held at a time, of all representations
 _CLOSE = 1e-3  # distances below this share of their terms are computed from differences
 
 
-def varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def check_varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """x in the precision of products over pairs. Raises Degenerate where all rows are equal."""
-    x = x.to(working(x))
+    x = x.to(to_working(x))
     if torch.equal(x[0], x[-1]) and bool((x == x[0]).all()):
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
     return x
 
 
 def in_working(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    return x.to(working(x))
+    return x.to(to_working(x))
 
 
 def euclidean_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
@@ -93,8 +93,8 @@ class Directed(NamedTuple):
     inverse: Float[Tensor, "n 1"]
 
 
-def directed(x: Float[Tensor, "n d"]) -> Directed:
-    x = varying(x)
+def direct(x: Float[Tensor, "n d"]) -> Directed:
+    x = check_varying(x)
     # exact, so that squares neither vanish nor overflow; the power of two itself is a number of the type
     exponents = torch.frexp(x.abs().amax(1, keepdim=True)).exponent
     x = torch.ldexp(x, (-exponents).clamp_max(round(-math.log2(torch.finfo(x.dtype).tiny))))
@@ -160,7 +160,7 @@ def cosine() -> Measure:
     0.5
     """
     return Pairwise(
-        prepare=directed,
+        prepare=direct,
         compare=cosine_distance,
         compare_all=cosine_all,
         permute=lambda state, order: Directed(state.rows[order], state.inverse[order]),

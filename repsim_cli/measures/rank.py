@@ -32,7 +32,7 @@ def of_single(x: Float[Tensor, "n d"]) -> Bool[Tensor, " d"]:
     return (x == x.float()).all(0) if x.dtype == torch.float64 else x.new_ones(x.shape[1], dtype=torch.bool)
 
 
-def stored(single: Bool[Tensor, " d"]) -> float:
+def find_stored_precision(single: Bool[Tensor, " d"]) -> float:
     """The precision in which a layer was stored: that of float32 if at least half of its neurons consist of float32
     numbers, so that neither its current type nor the units of a single neuron decide."""
     return SINGLE if 2 * int(single.sum()) >= len(single) else DOUBLE
@@ -44,13 +44,15 @@ def precision(x: Float[Tensor, "n d"]) -> float:
 
     Numbers on a grid, as whole ones are, are no rounded ones: they count as float32.
     """
-    if x.dtype == torch.float64 and stored(of_single(x)) != SINGLE:
+    if x.dtype == torch.float64 and find_stored_precision(of_single(x)) != SINGLE:
         return torch.finfo(x.dtype).eps
-    halves = (dtype for dtype in (torch.bfloat16, torch.float16) if all(_rounded(part, dtype) for part in (x[:8], x)))
+    halves = (
+        dtype for dtype in (torch.bfloat16, torch.float16) if all(_is_rounded(part, dtype) for part in (x[:8], x))
+    )
     return next((torch.finfo(dtype).eps for dtype in halves if not _on_grid(x, dtype)), SINGLE)
 
 
-def _rounded(x: Tensor, dtype: torch.dtype) -> bool:
+def _is_rounded(x: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(x.to(dtype).to(x.dtype), x)
 
 
@@ -69,7 +71,7 @@ def floor(d: int, eps: float) -> float:
     return eps * math.sqrt(d)
 
 
-def varying(lengths: Float[Tensor, " d"], sizes: Float[Tensor, " d"], eps: float) -> Bool[Tensor, " d"]:
+def find_varying(lengths: Float[Tensor, " d"], sizes: Float[Tensor, " d"], eps: float) -> Bool[Tensor, " d"]:
     """Which neurons are not dead, from their norms when centred and as stored. Warns of dead neurons.
 
     Raises Degenerate where no neuron is left.

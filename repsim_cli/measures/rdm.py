@@ -18,16 +18,16 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0
 from repsim_cli.measures.base import InnerProduct, Measure, Pairwise, cosine
 from repsim_cli.measures.cards import Card, Invariance
-from repsim_cli.measures.centring import FEW, centred, centred_rows, unit_of
+from repsim_cli.measures.centring import FEW, centre, centre_rows, unit_of
 from repsim_cli.measures.distance_ranks import ranks
 from repsim_cli.measures.documents import of_one_document
 from repsim_cli.measures.inner import (
     AnyFeatures,
     Documents,
-    Features,
     Kernel,
     Matrix,
     Packed,
+    PreparedFeatures,
     Products,
     State,
 )
@@ -62,18 +62,18 @@ def distance_rows(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, 
         yield start, exact_where_close(squared, norms, x, rows, columns)
 
 
-def packed_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
+def pack_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
     """Euclidean distances of centred rows for i < j, row by row."""
     return torch.cat([row[i + 1 :] for _, block in distance_rows(x) for i, row in enumerate(block)]).sqrt_()
 
 
-def euclidean(x: Float[Tensor, "n d"]) -> Features:
+def euclidean(x: Float[Tensor, "n d"]) -> PreparedFeatures:
     """Distances between rows, in units of the root mean squared distance from the mean."""
-    x, scale = centred(x)
-    return Features(packed_distances(x), scale)
+    x, scale = centre(x)
+    return PreparedFeatures(pack_distances(x), scale)
 
 
-def standardised(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n 1"]]:
+def standardise(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n 1"]]:
     """Rows of mean 0 and norm 1, in float64: half the squared distance of two is 1 - their Pearson correlation; and the
     norms of the rows as they came, over those without their means."""
     x = x.double()
@@ -83,43 +83,43 @@ def standardised(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[T
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     constant = int((norms <= 1e-13 * sizes).sum())
     if constant:
-        centred(x)  # refuses equal rows
+        centre(x)  # refuses equal rows
         raise Degenerate(f"rows without variance over the features have no correlation, got {constant}; drop them")
     return x / norms, sizes / norms
 
 
-def correlation_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> Features:
+def correlation_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
     if x.shape[1] < 3:
         raise Degenerate(f"rows need at least 3 features to correlate, got {x.shape[1]}; use rsa_euclidean")
-    rows, sizes = standardised(x)
-    units, scale = centred(rows)
+    rows, sizes = standardise(x)
+    units, scale = centre(rows)
     size = float(sizes.square().mean().sqrt())
-    return ranks_of(units, x, rounding(x, size / scale, 1 / scale), left_out)
+    return ranks_of(units, x, estimate_rounding(x, size / scale, 1 / scale), left_out)
 
 
-def euclidean_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> Features:
-    units, scale = centred(x.double() if len(x) <= FEW else x)
+def euclidean_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
+    units, scale = centre(x.double() if len(x) <= FEW else x)
     offset = float(torch.linalg.vector_norm(x[:: len(x) // _SEEN + 1].double().mean(0) / scale))
-    return ranks_of(units, x, rounding(x, math.hypot(1, offset)), left_out)
+    return ranks_of(units, x, estimate_rounding(x, math.hypot(1, offset)), left_out)
 
 
 def ranks_of(
     units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float, left_out: LeftOut | None = None
-) -> Features:
+) -> PreparedFeatures:
     """In the precision of x; of few rows, a rank of which weighs more, distances are in float64. Cells that are
     left out are 0, as if they were not there."""
     working = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cells = packed_distances(units if len(x) <= FEW else units.to(working))
+    cells = pack_distances(units if len(x) <= FEW else units.to(working))
     if left_out is None:
-        return Features(ranks(cells, blur).values.to(working))
+        return PreparedFeatures(ranks(cells, blur).values.to(working))
     kept = ~left_out
     # numpy chooses cells several times as fast; the others are let go before the ranks need room
     cells = torch.from_numpy(cells.numpy()[kept.numpy()]) if cells.device.type == "cpu" else cells[kept]
     ranked = ranks(cells, blur).values.to(working)
-    return Features(ranked.new_zeros(len(kept)).masked_scatter_(kept, ranked))
+    return PreparedFeatures(ranked.new_zeros(len(kept)).masked_scatter_(kept, ranked))
 
 
-def rounding(x: Float[Tensor, "n d"], size: float, least: float = 1.0) -> float:
+def estimate_rounding(x: Float[Tensor, "n d"], size: float, least: float = 1.0) -> float:
     """Estimates by how much the precision of the rows may move distances. size: of the rows as they came, in the units
     of the distances; least: without what all of them have in common, as half precision rounds that alike."""
     eps = precision(x)
@@ -145,7 +145,7 @@ def double_centring(features: AnyFeatures) -> DoubleCentring:
     return DoubleCentring(x, x.square().sum(1), (means - means.mean() / 2).to(x.dtype))
 
 
-def centred_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+def centre_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns])
     distances = exact_where_close(squared, fit.norms, fit.x, rows, columns).sqrt_()
     return distances.sub_(fit.means[rows, None]).sub_(fit.means[columns])
@@ -154,7 +154,7 @@ def centred_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: s
 CORRELATION_RANKS = Packed(cells=correlation_ranks)
 EUCLIDEAN_RANKS = Packed(cells=euclidean_ranks)
 DISTANCES = Packed(cells=euclidean)
-CENTRED_DISTANCES = Kernel(features=centred_rows, fit=double_centring, cells=centred_distances)
+CENTRED_DISTANCES = Kernel(features=centre_rows, fit=double_centring, cells=centre_distances)
 
 
 def of_ranks(kernel: Packed) -> InnerProduct:
@@ -345,21 +345,21 @@ def distance_correlation() -> Measure:
     return InnerProduct(row=CENTRED_DISTANCES, column=CENTRED_DISTANCES, value=root_cosine)
 
 
-class Spread(NamedTuple):
+class WhitenedKernel(NamedTuple):
     """A positive definite kernel of the rows and the inverse of its Cholesky factor."""
 
     kernel: Float[Tensor, "n n"]
     whitening: Float[Tensor, "n n"]
 
 
-def spread(x: Float[Tensor, "n d"], ridge: float) -> Spread:
-    x = centred(x)[0].double()
+def spread(x: Float[Tensor, "n d"], ridge: float) -> WhitenedKernel:
+    x = centre(x)[0].double()
     kernel = x @ x.T / len(x) + ridge * torch.eye(len(x), dtype=torch.float64, device=x.device)
     whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(kernel), torch.eye(len(x)).to(kernel), upper=False)
-    return Spread(kernel, whitening)
+    return WhitenedKernel(kernel, whitening)
 
 
-def riemannian_distance(a: Spread, b: Spread) -> float:
+def riemannian_distance(a: WhitenedKernel, b: WhitenedKernel) -> float:
     eigenvalues = torch.linalg.eigvalsh(a.whitening @ b.kernel @ a.whitening.T)
     return float(torch.linalg.vector_norm(eigenvalues.log()))
 
@@ -391,7 +391,7 @@ def riemannian(*, ridge: Above0 = 1e-3) -> Measure:
     return Pairwise(
         prepare=lambda x: spread(x, ridge),
         compare=riemannian_distance,
-        permute=lambda state, order: Spread(*(matrix[order][:, order] for matrix in state)),
+        permute=lambda state, order: WhitenedKernel(*(matrix[order][:, order] for matrix in state)),
         work=lambda rows: (10.0 * rows**3, 14.0 * rows**3),
         squares=2,
     )

@@ -24,7 +24,7 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.measures.shape import Shape, permuted, shape
+from repsim_cli.measures.shape import CentredShape, permute, shape
 
 NOTHING = 1e-12  # of the squares of all rows, below which the variance of some is rounding
 FEWEST = 3  # folds: one is scored, one chooses the penalty, one is fitted on
@@ -49,7 +49,7 @@ def folds_of(n: int, count: int, documents: Documents | None) -> list[Fold]:
     return [(fold[documents] == f).nonzero()[:, 0] for f in range(len(rows))]
 
 
-class Sums(NamedTuple):
+class FoldSums(NamedTuple):
     """Of the rows of every fold: the rows, their sums and how many there are."""
 
     rows: list[Float[Tensor, "_ d"]]
@@ -57,9 +57,9 @@ class Sums(NamedTuple):
     counts: Float[Tensor, " f"]
 
 
-def sums_of(x: Shape, folds: Sequence[Fold]) -> Sums:
+def sums_of(x: CentredShape, folds: Sequence[Fold]) -> FoldSums:
     rows = [x.rows[fold].double() for fold in folds]
-    return Sums(rows, torch.stack([part.sum(0) for part in rows]), rows[0].new_tensor([*map(len, rows)]))
+    return FoldSums(rows, torch.stack([part.sum(0) for part in rows]), rows[0].new_tensor([*map(len, rows)]))
 
 
 class Left(NamedTuple):
@@ -76,7 +76,7 @@ class Left(NamedTuple):
     moments: list[Float[Tensor, "d d"]]
 
 
-def decomposed(x: Sums) -> list[Left]:
+def decompose(x: FoldSums) -> list[Left]:
     """Without each fold, and without each two of them."""
     squares, every = [part.T @ part for part in x.rows], range(len(x.rows))
     found = []
@@ -99,14 +99,14 @@ def decomposed(x: Sums) -> list[Left]:
 
 
 def about(
-    products: Float[Tensor, "d e"], x: Sums, fold: int, x_mean: Tensor, y: Sums, y_mean: Tensor
+    products: Float[Tensor, "d e"], x: FoldSums, fold: int, x_mean: Tensor, y: FoldSums, y_mean: Tensor
 ) -> Float[Tensor, "d e"]:
     """The products of the rows of a fold about other means than 0."""
     of_y = y.sums[fold] - x.counts[fold] * y_mean
     return products - torch.outer(x.sums[fold], y_mean) - torch.outer(x_mean, of_y)
 
 
-def squared_errors(x: Sums, y: Sums, without: Sequence[Left]) -> dict[tuple[tuple[int, ...], int], Tensor]:
+def sum_squared_errors(x: FoldSums, y: FoldSums, without: Sequence[Left]) -> dict[tuple[tuple[int, ...], int], Tensor]:
     """Of y predicted from x, by the folds that are left out and the one of these that is predicted, for every penalty;
     the first is infinite."""
     products = [a.T @ b for a, b in zip(x.rows, y.rows, strict=True)]
@@ -124,7 +124,7 @@ def squared_errors(x: Sums, y: Sums, without: Sequence[Left]) -> dict[tuple[tupl
     return found
 
 
-def predicted(errors: dict[tuple[tuple[int, ...], int], Tensor], count: int) -> float:
+def predict(errors: dict[tuple[tuple[int, ...], int], Tensor], count: int) -> float:
     """1 - the squared error of all folds over that of the mean of the rows that were fitted on."""
     error = total = 0.0
     for f in range(count):
@@ -133,25 +133,27 @@ def predicted(errors: dict[tuple[tuple[int, ...], int], Tensor], count: int) -> 
     return 1 - error / total
 
 
-def held_out_all(rows: Sequence[Shape], columns: Sequence[Shape], *, folds: int, documents: Documents | None) -> Matrix:
+def hold_out_all(
+    rows: Sequence[CentredShape], columns: Sequence[CentredShape], *, folds: int, documents: Documents | None
+) -> Matrix:
     """All pairs; each column is decomposed once, and its decompositions are held while it predicts."""
     parts = folds_of(len(rows[0].rows), folds, documents)
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for b, column in enumerate(columns):
         x = sums_of(column, parts)
-        without = decomposed(x)
+        without = decompose(x)
         for a, row in enumerate(rows):
-            values[a, b] = predicted(squared_errors(x, sums_of(row, parts), without), len(parts))
+            values[a, b] = predict(sum_squared_errors(x, sums_of(row, parts), without), len(parts))
     return values
 
 
 def in_folds(folds: int, documents: Documents | None = None) -> Pairwise:
-    compare_all = partial(held_out_all, folds=folds, documents=documents)
+    compare_all = partial(hold_out_all, folds=folds, documents=documents)
     return Pairwise(
         prepare=shape,
         compare=lambda a, b: float(compare_all([a], [b])),
         compare_all=compare_all,
-        permute=permuted,
+        permute=permute,
         minimum_rows=2 * folds,
         apart=partial(in_folds, folds) if documents is None else None,
         cubes=8.0 * folds**2,

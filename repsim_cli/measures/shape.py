@@ -14,37 +14,37 @@ from repsim_cli.measures.alignments import permutation, rotation
 from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
 from repsim_cli.measures.bases import NEURONS, nuclear_norm
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.centring import centred
+from repsim_cli.measures.centring import centre
 from repsim_cli.measures.rdm import SHAPE
 
 _NEAR = 1e-3  # squared distances below this share of their terms are computed from differences
 
 
-class Shape(NamedTuple):
+class CentredShape(NamedTuple):
     """A centred representation of mean squared row norm 1, rotated into at most n columns; size: its Frobenius norm."""
 
     rows: Float[Tensor, "n k"]
     size: float
 
 
-def shape(x: Float[Tensor, "n d"]) -> Shape:
-    rows, scale = centred(x)
+def shape(x: Float[Tensor, "n d"]) -> CentredShape:
+    rows, scale = centre(x)
     if rows.shape[1] > len(rows):
         rows = torch.linalg.qr(rows.double().T, mode="r").R.T.to(rows.dtype)
-    return Shape(rows, scale * math.sqrt(len(x)))
+    return CentredShape(rows, scale * math.sqrt(len(x)))
 
 
-def permuted(state: Shape, order: Tensor) -> Shape:
+def permute(state: CentredShape, order: Tensor) -> CentredShape:
     return state._replace(rows=state.rows[order])
 
 
-def overlap(a: Shape, b: Shape) -> float:
+def overlap(a: CentredShape, b: CentredShape) -> float:
     """|a'b|_* at unit Frobenius norms, in [0, 1]: the inner product after the best rotation."""
     dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
     return min(1.0, nuclear_norm(a.rows.to(dtype).T @ b.rows.to(dtype)) / len(a.rows))
 
 
-def distance(a: Shape, b: Shape, left: float = 1.0, right: float = 1.0) -> float:
+def distance(a: CentredShape, b: CentredShape, left: float = 1.0, right: float = 1.0) -> float:
     """Distance after the best rotation at Frobenius norms left and right; the narrower side is padded with zeros."""
     if a is b:
         return 0.0
@@ -60,11 +60,11 @@ def distance(a: Shape, b: Shape, left: float = 1.0, right: float = 1.0) -> float
     return float(torch.linalg.matrix_norm(x @ (u @ vt) - y))
 
 
-def size_and_shape_distance(a: Shape, b: Shape) -> float:
+def size_and_shape_distance(a: CentredShape, b: CentredShape) -> float:
     return distance(a, b, a.size, b.size)
 
 
-def angle(a: Shape, b: Shape) -> float:
+def angle(a: CentredShape, b: CentredShape) -> float:
     """From the chord, since arccos loses half of the digits near 1."""
     return 2 * math.asin(min(1.0, distance(a, b) / 2))
 
@@ -95,7 +95,7 @@ def procrustes() -> Measure:
     >>> measures.get("procrustes")([[0., 0.], [1., 0.], [2., 0.]], [[0., 0.], [0., 1.], [0., 2.]]) < 1e-7
     True
     """
-    return Pairwise(prepare=shape, compare=distance, permute=permuted, aligned=rotation)
+    return Pairwise(prepare=shape, compare=distance, permute=permute, aligned=rotation)
 
 
 @measures.register(
@@ -123,7 +123,7 @@ def procrustes_size_and_shape() -> Measure:
     >>> round(measures.get("procrustes_size_and_shape")(x, y), 6)
     2.828427
     """
-    return Pairwise(prepare=shape, compare=size_and_shape_distance, permute=permuted, aligned=rotation)
+    return Pairwise(prepare=shape, compare=size_and_shape_distance, permute=permute, aligned=rotation)
 
 
 @measures.register(
@@ -150,7 +150,7 @@ def shape_angular() -> Measure:
     >>> round(measures.get("shape_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.047198
     """
-    return Pairwise(prepare=shape, compare=angle, permute=permuted, aligned=rotation)
+    return Pairwise(prepare=shape, compare=angle, permute=permute, aligned=rotation)
 
 
 @measures.register(
@@ -178,10 +178,10 @@ def bures_similarity() -> Measure:
     >>> round(measures.get("bures_similarity")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.5
     """
-    return Pairwise(prepare=shape, compare=overlap, permute=permuted, aligned=rotation)
+    return Pairwise(prepare=shape, compare=overlap, permute=permute, aligned=rotation)
 
 
-def mean_aligned_cosine(a: Shape, b: Shape) -> float:
+def mean_aligned_cosine(a: CentredShape, b: CentredShape) -> float:
     dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
     x, y = a.rows.to(dtype), b.rows.to(dtype)
     # in float64, for a row far from the others hides in float32 what they say about the rotation
@@ -217,12 +217,12 @@ def aligned_cosine() -> Measure:
     >>> round(measures.get("aligned_cosine")(x, y), 12)
     1.0
     """
-    return Pairwise(prepare=shape, compare=mean_aligned_cosine, permute=permuted, aligned=rotation)
+    return Pairwise(prepare=shape, compare=mean_aligned_cosine, permute=permute, aligned=rotation)
 
 
 def unit_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Centred, with mean squared row norm 1, neurons not rotated."""
-    return centred(x)[0]
+    return centre(x)[0]
 
 
 def permutation_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n l"]) -> float:

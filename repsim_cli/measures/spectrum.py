@@ -17,9 +17,9 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Medium, Positive
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.centring import centred
+from repsim_cli.measures.centring import centre
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import in_order, rounded, warn_of_rounding, warn_of_ties
+from repsim_cli.measures.nearest import count_rounded, in_order, warn_of_rounding, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
@@ -30,18 +30,18 @@ _COLUMNS = 128  # of the products held at a time
 
 def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     """The k nearest rows by Euclidean distance, self excluded by index, equal distances in index order."""
-    units = centred(x.double())[0]
+    units = centre(x.double())[0]
     lists, tied, close = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0, 0
     for rows, (best, where) in in_order(units, torch.arange(len(x), device=x.device), k):
         tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
-        close += rounded(best, k, x)
+        close += count_rounded(best, k, x)
         lists[rows] = where[:, :k]
     warn_of_ties(tied, len(x), k)
     warn_of_rounding(close - tied, len(x), k)
     return lists
 
 
-def shifted_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
+def shift_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
     """L - I = -D^(-1/2) A D^(-1/2), where A links two rows if either is among the k nearest of the other."""
     n = len(x)
     near = nearest_rows(x, k).cpu().numpy()
@@ -67,7 +67,7 @@ def probes(n: int, exact_rows: int, count: int) -> Iterator[tuple[float, Float[n
 def heat_trace(x: Float[Tensor, "n d"], *, k: int, exact_rows: int, signs: int) -> Float[Tensor, " t"]:
     """tr exp(-tL) / n at 256 times from 0.1 to 10."""
     n = len(x)
-    matrix = shifted_laplacian(x, k)
+    matrix = shift_laplacian(x, k)
     moments = np.zeros(_DEGREE + 1)
     for weight, start in probes(n, exact_rows, signs):
         last, now = start, matrix @ start

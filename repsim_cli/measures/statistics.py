@@ -14,7 +14,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Invariance
-from repsim_cli.measures.centring import centred, unit_of
+from repsim_cli.measures.centring import centre, unit_of
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 
@@ -39,15 +39,15 @@ def difference(statistic: Callable[..., float], work: Callable[[int], tuple[floa
     )
 
 
-def varied(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def check_varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """x in float64. Raises Degenerate for a constant representation."""
-    centred(x)
+    centre(x)
     return x.double()
 
 
 def directions(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """The rows in float64, scaled to norm 1, not centred."""
-    x = varied(x)
+    x = check_varying(x)
     x = x / unit_of(x, 1)
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     zero = int((norms == 0).sum())
@@ -58,7 +58,7 @@ def directions(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 
 def magnitude(x: Float[Tensor, "n d"]) -> float:
     """Norm of the mean row."""
-    return float(torch.linalg.vector_norm(varied(x).mean(0)))
+    return float(torch.linalg.vector_norm(check_varying(x).mean(0)))
 
 
 def concentricity(x: Float[Tensor, "n d"]) -> float:
@@ -100,7 +100,7 @@ def participation_ratio(x: Float[Tensor, "n d"]) -> float:
     >>> round(participation_ratio(torch.tensor([[1., 0.], [-1., 0.], [0., 1.], [0., -1.]])), 12)
     2.0
     """
-    x = centred(x.double())[0]
+    x = centre(x.double())[0]
     gram = x @ x.T if len(x) < x.shape[1] else x.T @ x
     return float(len(x) ** 2 / gram.square().sum())
 
@@ -131,7 +131,7 @@ def proportional_effective_rank(
 
 
 def representation_rank(x: Float[Tensor, "n d"]) -> float:
-    return effective_rank(centred(x.double())[0])
+    return effective_rank(centre(x.double())[0])
 
 
 def card(label: str, **claims: Any) -> Card:

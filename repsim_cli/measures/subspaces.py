@@ -17,33 +17,33 @@ from repsim_cli.base.settings import From0
 from repsim_cli.measures import moments
 from repsim_cli.measures.alignments import directions, fit
 from repsim_cli.measures.base import InnerProduct, Measure
-from repsim_cli.measures.bases import AFFINE, alive, decomposed, thin_svd, tolerated, working
+from repsim_cli.measures.bases import AFFINE, alive, choose_tolerance, decompose, thin_svd, to_working
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.hsic import CENTRED
-from repsim_cli.measures.inner import Features, Kernel, Matrix, Products, State
-from repsim_cli.measures.moments import SURE, Axes, condition, whitening
+from repsim_cli.measures.inner import Kernel, Matrix, PreparedFeatures, Products, State
+from repsim_cli.measures.moments import SURE, Axes, condition, find_whitening
 from repsim_cli.measures.rank import SINGLE, floor
 from repsim_cli.measures.rdm import SHAPE
 
 
-def orthonormal(x: Float[Tensor, "n d"]) -> Features:
+def orthonormal(x: Float[Tensor, "n d"]) -> PreparedFeatures:
     """Features of the projector onto the column space of centred x, by the rule of `rank.py`.
 
     From a Cholesky factor of the neurons' correlations if their condition allows (twice as fast again).
     """
-    dtype = working(x)
+    dtype = to_working(x)
     neurons = alive(x)
     basis, sizes = neurons.values, neurons.sizes
     for _ in range(2):
         gram = basis.T @ basis
-        whiten = whitening(gram)
+        whiten = find_whitening(gram)
         if whiten is None or condition(whiten, sizes) > min(1 / SURE, floor(len(sizes), SINGLE) ** -2):
             break
         basis = basis @ whiten
-        if condition(whiten, gram.diagonal().sqrt()) < 1 / tolerated(dtype):
-            return Features(basis.to(dtype))
+        if condition(whiten, gram.diagonal().sqrt()) < 1 / choose_tolerance(dtype):
+            return PreparedFeatures(basis.to(dtype))
         sizes = torch.ones_like(sizes)
-    return Features(decomposed(neurons, dtype).u.to(dtype))
+    return PreparedFeatures(decompose(neurons, dtype).u.to(dtype))
 
 
 PROJECTOR = Kernel(features=orthonormal)
@@ -53,7 +53,7 @@ def ranks(states: Sequence[State]) -> Float[Tensor, " r"]:
     return torch.tensor([state.features.values.shape[1] for state in states], dtype=torch.float64)
 
 
-def squared_correlations(products: Products) -> Matrix:
+def sum_squared_correlations(products: Products) -> Matrix:
     """The sum of squared canonical correlations: the inner product of two projectors."""
     return products.cross
 
@@ -119,7 +119,7 @@ def pillai_trace() -> Measure:
     >>> round(measures.get("pillai_trace")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=squared_correlations, aligned=directions(thin_svd))
+    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=sum_squared_correlations, aligned=directions(thin_svd))
 
 
 @measures.register(
@@ -151,12 +151,12 @@ def eigenspace_overlap() -> Measure:
     return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_larger, aligned=directions(thin_svd))
 
 
-def explained(products: Products) -> Matrix:
+def explain(products: Products) -> Matrix:
     """<K_a, P_b> / tr K_a, where the trace is the number of rows."""
     return products.cross / products.rows[0].features.rows
 
 
-def explained_by_moments(a: Axes, b: Axes, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
+def explain_by_moments(a: Axes, b: Axes, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
     """|x_a'u_b|^2 / |x_a|^2, and |x_b'u_a|^2 / |x_b|^2."""
     of_a, of_b = (covariance @ b.whiten).square().sum(), (a.whiten.T @ covariance).square().sum()
     return min(1.0, float(of_a / a.s.square().sum())), min(1.0, float(of_b / b.s.square().sum()))
@@ -188,11 +188,11 @@ def linear_regression() -> Measure:
     >>> round(measures.get("linear_regression")(x, y), 12), round(measures.get("linear_regression")(y, x), 12)
     (0.8, 1.0)
     """
-    of_moments = Moments(prepare=moments.axes, compare=explained_by_moments)
-    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explained, moments=of_moments, aligned=fit)
+    of_moments = Moments(prepare=moments.axes, compare=explain_by_moments)
+    return InnerProduct(row=CENTRED, column=PROJECTOR, value=explain, moments=of_moments, aligned=fit)
 
 
-def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:
+def shrunk(x: Float[Tensor, "n d"], lam: float) -> PreparedFeatures:
     """Features of the ridge smoother X (C + lam)^-1 X' / n of centred x of unit total variance."""
     if lam == 0 and len(x) <= x.shape[1]:
         raise Degenerate(
@@ -203,17 +203,17 @@ def shrunk(x: Float[Tensor, "n d"], lam: float) -> Features:
         return orthonormal(x)
     basis = thin_svd(x)
     variances = basis.s.square() / basis.s.square().sum()
-    return Features((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))
+    return PreparedFeatures((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))
 
 
-def squared_sizes(states: Sequence[State]) -> Float[Tensor, " r"]:
+def square_sizes(states: Sequence[State]) -> Float[Tensor, " r"]:
     """Squared norms of the smoothers, whose features have orthogonal columns."""
     return torch.stack([state.features.values.double().square().sum(0).square().sum() for state in states])
 
 
 def squares(products: Products) -> tuple[Matrix, Matrix]:
     """Squared norms of the differences of smoothers, and the sums of the squared norms of their terms."""
-    sizes = squared_sizes(products.rows)[:, None] + squared_sizes(products.columns)[None]
+    sizes = square_sizes(products.rows)[:, None] + square_sizes(products.columns)[None]
     return sizes - 2 * products.cross, sizes
 
 

@@ -18,9 +18,9 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0, Medium, Seed
 from repsim_cli.measures.base import Measure, MeasureWarning, Pairwise
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.centring import centred
-from repsim_cli.measures.inner import unpacked
-from repsim_cli.measures.rdm import SHAPE, packed_distances
+from repsim_cli.measures.centring import centre
+from repsim_cli.measures.inner import unpack
+from repsim_cli.measures.rdm import SHAPE, pack_distances
 
 Square = Float[np.ndarray, "n n"]
 SubsetRows = Annotated[int, Field(ge=3, le=4000)]  # so that float32 holds every rank of their distances
@@ -31,11 +31,11 @@ _GAMMA = 1 / (128 * 5000)  # per row: the longest relaxation as a share of the l
 
 
 def rows_of_unit_scale(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    return centred(x.double())[0]
+    return centre(x.double())[0]
 
 
-def normalised_distances(x: Float[Tensor, "n d"]) -> Square:
-    distances = unpacked(packed_distances(x), len(x)).cpu().numpy()
+def normalise_distances(x: Float[Tensor, "n d"]) -> Square:
+    distances = unpack(pack_distances(x), len(x)).cpu().numpy()
     return distances / np.quantile(distances, _QUANTILE)
 
 
@@ -66,7 +66,7 @@ def divergence(a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, s
     )
     lengths = []
     for subset in chosen:
-        first, second = (normalised_distances(side[torch.from_numpy(subset)]) for side in (a, b))
+        first, second = (normalise_distances(side[torch.from_numpy(subset)]) for side in (a, b))
         lengths.append((cross_barcode(first, second) + cross_barcode(second, first)) / 2)
     return float(np.mean(lengths))
 
@@ -131,7 +131,7 @@ def holes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarr
     return np.bincount(counts.clip(0), np.diff(times[order]) / longest)
 
 
-def living_times(
+def average_living_times(
     x: Float[Tensor, "n d"], *, landmarks: int, repeats: int, gamma: float | None, seed: int
 ) -> Float[np.ndarray, " holes"]:
     """Mean relative living times of the numbers of holes, over random landmarks.
@@ -140,7 +140,7 @@ def living_times(
     """
     x = rows_of_unit_scale(x)
     x = x[squared_norms(x).argsort(stable=True)]
-    n, distances = len(x), unpacked(packed_distances(x), len(x)).cpu().numpy()
+    n, distances = len(x), unpack(pack_distances(x), len(x)).cpu().numpy()
     draw = np.random.default_rng(seed)
     share = n * _GAMMA if gamma is None else gamma
     total = np.zeros(1)
@@ -159,7 +159,7 @@ def living_times(
     return total / repeats
 
 
-def squared_difference(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> float:
+def sum_squared_difference(a: Float[np.ndarray, " a"], b: Float[np.ndarray, " b"]) -> float:
     length = max(len(a), len(b))
     a, b = (np.pad(side, (0, length - len(side))) for side in (a, b))
     return float(np.sum((a - b) ** 2))
@@ -208,8 +208,8 @@ def geometry_score(
     0.0
     """
     return Pairwise(
-        prepare=partial(living_times, landmarks=landmarks, repeats=repeats, gamma=gamma, seed=seed),
-        compare=squared_difference,
+        prepare=partial(average_living_times, landmarks=landmarks, repeats=repeats, gamma=gamma, seed=seed),
+        compare=sum_squared_difference,
         permute=lambda state, order: state,
         work=lambda n: (repeats * (4e7 + 1.5e5 * n), 0.0),
         minimum_rows=landmarks + 1,

@@ -16,7 +16,7 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Seed, Share, Small
 from repsim_cli.measures.alignments import Coupling as OfOneKind
 from repsim_cli.measures.alignments import Couplings
-from repsim_cli.measures.assignment import Coupling, coupling_of, matching, plan
+from repsim_cli.measures.assignment import Coupling, make_coupling, plan, read_matching
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov import LOCAL
@@ -26,9 +26,9 @@ from repsim_cli.measures.gromov_spaces import (
     BLOCKED,
     CostScale,
     Space,
-    blocked,
+    block_rows,
     in_one_order,
-    permuted,
+    permute,
     rows_in_one_order,
     space,
 )
@@ -39,7 +39,7 @@ QUANTILES = 33
 
 def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Coupling) -> float:
     """The sum of (x_ip - y_jq)^2 S_ij F_pq."""
-    rows, columns = matching(samples), matching(features)
+    rows, columns = read_matching(samples), read_matching(features)
     if rows is not None and columns is not None:
         return float(np.mean((x - y[np.ix_(rows, columns)]) ** 2))
     squares = samples.sum(1) @ x**2 @ features.sum(1) + samples.sum(0) @ y**2 @ features.sum(0)
@@ -63,7 +63,7 @@ def by_values(a: Space, b: Space, alpha: float) -> Iterator[Coupling]:
     features = plan(-(spread(a.rows.T) @ spread(b.rows.T).T))
     yield plan(-2 * a.rows @ features @ b.rows.T)
     if alpha:
-        yield coupling_of(of_few(blocked(a), blocked(b))[0].matched)
+        yield make_coupling(of_few(block_rows(a), block_rows(b))[0].matched)
 
 
 def spread(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n QUANTILES"]:
@@ -85,7 +85,7 @@ def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
         features = plan(-2 * x.T @ samples @ y)
         cost = x**2 @ features.sum(1)[:, None] + (y**2 @ features.sum(0))[None] - 2 * x @ features @ y.T
         samples = descend(samples, left, right, alpha, (1 - alpha) * cost).coupling if alpha else plan(cost)
-        value = augmented_objective(a, b, samples, features, alpha)
+        value = add_objectives(a, b, samples, features, alpha)
         settled = value >= best.value - SETTLED * best.value
         if value < best.value:
             best = Solution(value, samples, features)
@@ -94,12 +94,12 @@ def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
     return best
 
 
-def augmented_objective(a: Space, b: Space, samples: Coupling, features: Coupling, alpha: float) -> float:
+def add_objectives(a: Space, b: Space, samples: Coupling, features: Coupling, alpha: float) -> float:
     rows = alpha * gromov_objective(a.distances, b.distances, samples) if alpha else 0.0
     return rows + (1 - alpha) * coot_objective(a.rows, b.rows, samples, features)
 
 
-def augmented(a: Space, b: Space, **settings: Any) -> float:
+def compare_augmented(a: Space, b: Space, **settings: Any) -> float:
     return best_augmented(*in_one_order(a, b), **settings).value
 
 
@@ -107,7 +107,7 @@ def best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) 
     """The best of all starts, of sides as `in_one_order` gives them."""
     pair = rows_in_one_order(a, b)
     a, b = pair.a, pair.b
-    tried = (*by_values(a, b, alpha), coupling_of(pair.paired), *couplings(len(a.rows), starts, seed))
+    tried = (*by_values(a, b, alpha), make_coupling(pair.paired), *couplings(len(a.rows), starts, seed))
     best = min((alternate(a, b, start, alpha) for start in tried), key=lambda end: end.value)
     return best._replace(samples=pair.as_given(best.samples))
 
@@ -131,7 +131,7 @@ def assignment_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> flo
     return float(np.sum(plan(cost) * cost))
 
 
-def assigned(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
+def assign(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> OfOneKind:
     """The coupling of the rows of least mean distance."""
     return OfOneKind(torch.from_numpy(np.asarray(plan(distances_between(x, y)))), "rows")
 
@@ -173,7 +173,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Pairwise(prepare=in_double, compare=assignment_distance, aligned=assigned, slow=Slow(products=1.5))
+    return Pairwise(prepare=in_double, compare=assignment_distance, aligned=assign, slow=Slow(products=1.5))
 
 
 @measures.register(
@@ -210,7 +210,7 @@ def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
     >>> measures.get("coot")([[1., 2.], [3., 5.]], [[5., 3.], [2., 1.]])
     0.0
     """
-    return augmented_measure(alpha=0.0, cost_scale="none", starts=starts, seed=seed)
+    return build_augmented(alpha=0.0, cost_scale="none", starts=starts, seed=seed)
 
 
 @measures.register(
@@ -255,14 +255,14 @@ def augmented_gromov_wasserstein(
     >>> measures.get("augmented_gromov_wasserstein")([[1., 2.], [3., 5.]], [[5., 3.], [2., 1.]])
     0.0
     """
-    return augmented_measure(alpha=alpha, cost_scale=cost_scale, starts=starts, seed=seed)
+    return build_augmented(alpha=alpha, cost_scale=cost_scale, starts=starts, seed=seed)
 
 
-def augmented_measure(*, cost_scale: CostScale, alpha: float, starts: int, seed: int) -> Measure:
+def build_augmented(*, cost_scale: CostScale, alpha: float, starts: int, seed: int) -> Measure:
     return Pairwise(
         prepare=partial(space, cost_scale=cost_scale),
-        compare=partial(augmented, alpha=alpha, starts=starts, seed=seed),
-        permute=permuted,
+        compare=partial(compare_augmented, alpha=alpha, starts=starts, seed=seed),
+        permute=permute,
         squares=1,
         aligned=partial(both_coupled, cost_scale=cost_scale, alpha=alpha, starts=starts, seed=seed),
         slow=Slow(products=starts * (38.0 if alpha else 13.0)),

@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.base.bounded import bounded
+from repsim_cli.base.bounded import limit_work
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, readable, refusing
+from repsim_cli.base.files import local, readable, refuse
 from repsim_cli.data.files import json_file
 from repsim_cli.models.library import silent
 from repsim_cli.models.loading import WHOLE, in_one_place
@@ -75,7 +75,7 @@ def adapter_in(folder: Path) -> Adapter:
             )
         raise BadInput(f"adapter: no {WEIGHTS} in it, got '{folder}'; give a folder with weights")
     with (
-        refusing(f"adapter: {WEIGHTS} is not a complete safetensors file", readable(file), "copy it again"),
+        refuse(f"adapter: {WEIGHTS} is not a complete safetensors file", readable(file), "copy it again"),
         safetensors.safe_open(file, framework="pt"),
     ):
         pass
@@ -117,8 +117,8 @@ def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: s
     where: the adapter's folder or hub id. base: where the base model is. check: whether the adapter fits, now.
     """
 
-    def merged_in(model: nn.Module) -> nn.Module:
-        return merged(model, adapter_in(folder()))
+    def merge_in(model: nn.Module) -> nn.Module:
+        return merge(model, adapter_in(folder()))
 
     def identity() -> dict[str, Any]:
         known, adapter = source.identity(), adapter_in(folder())
@@ -127,14 +127,14 @@ def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: s
 
     if check:
         adapter = adapter_in(folder())
-        fitting(adapter, source.skeleton)
+        match_modules(adapter, source.skeleton)
         trained_on = str(adapter.settings.get("base_model_name_or_path"))
         if Path(trained_on).name.lower() != Path(base).name.lower():
             log.info("adapter: '%s' was trained on '%s', got the base '%s'", where, trained_on, base)
     return replace(
         source,
-        load=lambda eager, how=WHOLE: merged_in(source.load(eager, in_one_place(how))),
-        with_head=lambda auto, how=WHOLE: merged_in(source.with_head(auto, in_one_place(how))),
+        load=lambda eager, how=WHOLE: merge_in(source.load(eager, in_one_place(how))),
+        with_head=lambda auto, how=WHOLE: merge_in(source.with_head(auto, in_one_place(how))),
         identity=identity,
         parts=False,
     )
@@ -158,7 +158,7 @@ def name_in(modules: Mapping[str, Any], path: str, prefix: str) -> str | None:
     return None
 
 
-def fitting(adapter: Adapter, model: Any) -> dict[str, str]:
+def match_modules(adapter: Adapter, model: Any) -> dict[str, str]:
     """The name in the model of each module that the adapter changes, without heads that the model lacks. Raises
     BadInput where a block has no such module, or one of another shape."""
     names: dict[str, str] = {}
@@ -194,21 +194,21 @@ def _by_name(settings: Any, names: Mapping[str, str], weights: Mapping[str, Tens
     parts = [(*key.partition(".lora_")[::2], weight) for key, weight in weights.items()]
     known = {path: weight.shape[0] for path, kind, weight in parts if "A" in kind}
     for path in sorted(names, key=lambda path: -len(names[path])):  # peft takes the first that a name ends with
-        with bounded():
+        with limit_work():
             found = (key for key in settings.alpha_pattern if re.match(rf"(.*\.)?({key})$", path))
             alpha = settings.alpha_pattern.get(next(found, None), settings.lora_alpha)
         ranks[re.escape(names[path])], alphas[re.escape(names[path])] = known.get(path, settings.r), alpha
     return ranks, alphas
 
 
-def merged(model: Any, adapter: Adapter) -> Any:
+def merge(model: Any, adapter: Adapter) -> Any:
     """The model, with the adapter merged into its weights in place."""
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 
     if (tokens := vocabulary(adapter, model)) is not None:
         model.resize_token_embeddings(tokens, mean_resizing=False)  # all of its rows are the adapter's
     weights, modules = adapter.weights(), dict(model.named_modules())
-    names = fitting(adapter, model)
+    names = match_modules(adapter, model)
     head = model.get_output_embeddings()
     if head is not None and head in [modules[name] for name in names.values()]:
         head.weight = nn.Parameter(head.weight.detach().clone())  # the embeddings, if tied, are not changed
@@ -221,7 +221,7 @@ def merged(model: Any, adapter: Adapter) -> Any:
             path, _, parameter = key.replace(".base_layer.", ".").rpartition(".")
             whole[name_in(modules, path, model.base_model_prefix), parameter] = weight
     advice = "give the base that it was trained on"
-    with refusing("adapter: cannot be merged into its base", adapter.file.parent, advice), silent(), torch.no_grad():
+    with refuse("adapter: cannot be merged into its base", adapter.file.parent, advice), silent(), torch.no_grad():
         settings: Any = LoraConfig.from_pretrained(str(adapter.file.parent))
         for setting in ("modules_to_save", "exclude_modules", "layers_to_transform", "layers_pattern"):
             setattr(settings, setting, None)

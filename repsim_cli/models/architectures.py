@@ -3,7 +3,7 @@
 ARCHITECTURES: backbones of transformers, by `model_type`. LENS: some of them under TransformerLens.
 
 To add a type: write a line for it in DECODERS or ENCODERS, `"TYPE": LAYOUT` where its modules have the names of one,
-`varied(LAYOUT, block={...})` where some points differ, or a function of the config where the table depends on it. What
+`vary(LAYOUT, block={...})` where some points differ, or a function of the config where the table depends on it. What
 is added to the stream (`attn_out`, `mlp_out`) is read where it is added: after a norm, times a factor. `attends` names
 an attention module; q, k, v and pattern are then seen in what it computes (`attention.py`). A block that lacks a module
 lacks the points there, with the reason in `points.ABSENT`. Then add a tiny config of the type to the tests, which hold
@@ -27,7 +27,7 @@ from repsim_cli.models.points import (
     Tables,
     by_structure,
     parallel,
-    resolved,
+    resolve,
     without,
 )
 from repsim_cli.models.recurrent import RECURRENT
@@ -83,7 +83,7 @@ def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
         return by_structure(skeleton, STACKS if getattr(config, "is_encoder_decoder", False) else ())
-    return resolved(table if isinstance(table, Architecture) else table(config), skeleton)
+    return resolve(table if isinstance(table, Architecture) else table(config), skeleton)
 
 
 def _lens(

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, RunFailed
-from repsim_cli.base.files import refusing
-from repsim_cli.data.files import npz_arrays, saved
+from repsim_cli.base.files import refuse
+from repsim_cli.data.files import npz_arrays, read_saved
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 # as numpy and safetensors name them
@@ -36,12 +36,12 @@ def natural(name: str) -> list[Any]:
 Reader = Callable[[str, slice], Tensor]
 
 
-def checked(file: Path, read: Reader) -> Reader:
+def check(file: Path, read: Reader) -> Reader:
     """Raises RunFailed where rows cannot be read, as from a damaged chunk."""
 
     def rows_of(name: str, rows: slice) -> Tensor:
         problem, got = f"{file}: rows of '{name}' cannot be read", f"{rows.start} to {rows.stop - 1}"
-        with refusing(problem, got, "write the file again", RunFailed):
+        with refuse(problem, got, "write the file again", RunFailed):
             return read(name, rows)
 
     return rows_of
@@ -129,7 +129,7 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
     import pyarrow.parquet
 
     if file.is_dir():
-        whole = saved(file)
+        whole = read_saved(file)
         if isinstance(whole, datasets.DatasetDict):
             raise BadInput(
                 f"path: a folder of several splits, got {', '.join(map(str, whole))}; name the folder of one"

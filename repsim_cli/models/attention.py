@@ -69,19 +69,19 @@ class Watch(TorchFunctionMode):
 
 def queries(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x d), as they enter the product with the keys."""
-    return joined(_scores(seen)[0], heads)
+    return join_heads(_scores(seen)[0], heads)
 
 
 def keys(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x d) for this many heads, as they enter the product with the queries."""
-    return joined(_scores(seen)[1].mT, heads)
+    return join_heads(_scores(seen)[1].mT, heads)
 
 
 def values(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x e) for this many heads."""
     _scores(seen)
     assert seen.values is not None
-    return joined(seen.values, heads)
+    return join_heads(seen.values, heads)
 
 
 def pattern(seen: Attended, heads: int) -> Tensor:
@@ -102,7 +102,7 @@ def _apart(x: Tensor, heads: int) -> Tensor:
     return x if x.ndim == 4 else x.unflatten(0, (-1, heads))
 
 
-def joined(x: Tensor, heads: int) -> Tensor:
+def join_heads(x: Tensor, heads: int) -> Tensor:
     """(batch, position, heads x d); of heads that were repeated for groups of queries, one each."""
     x = _apart(x, heads)
     return x[:, :: x.shape[1] // heads].transpose(1, 2).flatten(2)

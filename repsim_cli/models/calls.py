@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def entering(args: tuple, kwargs: Mapping[str, Any]) -> tuple[int | str, Tensor] | None:
+def find_entering(args: tuple, kwargs: Mapping[str, Any]) -> tuple[int | str, Tensor] | None:
     """The first tensor of numbers among the inputs of a module, and its position or name."""
     given = [*enumerate(args), *kwargs.items()]
     return next(((key, x) for key, x in given if isinstance(x, Tensor) and x.is_floating_point()), None)
 
 
-def exchanged(args: tuple, kwargs: Mapping[str, Any], key: int | str, x: Tensor) -> tuple[tuple, dict[str, Any]]:
+def exchange(args: tuple, kwargs: Mapping[str, Any], key: int | str, x: Tensor) -> tuple[tuple, dict[str, Any]]:
     if isinstance(key, int):
         return (*args[:key], x, *args[key + 1 :]), dict(kwargs)
     return args, {**kwargs, key: x}

@@ -22,7 +22,7 @@ from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.files import json_file
 from repsim_cli.data.network import local_only, offline, unreachable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
-from repsim_cli.models.gguf import by_itself, checked, is_gguf
+from repsim_cli.models.gguf import by_itself, check, is_gguf
 from repsim_cli.runs import cache
 from repsim_cli.runs.results import dumps, write
 
@@ -37,18 +37,18 @@ log = logging.getLogger("repsim")
 SHIPPED = Path(str(resources.files("repsim_cli"))) / "assets" / "models"
 
 
-def shipped_names() -> list[str]:
+def list_shipped() -> list[str]:
     return sorted(p.name for p in SHIPPED.iterdir())
 
 
-def shipped_folder(name: str) -> Path:
-    known = shipped_names()
+def find_shipped(name: str) -> Path:
+    known = list_shipped()
     if name not in known:
         raise BadInput(f"name: no such shipped model, got '{name}'; {did_you_mean(name, known)}")
     return SHIPPED / name
 
 
-def located(path: str) -> Path:
+def locate(path: str) -> Path:
     """A folder in the transformers format, or a .gguf file: the path, or the only such file of a folder without
     config.json."""
     place = local(path)
@@ -58,7 +58,7 @@ def located(path: str) -> Path:
             names = ", ".join(file.name for file in files)
             raise BadInput(f"path: several .gguf files in it, got {names:.200} in '{path}'; name one of them")
         place = files[0] if files else place
-    return checked(place) if place.is_file() and is_gguf(place) else folder(place)
+    return check(place) if place.is_file() and is_gguf(place) else folder(place)
 
 
 def folder(path: Path) -> Path:
@@ -174,14 +174,14 @@ def hash_files(files: list[Path]) -> str:
     """
     states = _states(files)
     if sum(state["size"] for state in states) < REMEMBERED:
-        return _hashed(files)
+        return _hash(files)
     name = cache.key({"files": [state["path"] for state in states]})
     record = cache.root() / "hashes" / f"{name}.json"
     with suppress(Unreadable, OSError, KeyError, TypeError):
         known = read_json(record)
         if known["files"] == states:
             return str(known["sha256"])
-    start, sha256 = time.time_ns(), _hashed(files)
+    start, sha256 = time.time_ns(), _hash(files)
     last = max(state["ctime_ns"] for state in states)
     if last + TICK < start and _states(files) == states:
         with suppress(OSError):  # it is computed again
@@ -200,7 +200,7 @@ def _states(files: list[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _hashed(files: list[Path]) -> str:
+def _hash(files: list[Path]) -> str:
     digests = [hub_digest(file) or _digest(file) for file in files]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
@@ -237,7 +237,7 @@ def is_local(where: str) -> bool:
     return Path(where).is_dir() or is_gguf(where)
 
 
-def pretrained(auto: Any, where: str, revision: str | None, **settings: Any) -> Any:
+def load_pretrained(auto: Any, where: str, revision: str | None, **settings: Any) -> Any:
     """What an auto class of transformers loads from a folder, .gguf file or hub id; code that comes with it is never
     run."""
     given = {

@@ -11,20 +11,20 @@ import torch
 from torch import nn
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.base import Modality
 from repsim_cli.data.files import json_file
 from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only
 from repsim_cli.models.architectures import architecture
-from repsim_cli.models.checkpoints import is_local, not_reached, pretrained, reason
+from repsim_cli.models.checkpoints import is_local, load_pretrained, not_reached, reason
 from repsim_cli.models.gguf import is_gguf, once
 from repsim_cli.models.library import alone, library, silent
-from repsim_cli.models.loading import WHOLE, Loading, uncached
+from repsim_cli.models.loading import WHOLE, Loading, disable_cache
 from repsim_cli.models.points import Heads
 from repsim_cli.models.quantized import bits_of
-from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
+from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, shape_of
 from repsim_cli.models.source import Loader, Source, WithHead, headless
 
 # the most that is built, and the names that a config may give it; of a list, that of stages or of the last one
@@ -40,7 +40,7 @@ def config_of(where: str, revision: str | None = None) -> Any:
         if not is_gguf(where):
             _check_config_file(Path(where) / "config.json")
         return read_config(where, None)
-    if shape := planned_shape(where):
+    if shape := find_planned_shape(where):
         return inline_config(shape.config)
     config = read_config(where, revision)
     if shape := shape_of(where):
@@ -55,7 +55,7 @@ def read_config(where: str, revision: str | None = None) -> Any:
 def _read_config(where: str, revision: str | None = None) -> Any:
     try:
         with silent():
-            config = pretrained(library().AutoConfig, where, revision)
+            config = load_pretrained(library().AutoConfig, where, revision)
             config._attn_implementation = None  # that of the machine it was saved on
             return config
     except Exception as error:  # the library checks little and raises anything
@@ -124,7 +124,7 @@ def inline_config(given: dict[str, Any]) -> Any:
     if unknown:
         hint = did_you_mean(unknown[0], settings)
         raise BadInput(f"config.{unknown[0]}: {kind} has no such setting, got {rest[unknown[0]]!r}; {hint[:200]}")
-    with refusing(f"config: not usable for {kind}", rest, "fix it"):
+    with refuse(f"config: not usable for {kind}", rest, "fix it"):
         return library().AutoConfig.for_model(kind, **rest)
 
 
@@ -150,12 +150,12 @@ def source(
         if not isinstance(getattr(config, name, False), bool):
             raise BadInput(f"config.{name}: not true or false, got {getattr(config, name)!r:.60}; fix it")
     _check_quantization(config)
-    with refusing(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
+    with refuse(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
         skeleton = _skeleton(config)
     kind = modality(skeleton)
 
     def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
-        return uncached(load(eager, how))
+        return disable_cache(load(eager, how))
 
     # RoBERTa counts positions from the padding id, so that the first ones are lost
     embeddings = getattr(skeleton, "embeddings", None)
@@ -166,7 +166,7 @@ def source(
     if context is not None and padding is not None:
         context -= padding + 1
 
-    def checked() -> Any:
+    def check() -> Any:
         loaded = tokenizer()
         if padding is not None and loaded.pad_token_id != padding:
             raise BadInput(
@@ -192,7 +192,7 @@ def source(
         architecture=table,
         model_type=config.model_type,
         skeleton=skeleton,
-        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else checked,
+        tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else check,
         load=ready,
         identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
         head_width=attention.width,
@@ -247,7 +247,7 @@ def _check_quantization(config: Any) -> None:
 
     got = given.get("quant_method", given) if isinstance(given, dict) else given
     advice = "install the package that it needs, or use the model without quantization"
-    with refusing("config.quantization_config: cannot be used here", got, advice), silent():
+    with refuse("config.quantization_config: cannot be used here", got, advice), silent():
         AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None)
 
 

@@ -12,14 +12,14 @@ from repsim_cli.models.points import (
     Point,
     Tables,
     attends,
-    copied,
+    copy_tensor,
     dense,
     first,
-    interleaved,
     parallel,
     part,
-    scaled,
-    varied,
+    read_interleaved,
+    scale,
+    vary,
     without,
 )
 
@@ -32,9 +32,9 @@ LLAMA = dense(
     value="self_attn.v_proj",
     final_norm="norm",
 )
-LLAMA = varied(LLAMA, block={"mlp_out": Point("mlp"), "router": Point("mlp.gate")})
+LLAMA = vary(LLAMA, block={"mlp_out": Point("mlp"), "router": Point("mlp.gate")})
 # with norms before and after attention and MLP; what is added leaves the second
-FOUR_NORMS = varied(
+FOUR_NORMS = vary(
     LLAMA,
     block={
         "attn_out": Point("post_attention_layernorm"),
@@ -43,8 +43,8 @@ FOUR_NORMS = varied(
     },
 )
 # with norms only after attention and MLP
-POST_NORMS = varied(FOUR_NORMS, block={"resid_mid": Point("mlp", "input")})
-GLM4 = varied(LLAMA, block={"attn_out": Point("post_self_attn_layernorm"), "mlp_out": Point("post_mlp_layernorm")})
+POST_NORMS = vary(FOUR_NORMS, block={"resid_mid": Point("mlp", "input")})
+GLM4 = vary(LLAMA, block={"attn_out": Point("post_self_attn_layernorm"), "mlp_out": Point("post_mlp_layernorm")})
 GPT2 = dense(
     "h",
     ("attn", "attn.c_proj"),
@@ -58,7 +58,7 @@ GPT_NEOX = dense(
     ("attention", "attention.dense"),
     ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     "post_attention_layernorm",
-    value=Point("attention.query_key_value", pick=interleaved(2)),
+    value=Point("attention.query_key_value", pick=read_interleaved(2)),
     final_norm="final_layer_norm",
 )
 BLOOM = dense(
@@ -66,7 +66,7 @@ BLOOM = dense(
     ("self_attention", "self_attention.dense"),
     ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
     "post_attention_layernorm",
-    value=Point("self_attention.query_key_value", pick=interleaved(2)),
+    value=Point("self_attention.query_key_value", pick=read_interleaved(2)),
     final_norm="ln_f",
 )
 # attention and MLP side by side
@@ -120,7 +120,7 @@ def with_bias(value: Any, heads: int) -> Tensor:
 
 
 def granite(config: Any) -> Architecture:
-    return scaled(LLAMA, config.residual_multiplier)
+    return scale(LLAMA, config.residual_multiplier)
 
 
 def granite_swa(config: Any) -> Architecture:
@@ -128,16 +128,16 @@ def granite_swa(config: Any) -> Architecture:
 
 
 def hyperclovax(config: Any) -> Architecture:
-    table = varied(LLAMA, block={"attn_out": Point("post_norm1"), "mlp_out": Point("post_norm2")})
-    return scaled(table, config.residual_multiplier)
+    table = vary(LLAMA, block={"attn_out": Point("post_norm1"), "mlp_out": Point("post_norm2")})
+    return scale(table, config.residual_multiplier)
 
 
 def granitemoe(config: Any) -> Architecture:
-    table = varied(
+    table = vary(
         LLAMA,
         block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router", pick=widest)},
     )
-    table = scaled(table, config.residual_multiplier)
+    table = scale(table, config.residual_multiplier)
     return without(table, SHARED_MLP, "mlp_out") if getattr(config, "shared_intermediate_size", 0) else table
 
 
@@ -145,30 +145,30 @@ def phi3(config: Any) -> Architecture:
     width = config.num_key_value_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    return varied(LLAMA, block=FUSED, value=ends(width, "self_attn.qkv_proj"))
+    return vary(LLAMA, block=FUSED, value=ends(width, "self_attn.qkv_proj"))
 
 
 def falcon(config: Any) -> Architecture:
-    table = varied(BLOOM, value=None)
+    table = vary(BLOOM, value=None)
     if not (config.new_decoder_architecture or config.parallel_attn):
         return table
     # the model adds the output of the attention to that of the MLP, in place
-    return parallel(varied(table, block={"mlp_out": Point("mlp.dense_4h_to_h", pick=copied)}))
+    return parallel(vary(table, block={"mlp_out": Point("mlp.dense_4h_to_h", pick=copy_tensor)}))
 
 
 def gpt_bigcode(config: Any) -> Architecture:
     width = config.hidden_size // config.num_attention_heads
-    return varied(
-        GPT2, value=ends(width, "attn.c_attn") if config.multi_query else Point("attn.c_attn", pick=interleaved(2))
+    return vary(
+        GPT2, value=ends(width, "attn.c_attn") if config.multi_query else Point("attn.c_attn", pick=read_interleaved(2))
     )
 
 
 def opt(config: Any) -> Architecture:
-    table = varied(BART, blocks="decoder.layers", final_norm=Point("decoder.final_layer_norm"))
+    table = vary(BART, blocks="decoder.layers", final_norm=Point("decoder.final_layer_norm"))
     if not config.do_layer_norm_before:
-        table = varied(table, block={"resid_mid": Point("self_attn_layer_norm")})
+        table = vary(table, block={"resid_mid": Point("self_attn_layer_norm")})
     return (
-        table if config.do_layer_norm_before and not config._remove_final_layer_norm else varied(table, final_norm=None)
+        table if config.do_layer_norm_before and not config._remove_final_layer_norm else vary(table, final_norm=None)
     )
 
 
@@ -177,18 +177,18 @@ def hybrid(table: Architecture, config: Any) -> Architecture:
     kinds = enumerate(config.layer_types)
     linear = [layer for layer, kind in kinds if kind == "linear_attention"]
     why = "its attention is linear, without a pattern"
-    return varied(table, missing={(kind, layer): why for kind in ATTENTION for layer in linear})
+    return vary(table, missing={(kind, layer): why for kind in ATTENTION for layer in linear})
 
 
 def olmo_hybrid(config: Any) -> Architecture:
     why = "blocks with linear attention have other norms"
     linear = [layer for layer, kind in enumerate(config.layer_types) if kind == "linear_attention"]
     missing = {(kind, layer): why for kind in ("attn_out", "resid_mid", "mlp_out") for layer in linear}
-    return varied(POST_NORMS, missing=missing)
+    return vary(POST_NORMS, missing=missing)
 
 
 def lfm3(config: Any) -> Architecture:
-    table = varied(
+    table = vary(
         LLAMA,
         block={
             "attn_out": Point("post_operator_norm"),
@@ -200,7 +200,7 @@ def lfm3(config: Any) -> Architecture:
         final_norm=Point("embedding_norm"),
     )
     convolutions = [layer for layer, kind in enumerate(config.layer_types) if kind == "conv"]
-    return varied(table, missing={("attn_out", layer): NO_ATTENTION for layer in convolutions})
+    return vary(table, missing={("attn_out", layer): NO_ATTENTION for layer in convolutions})
 
 
 def minimax(config: Any) -> Architecture:
@@ -255,15 +255,15 @@ DECODERS: Tables = {
         ),
         LLAMA,
     ),
-    **dict.fromkeys(("aria_text", "gpt_oss", "phimoe"), varied(LLAMA, block=ROUTER)),
-    "apertus": varied(LLAMA, block={**UNGATED, "resid_mid": Point("feedforward_layernorm", "input")}),
-    "arcee": varied(LLAMA, block=UNGATED),
-    "jais2": varied(LLAMA, block=UNGATED),
-    "nemotron": varied(LLAMA, block=UNGATED),
+    **dict.fromkeys(("aria_text", "gpt_oss", "phimoe"), vary(LLAMA, block=ROUTER)),
+    "apertus": vary(LLAMA, block={**UNGATED, "resid_mid": Point("feedforward_layernorm", "input")}),
+    "arcee": vary(LLAMA, block=UNGATED),
+    "jais2": vary(LLAMA, block=UNGATED),
+    "nemotron": vary(LLAMA, block=UNGATED),
     "bitnet": LLAMA,
-    "glm": varied(LLAMA, block=FUSED),
+    "glm": vary(LLAMA, block=FUSED),
     "phi3": phi3,
-    "minicpm3": lambda config: scaled(LLAMA, config.scale_depth / sqrt(config.num_hidden_layers)),
+    "minicpm3": lambda config: scale(LLAMA, config.scale_depth / sqrt(config.num_hidden_layers)),
     "granite": granite,
     "granite_swa": granite_swa,
     "hyperclovax": hyperclovax,
@@ -275,7 +275,7 @@ DECODERS: Tables = {
     "cohere2": parallel(LLAMA),
     "cohere2_moe": parallel(LLAMA),
     "cohere_compass_text": parallel(LLAMA),
-    "llama4_text": varied(
+    "llama4_text": vary(
         LLAMA,
         block={
             "mlp_pre": Point("feed_forward.gate_proj"),
@@ -289,7 +289,7 @@ DECODERS: Tables = {
     "bailing_hybrid": lambda config: hybrid(LLAMA, config),
     "diffllama": without(LLAMA, "all heads weigh each half of it", "v"),
     "jetmoe": without(
-        varied(LLAMA, block={"attn_out": Point("self_attention"), "router": Point("mlp.router.layer")}),
+        vary(LLAMA, block={"attn_out": Point("self_attention"), "router": Point("mlp.router.layer")}),
         "its attention is a mixture of experts",
         *ATTENTION,
     ),
@@ -305,7 +305,7 @@ DECODERS: Tables = {
     ),
     "granitemoehybrid": granitemoe,
     "falcon_h1": without(
-        varied(
+        vary(
             LLAMA,
             block={
                 "resid_mid": Point("pre_ff_layernorm", "input"),
@@ -324,8 +324,8 @@ DECODERS: Tables = {
     "beam": without(FOUR_NORMS, WEIGHED, "attn_out", "mlp_out"),
     "gemma2": FOUR_NORMS,
     "gemma3_text": FOUR_NORMS,
-    "vaultgemma": varied(LLAMA, block={"resid_mid": Point("pre_feedforward_layernorm", "input")}),
-    "afmoe": varied(
+    "vaultgemma": vary(LLAMA, block={"resid_mid": Point("pre_feedforward_layernorm", "input")}),
+    "afmoe": vary(
         FOUR_NORMS,
         block={
             "resid_mid": Point("pre_mlp_layernorm", "input"),
@@ -333,20 +333,20 @@ DECODERS: Tables = {
             "router": Point("mlp.router.gate"),
         },
     ),
-    "glm4": varied(GLM4, block=FUSED),
+    "glm4": vary(GLM4, block=FUSED),
     "kolibri1": GLM4,
     "olmo2": POST_NORMS,
     "olmo3": POST_NORMS,
     "flex_olmo": POST_NORMS,
     "exaone4": POST_NORMS,
-    "starcoder2": varied(LLAMA, block={"mlp_pre": Point("mlp.c_fc"), "mlp_post": Point("mlp.c_proj", "input")}),
+    "starcoder2": vary(LLAMA, block={"mlp_pre": Point("mlp.c_fc"), "mlp_post": Point("mlp.c_proj", "input")}),
     # its final norm is also that of the embeddings
-    "nanochat": varied(
+    "nanochat": vary(
         LLAMA,
         block={"mlp_pre": Point("mlp.fc1"), "mlp_post": Point("mlp.fc2", "input")},
         final_norm=Point("norm", call=1),
     ),
-    "moshi": varied(LLAMA, block={"mlp_pre": Point("mlp.fc1", pick=part(0, 2)), "mlp_post": Point("mlp.fc2", "input")}),
+    "moshi": vary(LLAMA, block={"mlp_pre": Point("mlp.fc1", pick=part(0, 2)), "mlp_post": Point("mlp.fc2", "input")}),
     "phi": dense(
         "layers",
         ("self_attn", "self_attn.dense"),
@@ -360,18 +360,18 @@ DECODERS: Tables = {
         ("self_attn", "self_attn.dense"),
         ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
         "post_attention_layernorm",
-        value=Point("self_attn.query_key_value", pick=interleaved(2)),
+        value=Point("self_attn.query_key_value", pick=read_interleaved(2)),
         final_norm="final_layernorm",
     ),
     "gpt2": GPT2,
     "gpt-sw3": GPT2,
-    "openai-gpt": varied(GPT2, block={"resid_mid": Point("ln_1")}, final_norm=None),
+    "openai-gpt": vary(GPT2, block={"resid_mid": Point("ln_1")}, final_norm=None),
     "gpt_bigcode": gpt_bigcode,
-    "gpt_neo": varied(
+    "gpt_neo": vary(
         GPT2, block=attends("attn.attention", "attn.attention.out_proj"), value=Point("attn.attention.v_proj")
     ),
     "gptj": GPTJ,
-    "codegen": varied(GPTJ, value=None),
+    "codegen": vary(GPTJ, value=None),
     "ctrl": dense(
         "h",
         ("multi_head_attention", "multi_head_attention.dense"),
@@ -383,7 +383,7 @@ DECODERS: Tables = {
     # Pythia's are parallel
     "gpt_neox": lambda config: parallel(GPT_NEOX) if config.use_parallel_residual else GPT_NEOX,
     # the last block adds a bias as well
-    "gpt_neox_japanese": varied(GPT_NEOX, block={"attn_out": Point("attention", pick=with_bias)}),
+    "gpt_neox_japanese": vary(GPT_NEOX, block={"attn_out": Point("attention", pick=with_bias)}),
     "bloom": lambda config: (
         without(BLOOM, NORMED, "attn_out", "mlp_out") if config.apply_residual_connection_post_layernorm else BLOOM
     ),
@@ -396,7 +396,7 @@ DECODERS: Tables = {
         value=Point("attn.Wqkv", pick=part(2, 3)),
         final_norm="norm_f",
     ),
-    "dbrx": varied(
+    "dbrx": vary(
         dense(
             "blocks",
             ("norm_attn_norm.attn", "norm_attn_norm.attn.out_proj"),

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.models.attention import Attended, joined
+from repsim_cli.models.attention import Attended, join_heads
 from repsim_cli.models.decoders import LLAMA
 from repsim_cli.models.points import (
     ATTENTION,
@@ -17,8 +17,8 @@ from repsim_cli.models.points import (
     batch_first,
     dense,
     part,
-    scaled,
-    varied,
+    scale,
+    vary,
     without,
 )
 
@@ -82,9 +82,9 @@ VIT = dense(
 )
 
 # BERT's, with norms before attention and MLP instead of after the sums
-PRE_NORM = varied(BERT, block={"resid_mid": Point("LayerNorm", "input")})
+PRE_NORM = vary(BERT, block={"resid_mid": Point("LayerNorm", "input")})
 # with Llama's names, and norms after the sums
-ROTARY_BERT = varied(LLAMA, block={"resid_mid": Point("post_attention_layernorm")}, final_norm=None)
+ROTARY_BERT = vary(LLAMA, block={"resid_mid": Point("post_attention_layernorm")}, final_norm=None)
 APPROXIMATE = "its attention is approximate, and has no pattern"
 
 
@@ -98,7 +98,7 @@ def _without_attention(table: Architecture, why: str) -> Architecture:
 def _deberta(table: Architecture, value: str) -> Architecture:
     """The first of three products before the softmax is that of q and k; positions take part in the others."""
     module = "attention.self"
-    return varied(
+    return vary(
         table,
         value=None if not value else Point(value),
         block={"q": Point(module, "attention", _first_left), "k": Point(module, "attention", _first_right)},
@@ -106,11 +106,11 @@ def _deberta(table: Architecture, value: str) -> Architecture:
 
 
 def _first_left(seen: Attended, heads: int) -> Tensor:
-    return joined(seen.scores[0][0], heads)
+    return join_heads(seen.scores[0][0], heads)
 
 
 def _first_right(seen: Attended, heads: int) -> Tensor:
-    return joined(seen.scores[0][1].mT, heads)
+    return join_heads(seen.scores[0][1].mT, heads)
 
 
 def _big_bird(config: Any) -> Architecture:
@@ -162,14 +162,14 @@ ENCODERS: Tables = {
         value="attention.attn.v",
     ),
     **dict.fromkeys(("mra", "yoso", "nystromformer", "longformer"), _without_attention(BERT, APPROXIMATE)),
-    "megatron-bert": varied(BERT, block={"resid_mid": Point("ln", "input")}, final_norm=Point("encoder.ln")),
-    "esm": varied(PRE_NORM, final_norm=Point("encoder.emb_layer_norm_after")),
-    "xlm-roberta-xl": varied(PRE_NORM, final_norm=Point("encoder.LayerNorm")),
-    "roberta-prelayernorm": varied(
+    "megatron-bert": vary(BERT, block={"resid_mid": Point("ln", "input")}, final_norm=Point("encoder.ln")),
+    "esm": vary(PRE_NORM, final_norm=Point("encoder.emb_layer_norm_after")),
+    "xlm-roberta-xl": vary(PRE_NORM, final_norm=Point("encoder.LayerNorm")),
+    "roberta-prelayernorm": vary(
         BERT, block={"resid_mid": Point("intermediate.LayerNorm", "input")}, final_norm=Point("LayerNorm")
     ),
     "fnet": without(
-        varied(BERT, block={"resid_mid": Point("fourier.output.LayerNorm"), "attn_out": Point("fourier.self")}),
+        vary(BERT, block={"resid_mid": Point("fourier.output.LayerNorm"), "attn_out": Point("fourier.self")}),
         "its blocks mix tokens by a Fourier transform",
         "q",
         "k",
@@ -194,11 +194,11 @@ ENCODERS: Tables = {
     ),
     "nomic_bert": ROTARY_BERT,
     "gte": ROTARY_BERT,
-    "jina_embeddings_v3": varied(
+    "jina_embeddings_v3": vary(
         ROTARY_BERT,
         block={"mlp_pre": Point("mlp.fc1"), "mlp_post": Point("mlp.fc2", "input"), "mlp_out": Point("mlp.fc2")},
     ),
     "eurobert": LLAMA,
     "ultrabert": LLAMA,
-    "esmc": lambda config: scaled(LLAMA, (36 / config.num_hidden_layers) ** 0.5),
+    "esmc": lambda config: scale(LLAMA, (36 / config.num_hidden_layers) ** 0.5),
 }

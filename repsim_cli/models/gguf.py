@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refusing
+from repsim_cli.base.files import readable, refuse
 
 SUFFIX = ".gguf"
 # of a vocabulary, what transformers reads by itself and not with this reader
@@ -75,7 +75,7 @@ def merges(
     return [found[place] for place in np.lexsort([sign * np.array(key) for key in (rests, lengths, scores)])]
 
 
-def checked(file: Path) -> Path:
+def check(file: Path) -> Path:
     """The file. Raises BadInput where it is incomplete or one of several parts."""
     if importlib.util.find_spec("gguf") is None:
         raise BadInput("path: .gguf files need the package gguf, got none; pip install -e '.[gguf]'")
@@ -85,7 +85,7 @@ def checked(file: Path) -> Path:
 
 def _check(file: str) -> None:
     reader = _reader()
-    with refusing("path: not a complete .gguf file", file, "copy it again"):
+    with refuse("path: not a complete .gguf file", file, "copy it again"):
         read = once(reader, file)
     parts = read.fields.get("split.count")
     count = 1 if parts is None else parts.contents()
@@ -143,7 +143,7 @@ def _reader() -> Any:
     def without_tensors(file: str) -> dict[str, Any]:
         return {"config": load(file)["config"]}  # all that is asked for
 
-    def loaded(gguf_checkpoint_path: str, return_tensors: bool = False, **settings: Any) -> dict[str, Any]:
+    def load_checkpoint(gguf_checkpoint_path: str, return_tensors: bool = False, **settings: Any) -> dict[str, Any]:
         if not return_tensors:
             return copy.deepcopy(once(without_tensors, gguf_checkpoint_path))
         try:
@@ -155,7 +155,7 @@ def _reader() -> Any:
         is_text = isinstance(types, list) and types[-1] == gguf.GGUFValueType.STRING
         return bytes(content).decode() if is_text else value_of(content, types)
 
-    given.load_gguf_checkpoint, given._gguf_parse_value = loaded, value
+    given.load_gguf_checkpoint, given._gguf_parse_value = load_checkpoint, value
     given.tqdm = lambda items, **settings: items  # its progress bar cannot be silenced otherwise
     files: Any = reader
     files._mapped = lambda file: np.memmap(file, mode="r", dtype=np.uint8).view(np.ndarray)

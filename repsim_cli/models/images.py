@@ -3,7 +3,7 @@
 from typing import Any
 
 from repsim_cli.models.encoders import VIT
-from repsim_cli.models.points import ABSENT, STREAM, Architecture, Point, Tables, dense, varied
+from repsim_cli.models.points import ABSENT, STREAM, Architecture, Point, Tables, dense, vary
 
 STAGES = "its blocks are stages of several layers"
 
@@ -26,16 +26,16 @@ CLIP = dense(
 
 
 def _dinov2(config: Any) -> Architecture:
-    table = varied(DINOV2, block={"attn_out": Point("layer_scale1"), "mlp_out": Point("layer_scale2")})
+    table = vary(DINOV2, block={"attn_out": Point("layer_scale1"), "mlp_out": Point("layer_scale2")})
     if not config.use_swiglu_ffn:
         return table
-    return varied(table, block={"mlp_pre": Point("mlp.weights_in"), "mlp_post": Point("mlp.weights_out", "input")})
+    return vary(table, block={"mlp_pre": Point("mlp.weights_in"), "mlp_post": Point("mlp.weights_out", "input")})
 
 
 def _beit(config: Any) -> Architecture:
     """What is added passes a module that drops paths in training, once for attention and once for the MLP."""
-    table = varied(VIT, block={"attn_out": Point("drop_path"), "mlp_out": Point("drop_path", call=1)})
-    return varied(table, final_norm=None if config.use_mean_pooling else Point("layernorm"))
+    table = vary(VIT, block={"attn_out": Point("drop_path"), "mlp_out": Point("drop_path", call=1)})
+    return vary(table, final_norm=None if config.use_mean_pooling else Point("layernorm"))
 
 
 IMAGES: Tables = {
@@ -43,9 +43,9 @@ IMAGES: Tables = {
     "beit": _beit,
     "dinov2": _dinov2,
     "dinov2_with_registers": _dinov2,
-    "clip_text_model": varied(CLIP, final_norm=Point("final_layer_norm")),
+    "clip_text_model": vary(CLIP, final_norm=Point("final_layer_norm")),
     "clip_vision_model": CLIP,
-    "siglip_vision_model": varied(CLIP, final_norm=Point("post_layernorm")),
+    "siglip_vision_model": vary(CLIP, final_norm=Point("post_layernorm")),
     "swin": Architecture(
         blocks="encoder.layers",
         block=dict(STREAM),

@@ -36,7 +36,7 @@ def in_one_place(how: Loading) -> Loading:
     return replace(how, spread=None, kept=None)
 
 
-def placed(model: Any, how: Loading) -> Any:
+def place_model(model: Any, how: Loading) -> Any:
     """The model on its device in its dtype. Rotary frequencies stay float32, as transformers loads them: rounded to
     bfloat16 they shift far positions."""
     exact = {name: x for name, x in model.named_buffers() if name.endswith(ROTARY)}
@@ -55,7 +55,7 @@ def like_inputs(model: nn.Module) -> Tensor:
     return torch.empty(0, dtype=weights[0].dtype, device=device)
 
 
-def uncached(model: Any) -> Any:
+def disable_cache(model: Any) -> Any:
     """The model in eval mode, with nothing kept between forward passes."""
     model.config.use_cache = False
     model.config.use_mems_eval = False  # XLNet's name for it

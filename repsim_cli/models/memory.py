@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, models
-from repsim_cli.data.memory import gone
+from repsim_cli.data.memory import explain_gone
 from repsim_cli.models.configs import source
-from repsim_cli.models.loading import WHOLE, Loading, placed, uncached
+from repsim_cli.models.loading import WHOLE, Loading, disable_cache, place_model
 from repsim_cli.models.source import AnySource, Precomputed, Source
 from repsim_cli.models.tokenizers import tokenizer_of
 from repsim_cli.models.transformers import types_with
@@ -41,7 +41,7 @@ def memory(*, key: str) -> AnySource:
     Example: repsim_cli.compare({"mine": module, "other": "tiny_a"}, texts)
     """
     if key not in HELD:
-        raise gone("key: the model", key)
+        raise explain_gone("key: the model", key)
     return HELD[key]
 
 
@@ -72,11 +72,11 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
     backbone = model.base_model
     where = str(getattr(model, "name_or_path", "") or "")
 
-    def copied(module: Any, eager: bool = False, how: Loading = WHOLE) -> Any:
-        twin = placed(copy.deepcopy(module), how).requires_grad_(False)
+    def copy_module(module: Any, eager: bool = False, how: Loading = WHOLE) -> Any:
+        twin = place_model(copy.deepcopy(module), how).requires_grad_(False)
         if eager:
             twin.set_attn_implementation("eager")
-        return uncached(twin)
+        return disable_cache(twin)
 
     def tokens() -> Any:
         if tokenizer is None and not where:
@@ -86,13 +86,13 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
     def with_head(auto: str, how: Loading = WHOLE) -> nn.Module:
         if model is backbone or model.config.model_type not in types_with(auto):
             raise BadInput(f"model: it has no head for {auto}, got a {type(model).__name__}; give the whole model")
-        return copied(model, how=how)
+        return copy_module(model, how=how)
 
     weights = digest(model.state_dict().items())
     made = source(
         model.config,
         tokens,
-        lambda eager, how=WHOLE: copied(backbone, eager, how),
+        lambda eager, how=WHOLE: copy_module(backbone, eager, how),
         lambda: {"source": f"in memory, a {type(model).__name__}", "weights_hash": weights},
         None,
         with_head=with_head,
@@ -166,18 +166,18 @@ def of_modules(
     try:
         with ExitStack() as stack:
             for label, module in modules.items():
-                with _naming(label):
-                    rows[label] = _Rows(_named(module, layers), IN_MEMORY // len(modules), stack)
-                stack.enter_context(_undisturbed(module))
+                with _name_errors(label):
+                    rows[label] = _Rows(_find_named(module, layers), IN_MEMORY // len(modules), stack)
+                stack.enter_context(_leave_undisturbed(module))
             stack.enter_context(torch.no_grad())
             for batch in batches:
                 for label, module in modules.items():
-                    with _naming(label):
+                    with _name_errors(label):
                         rows[label].add(*_rows(module, batch, rows[label].names, forward, maps))
         kept = {}
         for label, module in modules.items():
-            with _naming(label):
-                kept[label] = rows[label].kept(f"in memory, a {type(module).__name__}", documents)
+            with _name_errors(label):
+                kept[label] = rows[label].keep(f"in memory, a {type(module).__name__}", documents)
     except BaseException:
         for each in rows.values():
             shutil.rmtree(each.folder, ignore_errors=True)
@@ -186,7 +186,7 @@ def of_modules(
 
 
 @contextmanager
-def _naming(label: str) -> Any:
+def _name_errors(label: str) -> Any:
     """Errors name the model."""
     try:
         yield
@@ -227,7 +227,7 @@ class _Rows:
                 file.write(rows[name].data)
             self.hash.update(rows[name].data)
 
-    def kept(self, source: str, documents: Sequence[Any] | None) -> Precomputed:
+    def keep(self, source: str, documents: Sequence[Any] | None) -> Precomputed:
         """As stored activations, which are removed with this object. documents: of every item."""
         counts = sorted({count for count, _ in self.shapes.values()})
         if counts[0] == 0:
@@ -245,7 +245,7 @@ class _Rows:
             names=self.names,
             rows=counts[0],
             widths=[width for _, width in self.shapes.values()],
-            read=lambda name, part: torch.from_numpy(_joined(held[name], part)),
+            read=lambda name, part: torch.from_numpy(_join(held[name], part)),
             identity=lambda: {"source": source, "weights_hash": digested},
         )
         if documents is not None:
@@ -255,7 +255,7 @@ class _Rows:
         return made
 
 
-def _joined(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
+def _join(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
     """These rows of arrays that follow each other; those within one array are not copied, unless it is in a file."""
     taken, first = [], 0
     start, stop, _ = rows.indices(sum(map(len, parts)))
@@ -269,7 +269,7 @@ def _joined(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"
     return np.concatenate(taken)
 
 
-def _named(module: nn.Module, layers: Sequence[str]) -> list[str]:
+def _find_named(module: nn.Module, layers: Sequence[str]) -> list[str]:
     """The modules of these names and globs, in the module's order."""
     parts = {name: part for name, part in module.named_modules() if name}
     if not layers:
@@ -286,7 +286,7 @@ def _named(module: nn.Module, layers: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def _undisturbed(module: nn.Module) -> Any:
+def _leave_undisturbed(module: nn.Module) -> Any:
     """Eval mode inside; afterwards modes and random numbers are as they were."""
     modes = {part: part.training for part in module.modules()}
     devices = sorted({weights.device.index or 0 for weights in module.parameters() if weights.device.type == "cuda"})

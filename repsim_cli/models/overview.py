@@ -69,7 +69,7 @@ def lines() -> Iterator[str]:
         f"{number['attention']} of these with q, k, v, z and pattern. A line names what a type lacks, and why; all is"
     )
     yield f"  {', '.join(USUAL)}"
-    yield from (f"{name:{width}}  {_described(entry)}" for name, entry in types.items())
+    yield from (f"{name:{width}}  {_describe(entry)}" for name, entry in types.items())
     yield f"{len(refused)} types are read by module:NAME alone:"
     yield from (f"{name:{width}}  {why}" for name, why in refused.items())
     yield (
@@ -78,7 +78,7 @@ def lines() -> Iterator[str]:
     )
 
 
-def _described(entry: dict[str, Any]) -> str:
+def _describe(entry: dict[str, Any]) -> str:
     texts = {name: _of_stack(stack) for name, stack in stacks_of(entry).items()}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))

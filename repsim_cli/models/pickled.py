@@ -16,7 +16,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from repsim_cli.base.documents import shown
+from repsim_cli.base.documents import show
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import inside, local
 from repsim_cli.data.files import json_file
@@ -44,7 +44,7 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
     index = given / INDEX
     shards = json_file(index).get("weight_map") if index.is_file() else {"": WEIGHTS}
     if not isinstance(shards, dict) or not shards or not all(map(SHARD.fullmatch, map(str, shards.values()))):
-        raise BadInput(f"source: {INDEX} does not name files such as {WEIGHTS}, got {shown(shards)}; copy it again")
+        raise BadInput(f"source: {INDEX} does not name files such as {WEIGHTS}, got {show(shards)}; copy it again")
     named = {name: SHARD.sub(r"model\1.safetensors", name) for name in sorted(set(shards.values()))}
     for name in named:
         if not (given / name).is_file():

@@ -1,7 +1,7 @@
 """Where the hook points of a model are: modules of its backbone, and what is read of them.
 
 The table of a type is an Architecture: the path of its list of blocks, and a Point for every kind of hook point, with
-paths inside a block. `dense`, `varied` and `parallel` make them from layouts; `resolved` compares a table with the
+paths inside a block. `dense`, `vary` and `parallel` make them from layouts; `resolve` compares a table with the
 modules of a model and says why a block lacks a point.
 
 Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm.
@@ -45,7 +45,7 @@ def part(number: int, count: int) -> Callable[[Any, int], Tensor]:
     return lambda value, heads: first(value).chunk(count, dim=-1)[number]
 
 
-def interleaved(number: int) -> Callable[[Any, int], Tensor]:
+def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
     """q, k or v of a projection that holds q, k, v head by head."""
 
     def pick(value: Any, heads: int) -> Tensor:
@@ -61,7 +61,7 @@ def batch_first(value: Any, heads: int = 0) -> Tensor:
     return first(value).transpose(0, 1)
 
 
-def copied(value: Any, heads: int = 0) -> Tensor:
+def copy_tensor(value: Any, heads: int = 0) -> Tensor:
     """Of a tensor that the model changes afterwards, as it is now."""
     return first(value).clone()
 
@@ -202,7 +202,7 @@ def dense(
     return table if mid is not None else parallel(table)
 
 
-def varied(table: Architecture, *, block: Mapping[str, Point] | None = None, **more: Any) -> Architecture:
+def vary(table: Architecture, *, block: Mapping[str, Point] | None = None, **more: Any) -> Architecture:
     """The table with other points of a block, or other fields."""
     return replace(table, block={**table.block, **(block or {})}, **more)
 
@@ -216,10 +216,10 @@ def parallel(table: Architecture) -> Architecture:
     return without(table, PARALLEL, "resid_mid")
 
 
-def scaled(table: Architecture, factor: float) -> Architecture:
+def scale(table: Architecture, factor: float) -> Architecture:
     """What blocks add is multiplied by a factor."""
     points = {kind: table.block[kind] for kind in ("attn_out", "mlp_out") if kind in table.block}
-    return varied(table, block={kind: p._replace(pick=partial(times, p.pick, factor)) for kind, p in points.items()})
+    return vary(table, block={kind: p._replace(pick=partial(times, p.pick, factor)) for kind, p in points.items()})
 
 
 def _has(table: Architecture, kind: str, layer: int, modules: Collection[str]) -> bool:
@@ -230,10 +230,10 @@ def _has(table: Architecture, kind: str, layer: int, modules: Collection[str]) -
     return all(point is not None and point.module in modules for point in points)
 
 
-def resolved(table: Architecture, skeleton: nn.Module) -> Architecture:
+def resolve(table: Architecture, skeleton: nn.Module) -> Architecture:
     """The table with the points that some or all blocks of a model lack, as `missing` and `lacks`."""
     if table.stacks:
-        return replace(table, stacks={name: resolved(stack, skeleton) for name, stack in table.stacks.items()})
+        return replace(table, stacks={name: resolve(stack, skeleton) for name, stack in table.stacks.items()})
     modules = dict(skeleton.named_modules())
     layers = range(
         len(table.shared) if table.shared is not None else len(skeleton.get_submodule(table.blocks)._modules)

@@ -74,7 +74,7 @@ def twin_of(module: nn.Module, dtype: torch.dtype, hooks: set[int]) -> nn.Module
     return twin
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
+def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
     """Inputs of a module in another precision."""
     if isinstance(value, Tensor) and value.is_floating_point():
         if UNIT[dtype] > 1e-6:
@@ -82,9 +82,9 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
             value = value.clamp(ends.min, ends.max)
         return value.to(dtype)
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return type(value)(cast(each, dtype) for each in value)
+        return type(value)(cast_inputs(each, dtype) for each in value)
     if type(value) is dict:
-        return {key: cast(each, dtype) for key, each in value.items()}
+        return {key: cast_inputs(each, dtype) for key, each in value.items()}
     return value
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refusing
+from repsim_cli.base.files import local, refuse
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import LARGEST, NotNegative
-from repsim_cli.data.files import existing
-from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, checked, natural
+from repsim_cli.data.files import find_file
+from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, check, natural
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.sentence_files import of_sentences, prompt_files, prompts_of, sentence_file
 from repsim_cli.models.source import Precomputed, PrecomputedIds
@@ -60,17 +60,17 @@ def precomputed(
     if layer_ids is not None:
         known = ["embed" if number == 0 else f"resid_post@{number - 1}" for number in layer_ids]
         return of_sentences(prompts_of(place, prompts, known), layers, known)
-    file = place if place.is_dir() else existing(path, list(OPENERS))
+    file = place if place.is_dir() else find_file(path, list(OPENERS))
     what = f"complete {file.suffix} file of numbers" if file.is_file() else "folder of a data set, nor of files of vLLM"
     broken = (f"path: not a {what}", path, "write it again")
-    with refusing(*broken):
+    with refuse(*broken):
         if file.suffix in (".hdf5", ".h5") and (archive := sentence_file(file)) is not None:
             return of_sentences(archive, layers)
         shapes, read, integers = OPENERS[file.suffix if file.is_file() else ".parquet"](file)
-    key, belongs = _named("ids", ids, IDS, integers), _named("documents", documents, DOCUMENTS, integers)
+    key, belongs = _find_named("ids", ids, IDS, integers), _find_named("documents", documents, DOCUMENTS, integers)
     names = layers if layers is not None else sorted((x for x in shapes if x not in (key, belongs)), key=natural)
     rows = _rows(path, names, shapes)
-    with refusing(*broken):  # external storage that is missing, or a filter that is not installed
+    with refuse(*broken):  # external storage that is missing, or a filter that is not installed
         for name in names:
             read(name, slice(1))
     files = [file] if file.is_file() else sorted(place.rglob("*.arrow"))
@@ -78,13 +78,13 @@ def precomputed(
         names=names,
         rows=rows,
         widths=[shapes[name][0][1] for name in names],
-        read=checked(file, read),
+        read=check(file, read),
         identity=lambda: {"source": str(file), "weights_hash": hash_files(files)},
     )
     if 4 * stored.rows * sum(stored.widths) <= AT_ONCE:
         for name in names:
             problem, got = f"path: rows of '{name}' in '{path}' cannot be read", f"0 to {stored.rows - 1}"
-            with refusing(problem, got, "write the file again"):
+            with refuse(problem, got, "write the file again"):
                 x = read(name, slice(0, stored.rows))
             _check_finite(place, name, x)
     if belongs is not None:
@@ -92,7 +92,7 @@ def precomputed(
     return stored if key is None else _with_ids(stored, key, integers[key]())
 
 
-def _named(what: str, name: str | None, usual: Sequence[str], integers: Ids) -> str | None:
+def _find_named(what: str, name: str | None, usual: Sequence[str], integers: Ids) -> str | None:
     """The array of ids or of documents. Raises BadInput where there is none of the name that was given."""
     found = name or next((each for each in usual if each in integers), None)
     if found is not None and found not in integers:

@@ -1,7 +1,7 @@
 """Tables of types with blocks that have no attention: state-space models, recurrent networks and their hybrids."""
 
 from repsim_cli.models.decoders import LLAMA
-from repsim_cli.models.points import ABSENT, NO_ATTENTION, STREAM, Architecture, Point, Tables, dense, varied
+from repsim_cli.models.points import ABSENT, NO_ATTENTION, STREAM, Architecture, Point, Tables, dense, vary
 
 NO_MLP = "the block has one part, without an MLP"
 SHARED = "its blocks of attention read the embeddings beside the stream"
@@ -61,10 +61,10 @@ RECURRENT: Tables = {
         value="temporal_block.v_proj",
         final_norm="final_norm",
     ),
-    "jamba": varied(HYBRID, block={"mlp_out": Point("feed_forward"), "router": Point("feed_forward.router")}),
+    "jamba": vary(HYBRID, block={"mlp_out": Point("feed_forward"), "router": Point("feed_forward.router")}),
     "bamba": HYBRID,
     "lfm2": LFM2,
-    "lfm2_moe": varied(LFM2, block={"mlp_out": Point("feed_forward"), "router": Point("feed_forward.gate")}),
+    "lfm2_moe": vary(LFM2, block={"mlp_out": Point("feed_forward"), "router": Point("feed_forward.gate")}),
     "qwen3_next": LLAMA,
     "qwen3_5_text": LLAMA,
     "qwen3_5_moe_text": LLAMA,

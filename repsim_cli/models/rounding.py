@@ -33,7 +33,7 @@ class Quantize:
     bits: Annotated[int, Field(ge=2, le=16)] = 8
 
 
-def marked(source: Source, quantize: Quantize) -> Source:
+def mark(source: Source, quantize: Quantize) -> Source:
     """The source, whose identity says how its weights are made coarser."""
 
     def identity() -> dict[str, Any]:
@@ -46,14 +46,14 @@ def marked(source: Source, quantize: Quantize) -> Source:
 
 def with_rounding(source: Source, quantize: Quantize) -> Source:
     return replace(
-        marked(source, quantize),
-        load=lambda eager, how=WHOLE: rounded(source.load(eager, in_one_place(how)), quantize.bits),
-        with_head=lambda auto, how=WHOLE: rounded(source.with_head(auto, in_one_place(how)), quantize.bits),
+        mark(source, quantize),
+        load=lambda eager, how=WHOLE: round_weights(source.load(eager, in_one_place(how)), quantize.bits),
+        with_head=lambda auto, how=WHOLE: round_weights(source.with_head(auto, in_one_place(how)), quantize.bits),
         parts=False,
     )
 
 
-def rounded(model: nn.Module, bits: int) -> nn.Module:
+def round_weights(model: nn.Module, bits: int) -> nn.Module:
     """The model, its weight matrices in the blocks rounded in place."""
     for name, module in model.named_modules():
         if IN_A_BLOCK.search(name):

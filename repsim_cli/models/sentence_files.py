@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refusing
+from repsim_cli.base.files import readable, refuse
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.models.array_files import FLOATS, checked, floats, natural
+from repsim_cli.models.array_files import FLOATS, check, floats, natural
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.source import PrecomputedWords, Sentence
 
@@ -59,7 +59,7 @@ def prompt_files(place: Path) -> list[Path]:
     files = sorted(place.glob("*.safetensors"), key=lambda file: natural(file.name)) if place.is_dir() else [place]
     if not files or files[0].suffix != ".safetensors" or not files[0].is_file():
         return []
-    with refusing("path: not a complete .safetensors file of numbers", files[0], "write it again"):
+    with refuse("path: not a complete .safetensors file of numbers", files[0], "write it again"):
         names = set(safetensors.safe_open(readable(files[0]), framework="pt").keys())
     return files if names == {STATES, TOKENS} else []
 
@@ -75,7 +75,7 @@ def prompts_of(place: Path, files: Sequence[Path], known: Sequence[str]) -> Sent
     width = None
     for file in files:
         with (
-            refusing("path: not a file of hidden states of vLLM", file, "write it again"),
+            refuse("path: not a file of hidden states of vLLM", file, "write it again"),
             safetensors.safe_open(file, framework="pt") as archive,
         ):
             tokens, shape = archive.get_tensor(TOKENS).tolist(), tuple(archive.get_slice(STATES).get_shape())
@@ -174,7 +174,7 @@ def _rows_of(
         start = ends[first] - len(parts[0])
         return floats(np.concatenate(parts)[rows.start - start : rows.stop - start])
 
-    def ordered(wanted: Sequence[Sentence]) -> PrecomputedWords:
+    def put_in_order(wanted: Sequence[Sentence]) -> PrecomputedWords:
         chosen = []
         for number, sentence in enumerate(wanted):
             key = archive.keys.get(sentence.text)
@@ -194,11 +194,11 @@ def _rows_of(
         names=names,
         rows=int(ends[-1]),
         widths=[archive.width] * len(names),
-        read=checked(archive.file, read),
+        read=check(archive.file, read),
         identity=lambda: {
             "source": str(archive.file),
             "weights_hash": hash_files(list(archive.parts) or [archive.file]),
         },
         sentences=sentences,
-        ordered=ordered,
+        put_in_order=put_in_order,
     )

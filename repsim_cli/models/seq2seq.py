@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from repsim_cli.models.encoders import LOCAL
-from repsim_cli.models.points import Architecture, Point, Tables, dense, varied, without
+from repsim_cli.models.points import Architecture, Point, Tables, dense, vary, without
 
 
 def stacks(encoder: Architecture, decoder: Architecture) -> Architecture:
@@ -23,7 +23,7 @@ def stacks(encoder: Architecture, decoder: Architecture) -> Architecture:
 WRAPPED = ("mbart", "plbart")
 
 
-def shifted(
+def shift(
     config: Any, ids: Int[Tensor, "b s"], mask: Bool[Tensor, "b s"]
 ) -> tuple[Int[Tensor, "b s"], Bool[Tensor, "b s"]]:
     """What the decoder reads, and its mask: the ids one place to the right, behind the start token."""
@@ -50,14 +50,14 @@ def _t5(config: Any, name: str = "DenseReluDense") -> Architecture:
         )
 
     cross = {"cross_out": Point("layer.1.EncDecAttention.o")}
-    return stacks(stack("encoder", "layer.1"), varied(stack("decoder", "layer.2"), block=cross))
+    return stacks(stack("encoder", "layer.1"), vary(stack("decoder", "layer.2"), block=cross))
 
 
 def _experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
     """The table with MLPs that are mixtures of experts in some blocks."""
 
     def stack(name: str, mlp: str) -> Architecture:
-        return varied(table.stacks[name], block={"mlp_out": Point(mlp), "router": Point(f"{mlp}.router.classifier")})
+        return vary(table.stacks[name], block={"mlp_out": Point(mlp), "router": Point(f"{mlp}.router.classifier")})
 
     return stacks(stack("encoder", encoder), stack("decoder", decoder))
 
@@ -89,7 +89,7 @@ def _bart(
             final_norm=None if final is None else f"{name}.{final}",
         )
 
-    decoder = varied(stack("decoder", f"{cross}_layer_norm"), block={"cross_out": Point(f"{cross}.out_proj")})
+    decoder = vary(stack("decoder", f"{cross}_layer_norm"), block={"cross_out": Point(f"{cross}.out_proj")})
     return stacks(stack("encoder", "self_attn_layer_norm"), decoder)
 
 
@@ -99,7 +99,7 @@ BART = _bart(None)
 def _local(table: Architecture, output: str, value: str) -> Architecture:
     """The table with an encoder whose attention is computed in parts."""
     block = {"z": Point(output, "input"), "attn_out": Point(output)}
-    encoder = varied(table.stacks["encoder"], block=block, value=Point(value))
+    encoder = vary(table.stacks["encoder"], block=block, value=Point(value))
     return stacks(without(encoder, LOCAL, "q", "k", "v", "pattern"), table.stacks["decoder"])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explained, local
+from repsim_cli.base.files import explain, local
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import NotNegative
 from repsim_cli.data.files import json_file
@@ -52,7 +52,7 @@ def series(
     if steps is not None and (len(set(steps)) < len(steps) or min(steps, default=0) < 0):
         raise BadInput(f"steps: not distinct numbers from 0 on, got {steps}; name each step once")
     if shipped is not None:
-        checkpoints = _shipped(shipped, steps)
+        checkpoints = _open_shipped(shipped, steps)
     elif folder is not None:
         checkpoints = [_local(step, place) for step, place in _folders(local(folder), pattern, steps).items()]
     else:
@@ -101,7 +101,7 @@ def _folders(folder: Path, pattern: str, steps: list[int] | None) -> dict[int, P
     return {step: there.get(step, folder / pattern.replace(STEP, str(step))) for step in steps}
 
 
-def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
+def _open_shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
     if name not in SHIPPED_SERIES:
         raise BadInput(f"shipped: no such series, got '{name}'; {did_you_mean(name, SHIPPED_SERIES)}")
     names = SHIPPED_SERIES[name]
@@ -113,13 +113,13 @@ def _shipped(name: str, steps: list[int] | None) -> list[Checkpoint]:
 
 
 def _local(step: int, place: Path) -> Checkpoint:
-    def opened() -> Source:
+    def open_step() -> Source:
         try:
             return replace(local_model(place), metrics=partial(read_metrics, place))
         except OSError as error:
-            raise BadInput(explained(error)) from None
+            raise BadInput(explain(error)) from None
 
-    return Checkpoint(step=step, open=opened)
+    return Checkpoint(step=step, open=open_step)
 
 
 def local_model(place: Path) -> Source:

@@ -21,7 +21,7 @@ class Vocabulary(NamedTuple):
     name: str
 
 
-class Shape(NamedTuple):
+class ModelShape(NamedTuple):
     """config: the keys of config.json that determine shapes. steps: those with a revision in the repository."""
 
     config: dict[str, Any]
@@ -30,10 +30,10 @@ class Shape(NamedTuple):
 
 
 @functools.cache
-def shapes() -> dict[str, Shape]:
+def shapes() -> dict[str, ModelShape]:
     """By hub id; {number} in an id stands for any number."""
     return {
-        hub: Shape(
+        hub: ModelShape(
             entry.get("config", {}),
             Vocabulary(entry["tokenizer"]),
             tuple(
@@ -46,13 +46,13 @@ def shapes() -> dict[str, Shape]:
     }
 
 
-def shape_of(hub: str) -> Shape | None:
+def shape_of(hub: str) -> ModelShape | None:
     """The shipped shape of a hub id; None where it is unknown."""
     known = shapes()
     return known.get(hub) or known.get(re.sub(r"\d+$", "{number}", hub))
 
 
-def planned_shape(hub: str) -> Shape | None:
+def find_planned_shape(hub: str) -> ModelShape | None:
     """The shape that stands for a hub id in a dry run; None outside dry runs, and where it is unknown."""
     return shape_of(hub) if is_dry() else None
 

@@ -113,7 +113,7 @@ def check_spread(hardware: Hardware) -> None:
         check_device("hardware.max_memory_gb", device.replace("cuda", "cuda:"))
 
 
-def spread_of(hardware: Hardware) -> dict[int | str, int] | None:
+def find_spread(hardware: Hardware) -> dict[int | str, int] | None:
     """The most bytes of weights on each device, as accelerate names them; None where models are not spread."""
     if hardware.shard == "none":
         return None
@@ -128,7 +128,7 @@ def spread_of(hardware: Hardware) -> dict[int | str, int] | None:
 
 def placement(source: Source, hardware: Hardware) -> str:
     """Where the weights of a spread model go, in GB; empty for others."""
-    spread = spread_of(hardware)
+    spread = find_spread(hardware)
     if spread is None or not hasattr(source.skeleton, "_no_split_modules"):
         return ""
     from accelerate import infer_auto_device_map

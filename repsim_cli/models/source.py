@@ -19,7 +19,7 @@ from repsim_cli.runs.content import Facts
 from repsim_cli.runs.results import Progress
 
 
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+def name_modules(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules())
 
 
@@ -52,7 +52,7 @@ class Short(NamedTuple):
     why: str
 
 
-class Work(NamedTuple):
+class TrainingWork(NamedTuple):
     """What a training takes at most: its steps, and the tokens of all of them together."""
 
     steps: int
@@ -104,12 +104,12 @@ class Source:
     identity: Callable[[], dict[str, Any]]
     head_width: int
     rotary: int = 0
-    modules: Callable[[nn.Module], dict[str, nn.Module]] = named_modules
+    modules: Callable[[nn.Module], dict[str, nn.Module]] = name_modules
     modality: Modality = "text"
     segments: bool = False
     with_head: WithHead = headless
     make: Callable[[Progress], None] | None = None
-    work: Callable[[], dict[str, Callable[[], Work]]] | None = None
+    work: Callable[[], dict[str, Callable[[], TrainingWork]]] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
     labels: tuple[str, ...] = ()
     hook_points: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Source:
     @property
     def plain(self) -> bool:
         """Whether hook points are at modules of the model itself, not of TransformerLens around them."""
-        return self.modules is named_modules
+        return self.modules is name_modules
 
     @property
     def has_head(self) -> bool:
@@ -163,11 +163,11 @@ class Precomputed:
 class PrecomputedWords(Precomputed):
     """Stored activations whose rows are the words of `sentences`, in their order.
 
-    ordered(sentences): the rows of these sentences. Raises BadInput where one is absent or has other words.
+    put_in_order(sentences): the rows of these sentences. Raises BadInput where one is absent or has other words.
     """
 
     sentences: Sequence[Sentence]
-    ordered: Callable[[Sequence[Sentence]], "PrecomputedWords"]
+    put_in_order: Callable[[Sequence[Sentence]], "PrecomputedWords"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class PrecomputedIds(Precomputed):
 
     ids: Sequence[str]
 
-    def ordered(self, ids: Sequence[str]) -> "PrecomputedIds":
+    def put_in_order(self, ids: Sequence[str]) -> "PrecomputedIds":
         """The rows of these ids, all of which it has."""
         place = {known: number for number, known in enumerate(self.ids)}
         numbers = np.array([place[each] for each in ids])
@@ -245,11 +245,11 @@ def with_keys(model: Model, keys: EveryModel) -> Model:
 
 def _with_keys_of(model: Source | Series, keys: EveryModel) -> Source | Series:
     if isinstance(model, Series):
-        return replace(model, checkpoints=[_opening(checkpoint, keys) for checkpoint in model.checkpoints])
+        return replace(model, checkpoints=[_open_with(checkpoint, keys) for checkpoint in model.checkpoints])
     return _with_keys(model, keys)
 
 
-def _opening(checkpoint: Checkpoint, keys: EveryModel) -> Checkpoint:
+def _open_with(checkpoint: Checkpoint, keys: EveryModel) -> Checkpoint:
     return replace(checkpoint, open=lambda: _with_keys(checkpoint.open(), keys))
 
 
@@ -266,7 +266,7 @@ def _with_keys(source: Source, keys: EveryModel) -> Source:
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedLayer(Protocol):
     """A layer that is read: its name and its number of features."""
 
     @property
@@ -276,7 +276,7 @@ class Named(Protocol):
     def width(self) -> int: ...
 
 
-def facts(label: str, model: "AnySource | Series", layers: Sequence[Named]) -> Facts:
+def facts(label: str, model: "AnySource | Series", layers: Sequence[NamedLayer]) -> Facts:
     """What a manifest says of a model. layers: those that are read of it."""
     read = {"layers": [layer.name for layer in layers], "widths": [layer.width for layer in layers]}
     if isinstance(model, Precomputed):

@@ -7,21 +7,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.base.errors import BadInput, refusing_panics
+from repsim_cli.base.errors import BadInput, refuse_panics
 from repsim_cli.base.files import readable
 from repsim_cli.data.files import json_file
 from repsim_cli.models.checkpoints import (
     SHIPPED,
     hub_files,
     is_local,
+    list_shipped,
+    load_pretrained,
     not_reached,
-    pretrained,
     reason,
-    shipped_names,
 )
 from repsim_cli.models.gguf import is_gguf, once
 from repsim_cli.models.library import library, silent
-from repsim_cli.models.shapes import planned_shape
+from repsim_cli.models.shapes import find_planned_shape
 
 GROWTH = 100
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
@@ -32,18 +32,18 @@ PROBE = "a \uffff"  # a word, and a character outside every vocabulary, so that 
 log = logging.getLogger("repsim")
 
 
-def shared_tokenizer(where: str, revision: str | None = None) -> Any:
+def share_tokenizer(where: str, revision: str | None = None) -> Any:
     """As `tokenizer_of`, made once of a .gguf file: not to be changed."""
     return once(tokenizer_of, where) if is_gguf(where) else tokenizer_of(where, revision)
 
 
 def tokenizer_of(where: str, revision: str | None = None) -> Any:
-    if where in shipped_names():
+    if where in list_shipped():
         where = str(SHIPPED / where)
     elif (TOKENIZERS / where).is_dir():
         where = str(TOKENIZERS / where)
     local = is_local(where)
-    if not local and (shape := planned_shape(where)):
+    if not local and (shape := find_planned_shape(where)):
         return shape.tokenizer
     if Path(where).is_dir() and not any((Path(where) / name).is_file() for name in TOKENIZER_FILES):
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
@@ -51,8 +51,8 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         if (file := Path(where) / name).is_file():
             readable(file)
     try:
-        with silent(), refusing_panics():
-            tokenizer = _bounded(where, revision)
+        with silent(), refuse_panics():
+            tokenizer = _limit(where, revision)
             tokenizer(PROBE, verbose=False)
             tokenizer.name_or_path = where
             _compare_with_pieces(tokenizer, Path(where))
@@ -68,13 +68,13 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         raise not_reached(where, revision, error) from error
 
 
-def _bounded(where: str, revision: str | None) -> Any:
+def _limit(where: str, revision: str | None) -> Any:
     """The tokenizer of a folder or on the hub. Raises ValueError where its texts would grow without end, of a folder
     before it is loaded, which normalises its added tokens."""
     file = Path(where) / "tokenizer.json"
     if file.is_file():
         _check_growth(json_file(file).get("normalizer"))
-    tokenizer = pretrained(library().AutoTokenizer, where, revision)
+    tokenizer = load_pretrained(library().AutoTokenizer, where, revision)
     if tokenizer.is_fast and (part := tokenizer.backend_tokenizer.normalizer) is not None:
         _check_growth(json.loads(part.__getstate__()))
     return tokenizer

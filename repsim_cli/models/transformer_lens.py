@@ -25,16 +25,16 @@ from repsim_cli.base.files import local
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import Seed
 from repsim_cli.models.architectures import lens_architecture, native_architecture
-from repsim_cli.models.checkpoints import hash_files, hub_files, located
+from repsim_cli.models.checkpoints import hash_files, hub_files, locate
 from repsim_cli.models.configs import config_hash, source
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import library
-from repsim_cli.models.loading import WHOLE, Loading, placed
+from repsim_cli.models.loading import WHOLE, Loading, place_model
 from repsim_cli.models.native_weights import fill, weights_file, weights_in
-from repsim_cli.models.shapes import compare_with_shipped, planned_shape, shape_of
+from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, shape_of
 from repsim_cli.models.source import Source
 from repsim_cli.models.tokenizers import TOKENIZER_FILES, tokenizer_of
-from repsim_cli.models.transformers import HEADLESS, check_place, headed, load, place
+from repsim_cli.models.transformers import HEADLESS, check_place, load, load_with_head, place
 
 HEADS = {"bert": "AutoModelForMaskedLM", "roberta": "AutoModelForMaskedLM"}  # the rest: AutoModelForCausalLM
 NATIVE = (
@@ -88,8 +88,8 @@ def transformer_lens(  # noqa: PLR0913 - keys of YAML
     check_place(path, hub, revision)
     native_config = _native_format(path, hub, revision)
     if native_config is not None:
-        return _saved(native_config, path, hub, revision, tokenizer, process_weights)
-    return _bridged(path, hub, revision, tokenizer, process_weights)
+        return _read_saved(native_config, path, hub, revision, tokenizer, process_weights)
+    return _bridge(path, hub, revision, tokenizer, process_weights)
 
 
 class Backbone(nn.Module):
@@ -133,7 +133,7 @@ MISNAMED_NATIVE = r"hook_attn_scores$"
 MISNAMED_NONE = r"^$"
 
 
-def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool) -> Source:
+def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool) -> Source:
     model_place = place(path, hub, revision)
     settings = model_place.config.get_text_config()
     table = lens_architecture(settings)
@@ -152,7 +152,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
     def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
         # its attention is always eager
         model = load(model_place.where, model_place.revision, True, auto)
-        return placed(_backbone(bridge(model), process), how)
+        return place_model(_backbone(bridge(model), process), how)
 
     def skeleton() -> nn.Module:
         """The same modules with a single narrow head: the bridge splits projections, which needs weights."""
@@ -167,7 +167,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         """The model in transformers itself, whose activations equal those of the bridge with raw weights."""
         if process:
             raise BadInput("process_weights: a model with folded norms has no head, got true; leave it false")
-        return headed(model_place.where, model_place.revision, auto_class, how)
+        return load_with_head(model_place.where, model_place.revision, auto_class, how)
 
     misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
     like = source(
@@ -182,7 +182,7 @@ def _bridged(path: str | None, hub: str | None, revision: str | None, tokenizer:
         architecture=table,
         skeleton=skeleton(),
         load=ready,
-        identity=lambda: _marked(like.identity(), process),
+        identity=lambda: _mark(like.identity(), process),
         modules=lambda model: hooks(model, misnamed),
         with_head=whole,
     )
@@ -210,7 +210,7 @@ def _backbone(bridge: Any, process: bool) -> nn.Module:
     return Backbone(bridge).eval()
 
 
-def _marked(identity: dict[str, Any], process: bool) -> dict[str, Any]:
+def _mark(identity: dict[str, Any], process: bool) -> dict[str, Any]:
     """Numbers differ from those of kind: transformers, so the cache needs another name."""
     how = "transformer_lens, processed weights" if process else "transformer_lens"
     return {**identity, "kind": how, "weights_hash": f"{how}: {identity['weights_hash']}"}
@@ -218,10 +218,10 @@ def _marked(identity: dict[str, Any], process: bool) -> dict[str, Any]:
 
 def _native_format(path: str | None, hub: str | None, revision: str | None) -> dict[str, Any] | None:
     """config.json of a model in the native format of TransformerLens; None for the transformers format."""
-    if hub is not None and (shape := planned_shape(hub)):
+    if hub is not None and (shape := find_planned_shape(hub)):
         content = shape.config
     else:
-        where = located(path) if path is not None else hub_files(str(hub), revision, ["config.json"])
+        where = locate(path) if path is not None else hub_files(str(hub), revision, ["config.json"])
         if is_gguf(where):
             return None
         try:
@@ -233,7 +233,7 @@ def _native_format(path: str | None, hub: str | None, revision: str | None) -> d
     return content if isinstance(content, dict) and "model_type" not in content and "d_model" in content else None
 
 
-def _saved(
+def _read_saved(
     saved: dict[str, Any], path: str | None, hub: str | None, revision: str | None, tokenizer: str | None, process: bool
 ) -> Source:
     for key, value in FIXED.items():
@@ -296,7 +296,7 @@ def _native(
         bridge = boot(init=weights_file is None)
         if weights_file is not None:
             fill(bridge, weights_file)
-        return placed(_backbone(bridge, process), how)
+        return place_model(_backbone(bridge, process), how)
 
     def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
         if auto != "AutoModelForCausalLM" or process:
@@ -316,7 +316,7 @@ def _native(
     def identity() -> dict[str, Any]:
         weights_file = file()
         weights = f"seed {seed}" if weights_file is None else hash_files([weights_file])
-        return _marked({**about, "weights_hash": weights, "config_hash": config_hash(settings)}, process)
+        return _mark({**about, "weights_hash": weights, "config_hash": config_hash(settings)}, process)
 
     with torch.device("meta"):
         skeleton = Backbone(boot(init=False))

@@ -29,27 +29,27 @@ from repsim_cli.models.adapters import FILES, adapter_in, base_of, vocabulary, w
 from repsim_cli.models.checkpoints import (
     check_scales,
     check_stray,
+    find_shipped,
     hash_files,
     hub_files,
     is_local,
-    located,
+    load_pretrained,
+    locate,
     names_in,
     not_reached,
-    pretrained,
     reason,
-    shipped_folder,
     weight_files,
 )
 from repsim_cli.models.complete import check_blocks, check_complete
 from repsim_cli.models.configs import config_hash, config_of, inline_config, read_config, source, text_part
 from repsim_cli.models.gguf import is_gguf
 from repsim_cli.models.library import alone, library
-from repsim_cli.models.loading import WHOLE, Loading, in_one_place, placed, uncached
+from repsim_cli.models.loading import WHOLE, Loading, disable_cache, in_one_place, place_model
 from repsim_cli.models.parts import part_of
 from repsim_cli.models.quantized import check_quantize, settings_of
-from repsim_cli.models.rounding import Quantize, marked, with_rounding
+from repsim_cli.models.rounding import Quantize, mark, with_rounding
 from repsim_cli.models.source import Source, headless
-from repsim_cli.models.tokenizers import shared_tokenizer, tokenizer_of
+from repsim_cli.models.tokenizers import share_tokenizer, tokenizer_of
 
 log = logging.getLogger("repsim")
 
@@ -79,7 +79,7 @@ def transformers(
     if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
         check_quantize(quantize, given, adapter)
-        return replace(marked(from_place(at, quantize), quantize), bits=quantize.bits)
+        return replace(mark(from_place(at, quantize), quantize), bits=quantize.bits)
     source = from_place(at)
     if path is not None and not is_gguf(at.where):
         check_blocks(source.skeleton, source.layers, names_in(weight_files(Path(at.where))), at.where)
@@ -120,7 +120,7 @@ def check_place(path: str | None, hub: str | None, revision: str | None) -> None
 def place(path: str | None, hub: str | None, revision: str | None) -> Place:
     """A folder, .gguf file or hub id."""
     check_place(path, hub, revision)
-    return _local_place(located(path)) if path is not None else _hub_place(str(hub), revision)
+    return _local_place(locate(path)) if path is not None else _hub_place(str(hub), revision)
 
 
 @models.register("shipped")
@@ -129,7 +129,7 @@ def shipped(*, name: str) -> Source:
 
     name: tiny_a, tiny_a_step100, tiny_a_step400 or tiny_b.
     """
-    return from_place(_local_place(shipped_folder(name)))
+    return from_place(_local_place(find_shipped(name)))
 
 
 @models.register("random")
@@ -167,7 +167,7 @@ def random(
     if config is not None:
         settings, where, like = inline_config(config), tokenizer, None
     else:
-        like = hub or str(shipped_folder(shipped) if shipped else located(str(path)))
+        like = hub or str(find_shipped(shipped) if shipped else locate(str(path)))
         settings, where = config_of(like, revision), tokenizer or like
     settings = text_part(settings)
 
@@ -187,7 +187,7 @@ def random(
             raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
         # the same backbone as without a head; either may lack a pooler
         model.base_model.load_state_dict(_fresh(settings, seed, False).state_dict(), strict=False)
-        return uncached(placed(model, how))
+        return disable_cache(place_model(model, how))
 
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
@@ -203,7 +203,7 @@ def _fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Modu
         auto = library().AutoModel
         # drawn in float32: the same weights in any dtype
         fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=_attention(eager))
-    return placed(fresh, how)
+    return place_model(fresh, how)
 
 
 def shape_key(trained: Source) -> str:
@@ -215,13 +215,13 @@ def shape_key(trained: Source) -> str:
     return config_hash(config.to_dict())
 
 
-def untrained(trained: Source, seed: int) -> Source:
+def draw_untrained(trained: Source, seed: int) -> Source:
     """A model in the same shape with random weights, without a head."""
     shape = shape_key(trained)
     config: Any = trained.skeleton.config
     return replace(
         trained,
-        load=lambda eager, how=WHOLE: uncached(_fresh(config, seed, eager, how)),
+        load=lambda eager, how=WHOLE: disable_cache(_fresh(config, seed, eager, how)),
         identity=lambda: {"source": f"random weights, seed {seed}, {config.model_type}",
                           "weights_hash": f"seed {seed}, config {shape}", "config_hash": shape},
         with_head=headless,
@@ -263,12 +263,12 @@ def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
     made = source(
         model_place.config,
-        lambda: shared_tokenizer(model_place.where, model_place.revision),
+        lambda: share_tokenizer(model_place.where, model_place.revision),
         lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how, quantize=quantize),
         model_place.identity,
         model_place.where,
         model_place.revision,
-        lambda auto, how=WHOLE: headed(model_place.where, model_place.revision, auto, how, quantize),
+        lambda auto, how=WHOLE: load_with_head(model_place.where, model_place.revision, auto, how, quantize),
     )
     quantized = getattr(model_place.config, "quantization_config", None) is not None
     parts = not quantized and quantize is None and not is_gguf(model_place.where)
@@ -287,22 +287,24 @@ def load(
 
     A head or pooler that the checkpoint lacks is NaN, so that its outputs are refused instead of random.
     """
-    model, lacking = _loaded(where, revision, eager, auto, how, quantize)
+    model, lacking = _load(where, revision, eager, auto, how, quantize)
     weights = model.state_dict()
     for key in lacking:
         weights[key].fill_(torch.nan)
     return model
 
 
-def headed(where: str, revision: str | None, auto: str, how: Loading = WHOLE, quantize: Quantize | None = None) -> Any:
+def load_with_head(
+    where: str, revision: str | None, auto: str, how: Loading = WHOLE, quantize: Quantize | None = None
+) -> Any:
     """The whole model of an auto class, in eval mode. Raises BadInput where the checkpoint lacks the head.
 
     Some text backbones have no class with a head; then it is the model with all its parts, which reads text alone too.
     """
-    model, lacking = _loaded(where, revision, False, auto, how, quantize)
+    model, lacking = _load(where, revision, False, auto, how, quantize)
     if lacking:
         raise BadInput(f"path: its checkpoint has no head for {auto}, got '{where}' without {lacking[0]}; {HEADLESS}")
-    return uncached(model)
+    return disable_cache(model)
 
 
 def types_with(auto: str) -> set[str]:
@@ -330,7 +332,7 @@ TEXT_KEYS = {
 HEADLESS = "use a model that was trained with that head"
 
 
-def _loaded(
+def _load(
     where: str, revision: str | None, eager: bool, auto: str, how: Loading, quantize: Quantize | None = None
 ) -> tuple[Any, list[str]]:
     """The model, and the names of weights outside the backbone that the checkpoint lacks.
@@ -366,7 +368,7 @@ def _loaded(
         kind = part_of(_class_of(kind, settings["config"]), how.kept)
     try:
         with alone():
-            model, info = pretrained(
+            model, info = load_pretrained(
                 kind,
                 where,
                 revision,

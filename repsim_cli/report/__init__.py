@@ -65,7 +65,7 @@ def save_overview(root: Path, progress: Progress = quiet) -> Path:
     file, made_by = root / overview.FILE, version("repsim-cli")
     before = _data(file)
     known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
-    data = {"root": root.name, "made_by": made_by, "runs": overview.listed(root, FILE, known, progress)}
+    data = {"root": root.name, "made_by": made_by, "runs": overview.list_runs(root, FILE, known, progress)}
     if not data["runs"]:
         raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
     write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("common.js", "overview.js")).encode())
@@ -77,9 +77,9 @@ def _html(title: str, data: dict[str, Any], style_names: Sequence[str], script_n
     parts = {
         "policy": f"default-src 'none'; img-src data:; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; "
         "base-uri 'none'; form-action 'none'",
-        "title": _escaped(title),
+        "title": _escape(title),
         "styles": "".join(f"<style>{text}</style>" for text in styles),
-        "data": embedded(data),
+        "data": embed_json(data),
         "scripts": "".join(f"<script>{text}</script>" for text in scripts),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
@@ -93,10 +93,10 @@ def _data(file: Path) -> dict[str, Any]:
         return {}
 
 
-def embedded(value: Any) -> str:
+def embed_json(value: Any) -> str:
     """Strict JSON in ASCII that cannot end the element it stands in.
 
-    >>> embedded({"label": "</script>&\\u2028"})
+    >>> embed_json({"label": "</script>&\\u2028"})
     '{"label": "\\\\u003c/script\\\\u003e\\\\u0026\\\\u2028"}'
     """
     return json.dumps(_still(value), allow_nan=False).translate(ESCAPED)
@@ -119,5 +119,5 @@ def _hashes(texts: Sequence[str]) -> str:
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return html.escape(_still(text)).encode("ascii", "xmlcharrefreplace").decode()

@@ -12,7 +12,7 @@ from repsim_cli.base.documents import flat
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.heatmap import heatmap
-from repsim_cli.runs.reader import applied_config, read_array, read_manifest, read_results
+from repsim_cli.runs.reader import read_applied_config, read_array, read_manifest, read_results
 
 SMALLEST_RANGE = 1e-12
 UNSAID = ("name", "figures", "analyses", "claims")  # keys of a configuration that no number rests on
@@ -20,7 +20,7 @@ PLACE = ("source", "commit", "revision")  # where a manifest says that a model i
 NONE = "none"
 
 
-class Inputs(NamedTuple):
+class RunInputs(NamedTuple):
     """What two runs rest on and differ in. settings: by key the value of each. texts: what each read. models: by label,
     how."""
 
@@ -29,7 +29,7 @@ class Inputs(NamedTuple):
     models: dict[str, str]
 
 
-def inputs(first: Path, second: Path) -> Inputs:
+def inputs(first: Path, second: Path) -> RunInputs:
     """Finds the settings, texts and models in which two runs differ."""
     configs = [_settings(folder) for folder in (first, second)]
     keys = [key for key in dict.fromkeys([*configs[0], *configs[1]]) if configs[0].get(key) != configs[1].get(key)]
@@ -49,14 +49,16 @@ def inputs(first: Path, second: Path) -> Inputs:
         for label in models[0]
         if label not in differ and _weights(models[0][label]) != _weights(models[1][label])
     }
-    return Inputs(settings, texts, differ)
+    return RunInputs(settings, texts, differ)
 
 
 def _settings(folder: Path) -> dict[str, str]:
     """The configuration of a run by key; of `model` nothing, since what a model is stands in the manifest."""
     if not (folder / "config.yaml").is_file():
         return {}
-    return dict(flat({key: value for key, value in applied_config(folder).items() if key not in (*UNSAID, "model")}))
+    return dict(
+        flat({key: value for key, value in read_applied_config(folder).items() if key not in (*UNSAID, "model")})
+    )
 
 
 def _identity(data: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -76,7 +78,7 @@ def _weights(about: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in about.items() if key not in PLACE}
 
 
-class Difference(NamedTuple):
+class PairDifference(NamedTuple):
     """A pair of models under a measure; `block` is the second run minus the first on the layers that both have, NaN
     where a run has no value. error: the standard error of the difference, as if the runs were independent; None where a
     run has none."""
@@ -134,7 +136,7 @@ class Difference(NamedTuple):
         return None if units is None or np.isnan(units[self._most]) else float(units[self._most])
 
 
-def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
+def compare(first: Path, second: Path) -> tuple[list[PairDifference], list[str]]:
     """The differences, and what only one of the runs has. Raises BadInput where they share nothing."""
     left, right = _blocks(first), _blocks(second)
     differences, unmatched = [], []
@@ -155,7 +157,7 @@ def compare(first: Path, second: Path) -> tuple[list[Difference], list[str]]:
         if np.isnan(block).all():
             unmatched.append(f"{key[0]}: {key[1]} x {key[2]} have no cell with a value in both")
             continue
-        differences.append(Difference(*key, rows, columns, block, error))
+        differences.append(PairDifference(*key, rows, columns, block, error))
     if not differences:
         raise BadInput(f"RUN: the runs share no measure and pair of models, got {first} and {second}; compare others")
     return differences, unmatched
@@ -184,7 +186,7 @@ def _blocks(folder: Path) -> dict[tuple[str, str, str], _Block]:
     return blocks
 
 
-def table(differences: list[Difference]) -> list[dict[str, Any]]:
+def table(differences: list[PairDifference]) -> list[dict[str, Any]]:
     """A row per measure and pair of models."""
     return [
         {
@@ -202,14 +204,14 @@ def table(differences: list[Difference]) -> list[dict[str, Any]]:
     ]
 
 
-def figures(differences: list[Difference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+def figures(differences: list[PairDifference], names: tuple[str, str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A heatmap per measure and pair of models, zero in the middle of the scale. names: of the two runs."""
     for number, difference in enumerate(differences):
         name = slug(difference.measure, f"{number:02d}", difference.rows, difference.columns)
         yield name, partial(_figure, difference, names)
 
 
-def _figure(difference: Difference, names: tuple[str, str]) -> Any:
+def _figure(difference: PairDifference, names: tuple[str, str]) -> Any:
     most = max(difference.largest, SMALLEST_RANGE)
     title = f"{difference.measure}: difference\n{names[1]} minus {names[0]}"
     figure, axes = heatmap(

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli.base.plain import Name, csv_bytes, escaped, once
+from repsim_cli.base.plain import Name, csv_bytes, escape, once
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.findings import answering
 from repsim_cli.runs.content import QUANTITIES, Curve, Matrix
@@ -73,7 +73,7 @@ def _matrix(folder: Path, name: str, about: str, matrix: Matrix) -> Sheet:
     values = read_array(folder, matrix.values)
     sides = zip((matrix.rows.layers, matrix.columns.layers), values.shape, strict=True)
     rows, columns = (names if len(names) == count else list(map(str, range(count))) for names, count in sides)
-    cells = [[row, *map(_known, numbers)] for row, numbers in zip(rows, values.tolist(), strict=True)]
+    cells = [[row, *map(_omit_nan, numbers)] for row, numbers in zip(rows, values.tolist(), strict=True)]
     return Sheet(name, about, ["layer", *columns], cells, long=columns is not matrix.columns.layers)
 
 
@@ -81,11 +81,11 @@ def _pairs(folder: Path, measure: str, matrix: Matrix) -> Iterator[list[Any]]:
     parts = {what: read_array(folder, path) for what, path in matrix.cells.items()}
     for i, layer in enumerate(matrix.rows.layers):
         for j, other in enumerate(matrix.columns.layers):
-            cells = [_known(parts[what][i, j].item()) if what in parts else None for what in QUANTITIES]
+            cells = [_omit_nan(parts[what][i, j].item()) if what in parts else None for what in QUANTITIES]
             yield [measure, matrix.rows.model, layer, matrix.columns.model, other, *cells]
 
 
-def _known(number: float) -> float | None:
+def _omit_nan(number: float) -> float | None:
     """None for NaN, which says that a cell has no value."""
     return None if math.isnan(number) else number
 
@@ -156,7 +156,7 @@ def as_latex(sheet: Sheet) -> bytes:
         f"% {_line(sheet.about)}; needs \\usepackage{{booktabs}}",
         f"\\begin{{tabular}}{{{kinds}}}",
         "\\toprule",
-        " & ".join(map(_escaped, sheet.columns)) + " \\\\",
+        " & ".join(map(_escape, sheet.columns)) + " \\\\",
         "\\midrule",
         *(" & ".join(map(_cell, row)) + " \\\\" for row in sheet.rows),
         "\\bottomrule",
@@ -177,16 +177,16 @@ def _cell(cell: Any) -> str:
     if cell is None:
         return "--"
     if not isinstance(cell, float):
-        return _escaped(str(cell))
+        return _escape(str(cell))
     if cell == 0 or 1e-3 <= abs(cell) < 1e5:
         return f"{cell:.3f}" if cell >= 0 else f"${cell:.3f}$"
     digits, _, power = f"{cell:.3g}".partition("e")
     return f"${digits} \\times 10^{{{int(power)}}}$" if power else f"${digits}$"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return "".join(SPECIAL.get(c, c) for c in _line(text))
 
 
 def _line(text: str) -> str:
-    return escaped(" ".join(text.split()))
+    return escape(" ".join(text.split()))

@@ -95,7 +95,7 @@ def methods(manifest: Mapping[str, Any], whole: Results) -> str:
     return " ".join(filter(None, parts))
 
 
-def cited(manifest: Mapping[str, Any], whole: Results) -> list[str]:
+def list_citations(manifest: Mapping[str, Any], whole: Results) -> list[str]:
     """Lists what a paper on the run cites: repsim in the version that made it, and the source of each measure."""
     sources = dict.fromkeys(m.card.get("source") for m in whole.measures)
     return [f"repsim, version {_version(manifest)} (CITATION.cff)", *(str(source) for source in sources if source)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.runs.folders import found, undamaged
+from repsim_cli.runs.folders import find_folders, list_undamaged
 from repsim_cli.runs.reader import read_config
 from repsim_cli.runs.results import Progress, quiet
 
@@ -20,16 +20,16 @@ MOST = 100  # the newest runs that have a thumbnail
 SIZE = (240, 160)  # of a thumbnail, pixels at most
 
 
-def listed(root: Path, page: str, before: Mapping[str, Any], progress: Progress = quiet) -> list[dict[str, Any]]:
+def list_runs(root: Path, page: str, before: Mapping[str, Any], progress: Progress = quiet) -> list[dict[str, Any]]:
     """The runs under root, newest first, as strict JSON.
 
     page: the name of a run's own page in its folder. before: runs of the last page by their folder; those that ended
     and did not change since are taken from it, unread.
     """
-    folders = progress(list(found(root)), label="reading", unit="runs")
+    folders = progress(list(find_folders(root)), label="reading", unit="runs")
     runs = [run for folder in folders for run in _of(folder, root, before)]
     runs.sort(key=lambda run: (run["started"], run["folder"]), reverse=True)
-    return [_linked(run, root, page, before.get(run["folder"], {}), number < MOST) for number, run in enumerate(runs)]
+    return [_add_link(run, root, page, before.get(run["folder"], {}), number < MOST) for number, run in enumerate(runs)]
 
 
 def _of(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -39,7 +39,7 @@ def _of(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[st
     if known.get("changed") == changed and known["status"] not in ("running", "killed"):
         yield {name: value for name, value in known.items() if name not in ("page", "thumbnail", "stamp")}
         return
-    for _, manifest in undamaged([folder]):
+    for _, manifest in list_undamaged([folder]):
         config = {} if manifest.keys() >= {"models", "measures"} else _config(folder)
         yield {
             "name": manifest["name"],
@@ -58,7 +58,9 @@ def _of(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[st
         }
 
 
-def _linked(run: Mapping[str, Any], root: Path, page: str, known: Mapping[str, Any], thumbnail: bool) -> dict[str, Any]:
+def _add_link(
+    run: Mapping[str, Any], root: Path, page: str, known: Mapping[str, Any], thumbnail: bool
+) -> dict[str, Any]:
     """A run with the link to its page and, where it is asked for, its thumbnail; that of before where the figure is the
     same."""
     folder = root / run["folder"]

@@ -22,12 +22,12 @@ from repsim_cli.findings.sentences import beyond
 from repsim_cli.report import headline
 from repsim_cli.report.studies import leads
 from repsim_cli.runs import so_far
-from repsim_cli.runs.behind import Kept, kept_rows
+from repsim_cli.runs.behind import Kept, read_rows
 from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, OF_BLOCKS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.runs.reader import (
     closest,
     has_results,
-    marked,
+    mark,
     read_array,
     read_config,
     read_manifest,
@@ -60,7 +60,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     among: runs of the page, which share its room. A run with more numbers than its share has block means of them.
     """
     manifest = read_manifest(folder)
-    whole = marked(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
+    whole = mark(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     remedied = {
         measured.label: (base, remedy, measured)
         for base, by_remedy in whole.under_remedies().items()
@@ -76,7 +76,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     block = math.ceil(math.sqrt(count * among / NUMBERS)) or 1
     untrained = {label for label, of in manifest.get("facts", {}).items() if not of.get("trained", True)}
     configured = (folder / "config.yaml").is_file()
-    kept = kept_rows(folder)
+    kept = read_rows(folder)
     about = {key: value for key, value in {"analyses": whole.analyses, **whole.about}.items() if value}
     facts = {key: list(flat(value, key)) for key, value in about.items()}
     short = {key for key, leaves in facts.items() if len(leaves) <= LEAVES and all(len(x) <= SHORT for _, x in leaves)}
@@ -91,10 +91,10 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "title": headline.title(manifest, whole),
         "question": headline.question(manifest, whole),
         "said": headline.sentences(whole, partial(read_array, folder), kept) if not maps else [],
-        "rows": _coded(kept) if kept and among == 1 else None,
+        "rows": _encode(kept) if kept and among == 1 else None,
         "leads": leads(whole),
         "methods": headline.methods(manifest, whole),
-        "cite": headline.cited(manifest, whole),
+        "cite": headline.list_citations(manifest, whole),
         "measures": [
             _measure(measure, block, partial(_array, folder, arrays, whole, measure), untrained) for measure in measures
         ],
@@ -105,7 +105,7 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
         "curves": [(name, asdict(curve)) for name, curve in whole.curves.items()],
         "claims": [{**asdict(claim), "decided": claim.decided, "over": claim.over} for claim in whole.claims],
         "figures": [
-            {**figure, "data": drawn_from(figure["name"], whole)}
+            {**figure, "data": say_source(figure["name"], whole)}
             for figure in _figures(folder, min(MOST, BOTH - 8 * count // block**2))
         ],
         "facts": [leaf for key in facts if key in short for leaf in facts[key]],
@@ -137,13 +137,13 @@ def _figures(folder: Path, left: int) -> Iterator[dict[str, Any]]:
         whole = left >= 0
         yield {
             "name": file.stem,
-            "seen": _seen(png),
+            "seen": _read_title(png),
             "png": base64.b64encode(png).decode() if whole else None,
             "svg": base64.b64encode(svg).decode() if whole and svg else None,
         }
 
 
-def _seen(png: bytes) -> str:
+def _read_title(png: bytes) -> str:
     """The first line of a figure's title, which stands in its file; empty where it has none."""
     from PIL import Image, UnidentifiedImageError  # of matplotlib, which drew it
 
@@ -154,7 +154,7 @@ def _seen(png: bytes) -> str:
         return ""
 
 
-def drawn_from(figure: str, whole: Results) -> dict[str, list[str]]:
+def say_source(figure: str, whole: Results) -> dict[str, list[str]]:
     """What the page saves beside a figure: the names of the curves, the measure or the table that it shows, as far as
     its name says; empty where it does not."""
     if figure.startswith("stitching-curves"):
@@ -268,7 +268,7 @@ def _array(
     return array
 
 
-def _coded(kept: Kept) -> dict[str, Any]:
+def _encode(kept: Kept) -> dict[str, Any]:
     """What is kept of the rows, with its arrays in base64, little-endian."""
     arrays = {name: array.astype(array.dtype.newbyteorder("<")) for name, array in kept.arrays.items()}
     return {**kept.about, **{name: base64.b64encode(array.tobytes()).decode() for name, array in arrays.items()}}

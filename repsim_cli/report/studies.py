@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.base.plain import escaped
+from repsim_cli.base.plain import escape
 from repsim_cli.runs.content import Curve, Results, Table
 
 MOST = 6  # sentences
@@ -40,7 +40,7 @@ def _probes(whole: Results) -> Iterator[str]:
             yield f"{row['model']} tells {row['target']} best at {row['nearest']}: {numbers}"
 
 
-def _stitching(whole: Results) -> Iterator[str]:
+def _say_stitching(whole: Results) -> Iterator[str]:
     """What a stitch costs, after which layer least and most."""
     rows = [
         row
@@ -63,12 +63,12 @@ def _stitching(whole: Results) -> Iterator[str]:
         least, most = known[0], known[-1]
         error = "" if least["penalty se"] is None else f" (se {round(least['penalty se'], 5):.2g})"
         yield (
-            f"{tail} goes on from {head} at a loss of {_lost(least)} than alone{error} after {least['head layer']}, "
-            f"and {_lost(most)} after {most['head layer']}{_misled(known)}"
+            f"{tail} goes on from {head} at a loss of {_say_lost(least)} than alone{error} after "
+            f"{least['head layer']}, and {_say_lost(most)} after {most['head layer']}{_say_misled(known)}"
         )
 
 
-def _misled(rows: Sequence[Mapping[str, Any]]) -> str:
+def _say_misled(rows: Sequence[Mapping[str, Any]]) -> str:
     """Says where stitches work without shared rows; nothing of runs before that was measured."""
     layers = [row["head layer"] for row in rows if row.get("misleads") == "yes"]
     if not layers:
@@ -76,7 +76,7 @@ def _misled(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"; but beyond the right answers its rows explain almost nothing of those of the tail ({', '.join(layers)})"
 
 
-def _lost(row: Mapping[str, Any]) -> str:
+def _say_lost(row: Mapping[str, Any]) -> str:
     """A penalty in words: that of a better stitch is negative, and rounding is none."""
     return f"{round(abs(row['penalty']), 5):.2g} nats {'less' if row['penalty'] < -5e-6 else 'more'}"
 
@@ -140,14 +140,13 @@ def _verify(whole: Results) -> Iterator[str]:
             yield f"{about['candidate']} beside {about['reference']}: {' '.join(line.split())}"
 
 
-def _tuned(whole: Results) -> Iterator[str]:
+def _say_tuned(whole: Results) -> Iterator[str]:
     """On which tokens the outputs change most."""
     for (model, by), rows in groupby(
         _records(whole, "tokens that change most"), key=lambda row: (row["model"], row["by"])
     ):
         most = ", ".join(
-            f"'{escaped(row['token'].strip(' '))}' {row['value']:.2g}"
-            for row, _ in zip(rows, range(MOST), strict=False)
+            f"'{escape(row['token'].strip(' '))}' {row['value']:.2g}" for row, _ in zip(rows, range(MOST), strict=False)
         )
         yield f"{model}: the tokens that change most, by {by}: {most}"
 
@@ -270,12 +269,12 @@ def _mean(curve: Curve) -> list[float | int | None]:
 
 LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
     "probes": _probes,
-    "stitching": _stitching,
+    "stitching": _say_stitching,
     "universality": _universality,
     "convergence": _convergence,
     "similarity": _sub_networks,
     "verify": _verify,
-    "tuned": _tuned,
+    "tuned": _say_tuned,
     "universal_neurons": _neurons,
     "features": _features,
     "finetune": _classifiers,

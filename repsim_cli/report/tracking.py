@@ -25,7 +25,7 @@ PROJECT = "repsim"  # of wandb, experiment of mlflow
 
 
 @dataclass(frozen=True)
-class Record:
+class TrackedRun:
     """What is logged of a run folder."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Record:
         return sorted((self.folder / "figures").rglob("*.png"))
 
 
-def tensorboard(record: Record) -> None:
+def tensorboard(record: TrackedRun) -> None:
     """Into tensorboard/ of the run folder: `tensorboard --logdir outputs` finds it."""
     from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
@@ -79,7 +79,7 @@ def tensorboard(record: Record) -> None:
                 writer.add_image(file.stem, np.asarray(image.convert("RGB")), dataformats="HWC")
 
 
-def mlflow(record: Record) -> None:
+def mlflow(record: TrackedRun) -> None:
     """Into the experiment `repsim`, or the one that MLFLOW_EXPERIMENT_NAME names."""
     import mlflow
 
@@ -98,7 +98,7 @@ def mlflow(record: Record) -> None:
             mlflow.log_artifact(str(file), "figures")
 
 
-def wandb(record: Record) -> None:
+def wandb(record: TrackedRun) -> None:
     """Into wandb/ of the run folder, which `wandb sync` sends, unless WANDB_MODE=online is set."""
     import wandb
 
@@ -124,7 +124,7 @@ def wandb(record: Record) -> None:
         wandb.teardown()  # the service writes the last records of an offline run after finish has returned
 
 
-TRACKERS: dict[str, Callable[[Record], None]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
+TRACKERS: dict[str, Callable[[TrackedRun], None]] = {"tensorboard": tensorboard, "mlflow": mlflow, "wandb": wandb}
 
 
 def check(name: Any) -> None:
@@ -136,7 +136,7 @@ def check(name: Any) -> None:
 def track(name: str, run: Run) -> None:
     """Logs what the run has found. What goes wrong is a warning, so that the run is not lost."""
     try:
-        TRACKERS[name](Record(run.folder, reader.read_config(run.folder)))
+        TRACKERS[name](TrackedRun(run.folder, reader.read_config(run.folder)))
     except Exception as error:  # of a library or its server: any
         run.warn(f"track: {name} did not log the run ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
 

@@ -35,7 +35,7 @@ class Kept(NamedTuple):
     arrays: Mapping[str, np.ndarray]
 
 
-def kept_rows(folder: Path) -> Kept | None:
+def read_rows(folder: Path) -> Kept | None:
     """Reads what a run kept of its rows; None where it kept none.
 
     Raises BadInput where it is damaged.

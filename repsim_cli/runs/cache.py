@@ -36,7 +36,7 @@ import xxhash
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explained, in_utf8, walk
+from repsim_cli.base.files import explain, in_utf8, walk
 from repsim_cli.runs.results import alive, dumps
 
 log = logging.getLogger("repsim")
@@ -60,13 +60,13 @@ def limit() -> int:
         return DEFAULT_LIMIT
 
 
-def set_limit(size: int) -> None:
+def write_limit(size: int) -> None:
     try:
         root().mkdir(parents=True, exist_ok=True)
         (root() / "limit").write_text(f"{size}\n")
         trim()
     except OSError as error:
-        raise BadInput(explained(error, advice=ELSEWHERE)) from None
+        raise BadInput(explain(error, advice=ELSEWHERE)) from None
 
 
 def parse_size(text: str) -> int:
@@ -207,7 +207,7 @@ def _delete(place: Path) -> None:
 
 
 @contextmanager
-def using(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
+def use(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
     """The entries of these keys, for reading or, where they are not complete, for computing.
 
     One process computes an entry while others wait for it. The entries are not removed while the context lasts.
@@ -282,7 +282,7 @@ def _sizes() -> dict[Path, int]:
             except PermissionError as error:
                 closed.append(error)
     if closed:
-        log.warning("cache: %d folders are not counted; %s", len(closed), explained(closed[0]))
+        log.warning("cache: %d folders are not counted; %s", len(closed), explain(closed[0]))
     return {folder: used[folder][1] for folder in sorted(used, key=lambda folder: used[folder][0])}
 
 
@@ -319,7 +319,7 @@ def trim(size: int | None = None) -> tuple[int, int]:
         except PermissionError as error:
             kept.append(error)
     if kept:
-        log.warning("cache: %d entries cannot be removed; %s", len(kept), explained(kept[0]))
+        log.warning("cache: %d entries cannot be removed; %s", len(kept), explain(kept[0]))
     return removed, total
 
 

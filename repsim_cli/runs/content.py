@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from repsim_cli.base.documents import Unreadable, shown
-from repsim_cli.base.plain import counted
+from repsim_cli.base.documents import Unreadable, show
+from repsim_cli.base.plain import say_count
 
 SCHEMA = 2
 Numbers = list[float | int | None]  # None: a gap
@@ -273,7 +273,7 @@ class Verdict:
         >>> Verdict(**more, **numbers, threshold=0.0, verdict="holds", unit="pair of models", units=3).over
         '3 pairs of models'
         """
-        return counted(self.units, self.unit) if self.unit and self.units is not None else ""
+        return say_count(self.units, self.unit) if self.unit and self.units is not None else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,11 +390,11 @@ def from_json(document: Mapping[str, Any]) -> Results:
 
     for key in (part.name for part in dataclasses.fields(Results)):
         if key not in document:
-            raise Unreadable(f"no {key}, got {shown(list(document))}")
+            raise Unreadable(f"no {key}, got {show(list(document))}")
     try:
         return _adapter().validate_python(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
         what = first["msg"].removeprefix("Input should be ")
-        raise Unreadable(f"{path}: {what}, got {shown(first['input'])}") from None
+        raise Unreadable(f"{path}: {what}, got {show(first['input'])}") from None

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explained, walk
+from repsim_cli.base.files import explain, walk
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.runs.reader import lasted, read_config, read_manifest, what
+from repsim_cli.runs.reader import count_seconds, read_config, read_manifest, what
 from repsim_cli.runs.results import differences, linkless, outputs_root
 
 log = logging.getLogger("repsim")
@@ -17,28 +17,31 @@ log = logging.getLogger("repsim")
 def runs(root: Path) -> list[Path]:
     """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
     warning."""
-    return [folder for folder, _ in sorted(undamaged(found(root)), key=lambda run: (run[1]["started"], str(run[0])))]
+    return [
+        folder
+        for folder, _ in sorted(list_undamaged(find_folders(root)), key=lambda run: (run[1]["started"], str(run[0])))
+    ]
 
 
-def found(root: Path) -> Iterator[Path]:
+def find_folders(root: Path) -> Iterator[Path]:
     """All folders under root that have a manifest, which is not read."""
-    return (folder for folder, _, names in walk(root, _left_out) if "manifest.json" in names)
+    return (folder for folder, _, names in walk(root, _warn_left_out) if "manifest.json" in names)
 
 
-def undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+def list_undamaged(folders: Iterable[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Run folders and their manifests."""
     for folder in folders:
         try:
             yield folder, read_manifest(folder)
         except OSError as error:
-            _left_out(error)
+            _warn_left_out(error)
         except BadInput as error:
             log.warning("%s", error)
 
 
-def _left_out(error: OSError) -> None:
+def _warn_left_out(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):  # there is no run yet, or it was just removed
-        log.warning("%s; its runs are left out", explained(error))
+        log.warning("%s; its runs are left out", explain(error))
 
 
 def find(run: str, root: Path | None = None) -> Path:
@@ -77,15 +80,15 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
             "job": job.name,
             "overrides": " ".join(read["overrides"]),
             "status": read["status"],
-            "seconds": round(lasted(read) or 0.0, 3),
+            "seconds": round(count_seconds(read) or 0.0, 3),
             "error": read["error"],
         }
-        for job, read in undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
+        for job, read in list_undamaged(manifest.parent for manifest in folder.glob("*/manifest.json"))
     ]
     return sorted(rows, key=lambda job: (len(job["job"].split("-")[0]), job["job"]))
 
 
-def unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
+def find_unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     """The newest run of this configuration and whether it is complete; unfinished ones come first."""
     wanted = what(config)
     same = []

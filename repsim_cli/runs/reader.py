@@ -104,7 +104,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return what(_read(folder / "config.yaml", read_yaml, CONFIG))
 
 
-def applied_config(folder: Path) -> dict[str, Any]:
+def read_applied_config(folder: Path) -> dict[str, Any]:
     """Reads the configuration of a run, with what `auto` stood for among the remedies, which may change by version."""
     config = read_config(folder)
     extract, applied = config.get("extract") or {}, read_manifest(folder).get("remedies", {})
@@ -128,12 +128,12 @@ def sha256(file: Path) -> str:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest; the status is "killed" where it says running but no process writes the run."""
     manifest = _read_json(folder / "manifest.json", MANIFEST)
-    if manifest["status"] == "running" and not held(folder):
+    if manifest["status"] == "running" and not is_held(folder):
         manifest["status"] = "killed"
     return manifest
 
 
-def lasted(manifest: Mapping[str, Any]) -> float | None:
+def count_seconds(manifest: Mapping[str, Any]) -> float | None:
     """Seconds that a run took, or has taken so far; None of one that was killed, which noted no end."""
     if manifest["status"] != "running":
         return manifest.get("seconds")
@@ -144,7 +144,7 @@ def lasted(manifest: Mapping[str, Any]) -> float | None:
     return manifest.get("seconds", 0.0) + max(0.0, (datetime.now(UTC) - began.astimezone(UTC)).total_seconds())
 
 
-def held(folder: Path) -> bool:
+def is_held(folder: Path) -> bool:
     """Whether a process writes this run, of whichever user; yes where its lock cannot be read."""
     try:
         lock = os.open(folder / LOCK, os.O_RDONLY)
@@ -179,7 +179,7 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
         floor = {} if measured.floor is None else {"floor": (measured.floor, FLOOR)}
         parts = {"card": (measured.card, CARD), "estimate": (measured.estimate, ESTIMATE), **floor}
         for name, (value, shape) in parts.items():
-            _shaped(file, value, shape, f"measures.{measured.label}.{name}")
+            _check_shape(file, value, shape, f"measures.{measured.label}.{name}")
     return results
 
 
@@ -196,33 +196,33 @@ def _read_json(file: Path, shape: Any) -> dict[str, Any]:
     if schema != SCHEMA:
         advice = "run it again: repsim run --from RUN" if schema == 1 else "update repsim"
         raise BadInput(f"{file}: not a file of this version, got schema {schema} (this is {SCHEMA}); {advice}")
-    return _shaped(file, value, shape)
+    return _check_shape(file, value, shape)
 
 
 def _read(file: Path, reader: Callable[[Path], Any], shape: Any) -> Any:
     try:
-        return _shaped(file, reader(file), shape)
+        return _check_shape(file, reader(file), shape)
     except Unreadable as error:
         raise BadInput(f"{file}: cannot be read, got {error}; the run is damaged, run it again") from None
 
 
-def _shaped(file: Path, value: Any, shape: Any, path: str = "") -> Any:
+def _check_shape(file: Path, value: Any, shape: Any, path: str = "") -> Any:
     wrong = misfit(value, shape, path)
     if wrong:
         raise BadInput(f"{file}: {wrong}; the run is damaged, run it again")
     return value
 
 
-def qualified(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
+def qualify(claims: Iterable[Verdict], short: Mapping[str, str]) -> list[Verdict]:
     """The verdicts with a note on every model that falls short of what it was trained for."""
     notes = [f"{label}: {why}" for label, why in short.items()]
     return [replace(claim, why="; ".join([*filter(None, [claim.why]), *notes])) for claim in claims]
 
 
-def marked(results: Results) -> Results:
+def mark(results: Results) -> Results:
     """Results as they are drawn: marks are appended to their labels.
 
-    >>> marked(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
+    >>> mark(Results(study="", marks={"a": "93.1 %"}, warnings=["a", "ab"])).warnings
     ['a (93.1 %)', 'ab']
     """
 
@@ -276,24 +276,24 @@ def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarr
         name, *ends = part.groups()
         top, bottom, left, right = map(int, ends)
         try:
-            whole = _shared(folder, name, os.stat(folder / name).st_mtime_ns)
+            whole = _share(folder, name, os.stat(folder / name).st_mtime_ns)
         except (OSError, ValueError):
-            whole = _loaded(folder, name, "r")  # says why it cannot be read
+            whole = _load(folder, name, "r")  # says why it cannot be read
         if whole.ndim != 2 or not (top <= bottom <= len(whole) and left <= right <= whole.shape[1]):
             raise BadInput(
                 f"{folder / name}: no such block, got '{relative}' of {whole.shape}; the run is damaged, run it again"
             )
         return whole[top:bottom, left:right] if mapped else np.array(whole[top:bottom, left:right])
-    return _loaded(folder, relative, "r" if mapped else None)
+    return _load(folder, relative, "r" if mapped else None)
 
 
 @lru_cache(maxsize=8)
-def _shared(folder: Path, name: str, changed: int) -> np.ndarray:
+def _share(folder: Path, name: str, changed: int) -> np.ndarray:
     """An array of which blocks are read one after the other, thousands in a run of many models. changed: its time."""
-    return _loaded(folder, name, "r")
+    return _load(folder, name, "r")
 
 
-def _loaded(folder: Path, relative: str, mode: Literal["r"] | None) -> np.ndarray:
+def _load(folder: Path, relative: str, mode: Literal["r"] | None) -> np.ndarray:
     file = inside(folder, relative)
     if file is None:
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")

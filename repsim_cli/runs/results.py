@@ -32,7 +32,7 @@ import numpy as np
 
 from repsim_cli.base.environment import git_state, versions
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explained, in_utf8, inside
+from repsim_cli.base.files import explain, in_utf8, inside
 from repsim_cli.base.plain import once
 from repsim_cli.base.plain import slug as slug  # for analyses of others
 from repsim_cli.runs.content import (
@@ -99,7 +99,7 @@ def check_root() -> None:
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
-        raise BadInput(explained(error, root, ELSEWHERE)) from None
+        raise BadInput(explain(error, root, ELSEWHERE)) from None
 
 
 @dataclass
@@ -159,7 +159,7 @@ class Run:
         np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
         relative = f"arrays/{once(name, self._arrays)}.npy"
         write(self.folder / relative, stream.getvalue())
-        self._hashed(relative)
+        self._hash(relative)
         return relative
 
     def write_results(self, results: Results) -> None:
@@ -167,9 +167,9 @@ class Run:
             table = Table(columns=WITHOUT_VALUE_COLUMNS, rows=self.without_value)
             results = replace(results, tables=results.tables | {WITHOUT_VALUE: table})
         self.write_text("results.json", dumps(to_json(results)))
-        self._hashed("results.json")
+        self._hash("results.json")
 
-    def _hashed(self, relative: str) -> None:
+    def _hash(self, relative: str) -> None:
         """Updates the hash in the manifest of a run that had ended, so that the file can be read."""
         if "files" in self.manifest:
             self.manifest["files"][relative] = sha256(self.folder / relative)
@@ -181,7 +181,7 @@ class Run:
         shutil.rmtree(self.folder, ignore_errors=True)
         drop_empty(self.folder.parent)
 
-    def completed(self) -> None:
+    def complete(self) -> None:
         """Records that nothing is left to do."""
         shutil.rmtree(self.folder / PAIRS, ignore_errors=True)
         self.manifest.update(status="complete", error=None)
@@ -190,7 +190,7 @@ class Run:
         """Records how the run ended, its peak memory and the hash of every file."""
         self.manifest.update(status=status, error=error)
         if status == "complete":
-            self.completed()
+            self.complete()
         self.manifest.update(
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=round(self.manifest.get("seconds", 0.0) + time.monotonic() - self._started, 3),
@@ -202,7 +202,7 @@ class Run:
             if failed.errno == errno.EFBIG:  # a limit of the size of files, within which a short manifest may be
                 ended = {
                     "status": "failed" if status == "complete" else status,
-                    "error": (error or explained(failed))[:200],
+                    "error": (error or explain(failed))[:200],
                 }
                 self.manifest = {key: self.manifest[key] for key in KEPT} | BARE | ended
                 with suppress(OSError):
@@ -272,17 +272,17 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
             continue
         except OSError as error:
             drop_empty(candidate)
-            raise BadInput(explained(error, candidate, ELSEWHERE)) from error
+            raise BadInput(explain(error, candidate, ELSEWHERE)) from error
         try:
             return Run(candidate, manifest, claim(candidate))
         except OSError as error:
             shutil.rmtree(candidate, ignore_errors=True)
             drop_empty(candidate.parent)
-            raise BadInput(explained(error, candidate, ELSEWHERE)) from error
+            raise BadInput(explain(error, candidate, ELSEWHERE)) from error
     raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
 
 
-def unused(folder: Path) -> Path:
+def take_unused(folder: Path) -> Path:
     """Makes this folder, or one with a number appended where it exists, and no other process takes the same."""
     candidate, number = folder, 1
     while True:
@@ -300,7 +300,7 @@ def claim(folder: Path) -> Any:
 
     lock = filelock.FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=1)  # `held` takes it for a moment
+        lock.acquire(timeout=1)  # `is_held` takes it for a moment
     except filelock.Timeout:
         raise BadInput(f"{folder}: another process is writing this run; wait for it") from None
     return lock
@@ -334,7 +334,7 @@ def reopen(folder: Path) -> Run:
 
 
 @contextmanager
-def amending(folder: Path) -> Iterator[Run]:
+def amend(folder: Path) -> Iterator[Run]:
     """A complete run, to add results to. Raises BadInput where it is not complete, or another process writes there."""
     manifest = read_manifest(folder)
     if not has_results(manifest):

@@ -74,7 +74,7 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map:
+class LiveMap:
     """values: of all layers, NaN where there are none yet. state: how far it is, in words."""
 
     measured: Measured
@@ -83,7 +83,7 @@ class Map:
     state: str
 
 
-def read(folder: Path) -> list[Map]:
+def read(folder: Path) -> list[LiveMap]:
     """The maps of a running run; none where it has none yet, or none any more."""
     try:
         with np.load(folder / SO_FAR, allow_pickle=False) as file:
@@ -93,7 +93,7 @@ def read(folder: Path) -> list[Map]:
         return []
     names = [(model, layer) for model, layer in about["names"]]
     return [
-        Map(measured=Measured(**given["measured"]), names=names, values=array, state=_state(given, array))
+        LiveMap(measured=Measured(**given["measured"]), names=names, values=array, state=_state(given, array))
         for given, array in zip(about["measures"], values, strict=True)
     ]
 
@@ -108,7 +108,7 @@ def _state(given: Mapping, values: np.ndarray) -> str:
     return "all cells" if batches == 1 else f"mean over {max(given['done'], 1)} of {batches} batches"
 
 
-def by_pairs(so_far: Map) -> tuple[Measured, dict[str, np.ndarray]]:
+def by_pairs(so_far: LiveMap) -> tuple[Measured, dict[str, np.ndarray]]:
     """The measure as results.json will have it, and its arrays by their names there: of each two models of which a
     cell is known."""
     places: dict[str, list[int]] = {}

@@ -29,7 +29,7 @@ class Freeze:
             raise BadInput("bottom, top: no blocks are named, got neither; set one, or freeze: null")
 
 
-def frozen(source: Source, freeze: Freeze) -> Callable[[str], bool]:
+def is_frozen(source: Source, freeze: Freeze) -> Callable[[str], bool]:
     """Whether a weight of the backbone does not train, by its name.
 
     Raises BadInput where the model has fewer blocks, or blocks that cannot be told apart.

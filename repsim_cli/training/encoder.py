@@ -18,14 +18,14 @@ from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, inline_config, source
-from repsim_cli.models.loading import WHOLE, uncached
-from repsim_cli.models.source import Source, Work
-from repsim_cli.models.transformers import headed, load
+from repsim_cli.models.loading import WHOLE, disable_cache
+from repsim_cli.models.source import Source, TrainingWork
+from repsim_cli.models.transformers import load, load_with_head
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.finetune import EncoderRecipe
 from repsim_cli.training.loop import Along
-from repsim_cli.training.masked import MASKED_TOKENS, marked_tokenizer, sequences_of, train_masked, with_fresh_weights
+from repsim_cli.training.masked import MASKED_TOKENS, mark_tokenizer, sequences_of, train_masked, with_fresh_weights
 from repsim_cli.training.trained import Metrics, Trained
 
 # beside the weights: seed, recipe, loss by step, CPU seconds, how many examples evaluate it, of sparse ones each block
@@ -73,14 +73,14 @@ def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, re
     check_length("recipe.length", recipe, bare)
 
     @functools.cache
-    def trained() -> Trained:
-        return masked_language_model(settings, words, data, recipe)
+    def define() -> Trained:
+        return define_language_model(settings, words, data, recipe)
 
-    return from_text(bare, settings, trained)
+    return from_text(bare, settings, define)
 
 
 def from_text(bare: Source, config: Any, trained: Callable[[], Trained]) -> Source:
-    """A source whose weights are trained by `trained()`, which is called when they or their key are first needed."""
+    """A source whose weights are trained by `define()`, which is called when they or their key are first needed."""
 
     def folder() -> str:
         return str(trained().folder())
@@ -99,8 +99,8 @@ def from_text(bare: Source, config: Any, trained: Callable[[], Trained]) -> Sour
 
     return replace(
         bare,
-        load=lambda eager, how=WHOLE: uncached(load(folder(), None, eager, how=how)),
-        with_head=lambda auto, how=WHOLE: headed(folder(), None, auto, how),
+        load=lambda eager, how=WHOLE: disable_cache(load(folder(), None, eager, how=how)),
+        with_head=lambda auto, how=WHOLE: load_with_head(folder(), None, auto, how),
         identity=identity,
         make=make,
         metrics=lambda: trained().metrics(),
@@ -117,7 +117,7 @@ def words_of(config: Any, tokenizer: str | None) -> Any:
     tokens than the config."""
     if tokenizer is None:
         raise BadInput("tokenizer: running text needs one, got null; e.g. word_pieces")
-    words = marked_tokenizer(tokenizer)
+    words = mark_tokenizer(tokenizer)
     if words.mask_token_id is None:
         raise BadInput(f"tokenizer: it marks no start and end of texts, got '{tokenizer}'; e.g. word_pieces")
     size = config.vocab_size
@@ -126,7 +126,7 @@ def words_of(config: Any, tokenizer: str | None) -> Any:
     return words
 
 
-def masked_language_model(config: Any, words: Any, text: Text, recipe: EncoderRecipe) -> Trained:
+def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRecipe) -> Trained:
     """The encoder that learns from running text."""
 
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
@@ -148,9 +148,9 @@ def masked_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
         (folder / RECORD).write_text(dumps(record))
         return metrics
 
-    def work() -> Work:
+    def work() -> TrainingWork:
         steps = recipe.total(len(sequences_of(text, words, recipe.length).seen))
-        return Work(steps=steps, tokens=steps * recipe.batch_size * recipe.length)
+        return TrainingWork(steps=steps, tokens=steps * recipe.batch_size * recipe.length)
 
     return Trained(
         {

@@ -135,7 +135,7 @@ def all_sequences(data: Examples, tokenizer: Any, length: int) -> Sequences:
     return data.sequences(tokenizer, Extract(hook_points=["embed"], length=length, sequences=EVERYTHING), 0)
 
 
-def labelled_config(config: Any, labels: Sequence[str]) -> Any:
+def label_config(config: Any, labels: Sequence[str]) -> Any:
     """A copy of the config for a classifier of these labels, in this order."""
     labelled = copy.deepcopy(config)
     labelled.id2label = dict(enumerate(labels))

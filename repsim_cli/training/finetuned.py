@@ -18,26 +18,26 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import NotNegative, Seed
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.labelled import Examples
-from repsim_cli.data.labels import Scoring, scoring
+from repsim_cli.data.labels import Scoring, match_labels
 from repsim_cli.data.packing import Text
 from repsim_cli.models.checkpoints import hash_files, weight_files
 from repsim_cli.models.configs import config_hash, config_of, inline_config, source
 from repsim_cli.models.decoders import DECODERS
-from repsim_cli.models.loading import WHOLE, uncached
+from repsim_cli.models.loading import WHOLE, disable_cache
 from repsim_cli.models.series import METRICS, read_metrics
-from repsim_cli.models.source import Checkpoint, Family, Series, Source, Work
+from repsim_cli.models.source import Checkpoint, Family, Series, Source, TrainingWork
 from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.models.transformers import Place, check_place, headed, load, place
+from repsim_cli.models.transformers import Place, check_place, load, load_with_head, place
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps, write
-from repsim_cli.training.blocks import first_blocks, freeze_blocks, frozen
+from repsim_cli.training.blocks import first_blocks, freeze_blocks, is_frozen
 from repsim_cli.training.encoder import (
     RECORD,
     SHARED_SEED,
     SharedEncoder,
     check_length,
+    define_language_model,
     digest,
-    masked_language_model,
     words_of,
 )
 from repsim_cli.training.finetune import (
@@ -48,13 +48,13 @@ from repsim_cli.training.finetune import (
     classifier,
     fine_tune,
     in_distribution,
-    labelled_config,
+    label_config,
     logits_of,
     word_tokenizer,
 )
-from repsim_cli.training.loop import Along, nothing
-from repsim_cli.training.masked import marked_tokenizer
-from repsim_cli.training.sparse import achieved, blocks_of
+from repsim_cli.training.loop import Along, keep_nothing
+from repsim_cli.training.masked import mark_tokenizer
+from repsim_cli.training.sparse import blocks_of, compute_achieved
 from repsim_cli.training.trained import Metrics, Trained
 
 Folders = tuple[Path, Path, Progress]  # of the model, of its state, and what shows how far the training is
@@ -113,9 +113,9 @@ def finetuned(  # noqa: PLR0913 - keys of YAML
         "evaluate": evaluate,
         "hans": hans,
     }
-    sets = {name: _labelled(name, entry).kept() for name, entry in data.items() if entry is not None}
+    sets = {name: _check_labelled(name, entry).keep() for name, entry in data.items() if entry is not None}
     labels = sets["train"].names
-    scored = {name: scoring(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
+    scored = {name: match_labels(labels, sets[name].names, name) for name in ("evaluate", "hans") if name in sets}
     encoder = place(path, hub, revision) if config is None else None
     plain = encoder.config if encoder is not None else inline_config(config or {})
     if plain.model_type in DECODERS and plain.pad_token_id is None:
@@ -124,7 +124,7 @@ def finetuned(  # noqa: PLR0913 - keys of YAML
             "set it in the model's config"
         )
     cut = plain if blocks is None else first_blocks(plain, blocks)
-    start = Start(encoder, revision, tokenizer, plain, cut, labelled_config(cut, labels))
+    start = Start(encoder, revision, tokenizer, plain, cut, label_config(cut, labels))
     made = Classifiers(start, shared, sets, scored, recipe)
     return Family(sources={str(seed): made.member(seed) for seed in seeds})
 
@@ -187,23 +187,23 @@ class Classifiers:
             blocks_of(self.settings, self.bare.skeleton)
         for key, settings_of in recipes.items():
             check_length(f"{key}.length", settings_of, self.bare)
-        self.frozen = frozen(self.bare, recipe.freeze) if recipe.freeze is not None else None
+        self.frozen = is_frozen(self.bare, recipe.freeze) if recipe.freeze is not None else None
         self.sequences, self.content = functools.cache(self._sequences), functools.cache(self._content)
-        self.trained = functools.cache(self._trained)
+        self.define = functools.cache(self._define)
 
-    def _made_tokens(self) -> Any:
+    def _make_tokens(self) -> Any:
         start = self.start
         if start.encoder is not None:
             return tokenizer_of(start.encoder.where, start.revision)
         if start.tokenizer is not None:
-            return marked_tokenizer(start.tokenizer)
+            return mark_tokenizer(start.tokenizer)
         texts = (text for example in self.sets["train"].examples()[0] for text in example.texts)
         return word_tokenizer(texts, self.settings.vocab_size, self.recipe.length)
 
     @functools.cached_property
     def tokens_and_digest(self) -> tuple[Any, str]:
         """The tokenizer, and its digest before any use, which stores truncation in it."""
-        words = self._made_tokens()
+        words = self._make_tokens()
         return words, digest(words.backend_tokenizer.to_str() if getattr(words, "is_fast", False) else str(words))
 
     def tokens(self) -> Any:
@@ -233,11 +233,13 @@ class Classifiers:
             "recipe": asdict(recipe),
         }
 
-    def work(self, name: str, recipe: FineTuneRecipe) -> Work:
+    def work(self, name: str, recipe: FineTuneRecipe) -> TrainingWork:
         """Of examples of the mean length."""
         examples = self.sequences(name)
         steps = recipe.total(len(examples.ids))
-        return Work(steps=steps, tokens=round(steps * recipe.batch_size * examples.mask.sum() / len(examples.ids)))
+        return TrainingWork(
+            steps=steps, tokens=round(steps * recipe.batch_size * examples.mask.sum() / len(examples.ids))
+        )
 
     def fit(
         self,
@@ -246,7 +248,7 @@ class Classifiers:
         recipe: FineTuneRecipe,
         seed: int,
         place: Folders,
-        save: Callable[[int], None] = nothing,
+        save: Callable[[int], None] = keep_nothing,
     ) -> None:
         """Trains the classifier on the data of this name, and saves it in the folder."""
         folder, scratch, progress = place
@@ -263,7 +265,7 @@ class Classifiers:
         if name == "train":
             record["evaluated"] = len(self.sequences("evaluate").ids)
         if self.recipe.sparsity is not None:
-            record["blocks"] = achieved(blocks_of(model.config, model.base_model))[1]
+            record["blocks"] = compute_achieved(blocks_of(model.config, model.base_model))[1]
         model.save_pretrained(folder)
         self.tokens().save_pretrained(folder)
         (folder / RECORD).write_text(dumps(record))
@@ -274,8 +276,8 @@ class Classifiers:
         if self.shared is None:
             return None
         if self.text is not None:
-            return masked_language_model(self.start.plain, self.tokens(), self.text, self.shared.recipe)
-        shape = labelled_config(self.start.plain, self.sets["shared"].names)
+            return define_language_model(self.start.plain, self.tokens(), self.text, self.shared.recipe)
+        shape = label_config(self.start.plain, self.sets["shared"].names)
         recipe = FineTuneRecipe(**vars(self.shared.recipe))
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
@@ -287,7 +289,7 @@ class Classifiers:
         made_of = {**self.parts(self.whole_shape, recipe, "shared"), "seed": SHARED_SEED}
         return Trained(made_of, train, lambda: self.work("shared", recipe))
 
-    def _trained(self, seed: int) -> Trained:
+    def _define(self, seed: int) -> Trained:
         first = self.first
         made_of = self.parts(self.cut_shape, self.recipe, "train", *self.scored)
         return Trained(
@@ -314,7 +316,7 @@ class Classifiers:
             self.tokens().save_pretrained(steps / f"step{step}")
             some = train.take(draw(len(train.ids), SEEN, seed))
             of_training = in_distribution(
-                self.answers(model, some), some.labels, scoring(self.labels, self.labels, "train")
+                self.answers(model, some), some.labels, match_labels(self.labels, self.labels, "train")
             )
             metrics = {**self.scores(model), "training_loss": of_training["loss"]}
             write(steps / f"step{step}" / METRICS, dumps(metrics).encode())
@@ -335,23 +337,23 @@ class Classifiers:
         of = self.sequences("evaluate")
         metrics = in_distribution(self.answers(model, of), of.labels, self.scored["evaluate"])
         if self.recipe.sparsity is not None:
-            metrics |= achieved(blocks_of(model.config, model.base_model))[0]
+            metrics |= compute_achieved(blocks_of(model.config, model.base_model))[0]
         return metrics
 
-    def missing(self, seed: int) -> dict[str, Callable[[], Work]]:
-        return {**(self.first.missing() if self.first is not None else {}), **self.trained(seed).missing()}
+    def find_missing(self, seed: int) -> dict[str, Callable[[], TrainingWork]]:
+        return {**(self.first.find_missing() if self.first is not None else {}), **self.define(seed).find_missing()}
 
     def source_of(self, seed: int, name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The classifier of a seed, or the checkpoint of this name."""
 
         def folder() -> str:
-            return str(self.trained(seed).folder() / name)
+            return str(self.define(seed).folder() / name)
 
         def identity() -> dict[str, Any]:
             where = folder()
             return {
-                "source": str(Path(f"trained here, models/{self.trained(seed).key}") / name),
-                "trained": self.trained(seed).key,
+                "source": str(Path(f"trained here, models/{self.define(seed).key}") / name),
+                "trained": self.define(seed).key,
                 "weights_hash": hash_files(weight_files(Path(where))),
                 "config_hash": config_hash(config_of(where).to_dict()),
                 "metrics": metrics(),
@@ -359,8 +361,8 @@ class Classifiers:
 
         return replace(
             self.bare,
-            load=lambda eager, how=WHOLE: uncached(load(folder(), None, eager, how=how)),
-            with_head=lambda auto, how=WHOLE: headed(folder(), None, auto, how),
+            load=lambda eager, how=WHOLE: disable_cache(load(folder(), None, eager, how=how)),
+            with_head=lambda auto, how=WHOLE: load_with_head(folder(), None, auto, how),
             identity=identity,
             metrics=metrics,
             labels=self.labels,
@@ -369,22 +371,22 @@ class Classifiers:
 
     def checkpoint(self, seed: int, step: int) -> Source:
         name = f"step{step}"
-        return self.source_of(seed, name, lambda: read_metrics(self.trained(seed).folder() / name))
+        return self.source_of(seed, name, lambda: read_metrics(self.define(seed).folder() / name))
 
     def member(self, seed: int) -> Source | Series:
         def make(progress: Progress) -> None:
-            self.trained(seed).folder(progress)
+            self.define(seed).folder(progress)
 
         if not self.recipe.kept:
-            needed = functools.partial(self.missing, seed)
-            return self.source_of(seed, "", lambda: self.trained(seed).metrics(), make=make, work=needed)
+            needed = functools.partial(self.find_missing, seed)
+            return self.source_of(seed, "", lambda: self.define(seed).metrics(), make=make, work=needed)
         checkpoints = [
             Checkpoint(step=step, open=functools.partial(self.checkpoint, seed, step)) for step in self.recipe.kept
         ]
         return Series(checkpoints=checkpoints, local=False, make=make)
 
 
-def _labelled(name: str, data: Data) -> Examples:
+def _check_labelled(name: str, data: Data) -> Examples:
     if not isinstance(data, Examples):
         raise BadInput(f"{name}: a classifier needs labelled examples, got {data.source}; e.g. {{kind: mnli, ...}}")
     return data

@@ -30,12 +30,12 @@ from repsim_cli.training.masked import (
     MASKED_TOKENS,
     NEXT_TOKEN,
     Masked,
-    marked_tokenizer,
+    mark_tokenizer,
     sequences_of,
     train_masked,
     with_fresh_weights,
 )
-from repsim_cli.training.pretrain import held_out_metrics, next_token_loss
+from repsim_cli.training.pretrain import compute_held_out, next_token_loss
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 2  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -94,7 +94,7 @@ def language_model(
         return metrics
 
     @functools.cache
-    def trained() -> Trained:
+    def define() -> Trained:
         parts = {
             "kind": "language_model",
             "code": CODE,
@@ -107,13 +107,13 @@ def language_model(
         }
         return Trained(parts, train)
 
-    return from_text(bare, settings, trained)
+    return from_text(bare, settings, define)
 
 
 @functools.lru_cache(maxsize=1)
 def _sequences(data: Text, tokenizer: str, length: int) -> Masked:
     """Models of one text are trained one after the other."""
-    return sequences_of(data, marked_tokenizer(tokenizer), length)
+    return sequences_of(data, mark_tokenizer(tokenizer), length)
 
 
 def train_next(model: Any, text: Masked, recipe: EncoderRecipe, **settings: Any) -> tuple[dict[int, float], Metrics]:
@@ -123,4 +123,4 @@ def train_next(model: Any, text: Masked, recipe: EncoderRecipe, **settings: Any)
         return next_token_loss(model, torch.from_numpy(text.seen[numbers]).long().to(recipe.device))
 
     losses = train_on(model, len(text.seen), recipe, loss, **settings)
-    return losses, held_out_metrics(model.cpu(), text.held_out)
+    return losses, compute_held_out(model.cpu(), text.held_out)

@@ -18,7 +18,7 @@ from repsim_cli.training.state import restore_state, resumable, save_state
 SHARE = 20  # training lasts at least so many times as long as saving its state
 
 
-def nothing(step: int) -> None:
+def keep_nothing(step: int) -> None:
     """A `save` that keeps nothing."""
 
 
@@ -45,7 +45,7 @@ class Along:
     `loss` remembers what it drew. progress: shows the steps, where a function makes them itself.
     """
 
-    save: Callable[[int], None] = nothing
+    save: Callable[[int], None] = keep_nothing
     state: Path | None = None
     at_once: int = 1
     progress: Progress = quiet

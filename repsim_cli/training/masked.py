@@ -21,7 +21,7 @@ MASKED, REPLACED = 0.8, 0.1  # of these are [MASK], or a random token; the other
 HELD_OUT = 20  # every so many sequences
 
 
-def marked_tokenizer(where: str) -> Any:
+def mark_tokenizer(where: str) -> Any:
     """The tokenizer. One that has [CLS] and [SEP] gets a [MASK], and texts become [CLS] a [SEP] b [SEP], with token
     types 0 and 1, where it does not do that."""
     from tokenizers import processors
@@ -66,7 +66,7 @@ def sequences_of(text: Text, tokenizer: Any, length: int) -> Masked:
     return Masked(whole[seen], whole[~seen], text_of[seen], text_of[~seen])
 
 
-def hidden(
+def hide_tokens(
     ids: Int[np.ndarray, "b L"],
     text: Bool[np.ndarray, "b L"],
     tokenizer: Any,
@@ -81,7 +81,7 @@ def hidden(
     return np.where(chosen, read, ids), chosen
 
 
-class Head(NamedTuple):
+class LanguageHead(NamedTuple):
     """What a language model predicts: the class of transformers that does, and what to use where a type has none."""
 
     predicts: str
@@ -89,11 +89,11 @@ class Head(NamedTuple):
     instead: str
 
 
-MASKED_TOKENS = Head("masked tokens", "AutoModelForMaskedLM", "model_type: bert")
-NEXT_TOKEN = Head("the next token", "AutoModelForCausalLM", "objective=masked")
+MASKED_TOKENS = LanguageHead("masked tokens", "AutoModelForMaskedLM", "model_type: bert")
+NEXT_TOKEN = LanguageHead("the next token", "AutoModelForCausalLM", "objective=masked")
 
 
-def with_fresh_weights(config: Any, head: Head, seed: int) -> Any:
+def with_fresh_weights(config: Any, head: LanguageHead, seed: int) -> Any:
     """A language model with random weights. Raises BadInput where its type has no such head."""
     try:
         with torch.random.fork_rng(devices=[]):
@@ -121,14 +121,14 @@ def train_masked(
 
     def loss(numbers: Int[np.ndarray, " b"], draw: np.random.Generator) -> Tensor:
         given = text.seen[numbers], text.seen_text[numbers]
-        logits, wanted = _predicted(model, *given, tokenizer, draw, recipe.device, share)
+        logits, wanted = _predict(model, *given, tokenizer, draw, recipe.device, share)
         return nn.functional.cross_entropy(logits, wanted)
 
     losses = train_on(model, len(text.seen), recipe, loss, seed=seed, along=along)
     return losses, scores(model, text, tokenizer, recipe)
 
 
-def _predicted(
+def _predict(
     model: Any,
     ids: Int[np.ndarray, "b L"],
     text: Bool[np.ndarray, "b L"],
@@ -138,7 +138,7 @@ def _predicted(
     share: float = HIDDEN,
 ) -> tuple[Tensor, Tensor]:
     """The logits at the hidden places, (places, vocabulary), and the tokens that stood there."""
-    read, chosen = hidden(ids, text, tokenizer, draw, share)
+    read, chosen = hide_tokens(ids, text, tokenizer, draw, share)
     inputs, places, wanted = (torch.from_numpy(x).to(device) for x in (read, chosen, ids))
     return model(input_ids=inputs.long()).logits[places], wanted[places].long()
 
@@ -152,7 +152,7 @@ def scores(model: Any, text: Masked, tokenizer: Any, recipe: EncoderRecipe) -> M
     for start in range(0, len(text.held_out), recipe.batch_size):
         batch = slice(start, start + recipe.batch_size)
         given = text.held_out[batch], text.held_out_text[batch]
-        logits, wanted = _predicted(model, *given, tokenizer, draw, recipe.device)
+        logits, wanted = _predict(model, *given, tokenizer, draw, recipe.device)
         loss = nn.functional.cross_entropy(logits, wanted, reduction="none")
         parts.append(torch.stack([loss, (logits.argmax(-1) == wanted).float(), wanted.float()]).cpu())
     loss, right, tokens = torch.cat(parts, 1).double().numpy()

@@ -12,7 +12,7 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import transformers
 from repsim_cli.runs.folders import find
 from repsim_cli.runs.reader import read_manifest
-from repsim_cli.training.trained import stored
+from repsim_cli.training.trained import find_stored
 
 
 @models.register("trained")
@@ -25,7 +25,7 @@ def trained(*, run: str, name: str) -> Source:
     """
     folder = find(run)
     manifest = read_manifest(folder)
-    known = _trained(folder, manifest.get("models", {}))
+    known = _find_trained(folder, manifest.get("models", {}))
     if not known:
         raise BadInput(f"run: it trained no model, got '{run}' ({folder}); name a run of finetune or pretrain")
     if name not in known:
@@ -42,11 +42,11 @@ def trained(*, run: str, name: str) -> Source:
     return replace(source, identity=lambda: {**source.identity(), **about}, entry=entry)
 
 
-def _trained(folder: Path, identities: dict[str, dict[str, Any]]) -> dict[str, Callable[[], Path | None]]:
+def _find_trained(folder: Path, identities: dict[str, dict[str, Any]]) -> dict[str, Callable[[], Path | None]]:
     """Where the models that a run trained lie: in the cache, if they still do, or in the run folder."""
     keys = {label: str(identity["trained"]) for label, identity in identities.items() if "trained" in identity}
     kept = [place for place in sorted((folder / "models").glob("*")) if place.is_dir()]
     return {
-        **{label: partial(stored, key) for label, key in keys.items()},
+        **{label: partial(find_stored, key) for label, key in keys.items()},
         **{place.name: lambda place=place: place for place in kept},
     }

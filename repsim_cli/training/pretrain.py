@@ -21,7 +21,7 @@ from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.runs.results import Progress, dumps, write
-from repsim_cli.training.loop import Along, Pace, nothing, train
+from repsim_cli.training.loop import Along, Pace, keep_nothing, train
 
 END = "<|endoftext|>"
 AT_ONCE = 32  # held-out sequences
@@ -156,7 +156,7 @@ def pretrain(
             kept.load_state_dict(model.state_dict())
             kept.save_pretrained(place)
             text.tokenizer.save_pretrained(place)
-            write(place / METRICS, dumps(held_out_metrics(model, text.held_out)).encode())
+            write(place / METRICS, dumps(compute_held_out(model, text.held_out)).encode())
 
     losses = list(
         causal_training(
@@ -180,7 +180,7 @@ def causal_training(
     *,
     steps: Iterable[int],
     seed: int,
-    save: Callable[[int], None] = nothing,
+    save: Callable[[int], None] = keep_nothing,
     state: Path | None = None,
 ) -> Iterator[float]:
     """Yields the loss in nats per token of every step; `steps`, `save` and `state` as in `loop.Along`."""
@@ -229,7 +229,7 @@ def add_loss_gradients(
 
 
 @torch.inference_mode()
-def held_out_metrics(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
+def compute_held_out(model: nn.Module, sequences: Int[np.ndarray, "N L"]) -> dict[str, float]:
     """Over whole sequences: the mean next-token loss in nats per token, and the share of next tokens ranked first."""
     model.eval()
     loss = hits = 0.0

@@ -19,7 +19,7 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress
-from repsim_cli.training.pretrain import TextRecipe, causal_training, held_out_metrics
+from repsim_cli.training.pretrain import TextRecipe, causal_training, compute_held_out
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -75,7 +75,7 @@ def pretrained(
         safetensors.torch.save_file(state, folder / "model.safetensors")
         whole_config = {"act_fn": "gelu", **config}
         (folder / "config.json").write_text(json.dumps(whole_config, indent=1) + "\n")
-        return {"training_loss": last, "held_out_loss": held_out_metrics(model, held_out)["loss"]}
+        return {"training_loss": last, "held_out_loss": compute_held_out(model, held_out)["loss"]}
 
     parts = {
         "code": CODE,

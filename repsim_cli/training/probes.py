@@ -122,7 +122,7 @@ class Targets(NamedTuple):
         return Split(rows[:ends], rows[ends:], given[unit])
 
 
-def split_of(rows: int, share: float, seed: int) -> Split:
+def make_split(rows: int, share: float, seed: int) -> Split:
     """Of rows that are documents each."""
     alone = np.arange(rows)
     return Targets({}, {}, alone, alone).split(share, seed)
@@ -195,7 +195,7 @@ def fit_linear(
     return {key: ProbeFit(held_out, fitted, True) for key, (held_out, fitted) in errors.items()}
 
 
-class Unit(NamedTuple):
+class ProbeUnit(NamedTuple):
     """What is fitted at a time: all probes by least squares of a layer (`LINEAR`), or a probe on a target or its
     control. split: its number."""
 
@@ -212,13 +212,13 @@ Record = tuple[str, str, bool]  # probe, target, control
 
 
 def fit_unit(
-    unit: Unit,
+    unit: ProbeUnit,
     x: Float[np.ndarray, "n d"],
     targets: Mapping[str, Int[np.ndarray, " n"]],
     probes: Sequence[str],
     split: Split,
     seed: int,
-) -> tuple[Unit, list[tuple[Record, ProbeFit]]]:
+) -> tuple[ProbeUnit, list[tuple[Record, ProbeFit]]]:
     """The errors of a unit, on a single thread, so that they do not depend on how many units are fitted in parallel."""
     from threadpoolctl import threadpool_limits
 

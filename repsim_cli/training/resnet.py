@@ -24,7 +24,7 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import EVERYTHING, Above0, Extract, Fraction, From0, Medium, Positive, Seed
 from repsim_cli.data.base import Data
 from repsim_cli.data.images import Images
-from repsim_cli.models.loading import WHOLE, placed
+from repsim_cli.models.loading import WHOLE, place_model
 from repsim_cli.models.source import Source
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps, quiet, write
@@ -35,10 +35,10 @@ from repsim_cli.training.resnet_model import (
     WithLogits,
     fresh,
     identity_of,
-    loaded,
+    load,
     ready,
     resnet_source,
-    saved,
+    save,
 )
 from repsim_cli.training.trained import Metrics, Trained
 
@@ -77,7 +77,7 @@ class ImageRecipe:
     device: str = "cpu"
 
 
-class Labelled(NamedTuple):
+class LabelledImages(NamedTuple):
     """Normalised images and the codes of their labels."""
 
     pixels: Float[Tensor, "n c h w"]
@@ -87,8 +87,8 @@ class Labelled(NamedTuple):
         parts = (values.numpy().tobytes() for values in self)
         return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
-    def to(self, device: str) -> "Labelled":
-        return Labelled(self.pixels.to(device), self.codes.to(device))
+    def to(self, device: str) -> "LabelledImages":
+        return LabelledImages(self.pixels.to(device), self.codes.to(device))
 
 
 @models.register("trained_resnet9")
@@ -121,7 +121,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         check_device("recipe.device", recipe.device)
     tokenizer = resnet_source(shape, lambda: fresh(shape, seed), dict).tokenizer
 
-    def labelled(name: str) -> Labelled:
+    def read_labelled(name: str) -> LabelledImages:
         everything = Extract(hook_points=["conv@0"], sequences=EVERYTHING)
         try:
             given = sets[name].sequences(tokenizer(), everything, seed)
@@ -129,16 +129,16 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
             raise BadInput(f"{name}: {error}") from None
         assert given.labels is not None
         codes = np.array([labels.index(label) for label in sets[name].names])[given.labels.codes]
-        return Labelled(torch.from_numpy(given.inputs), torch.from_numpy(codes))
+        return LabelledImages(torch.from_numpy(given.inputs), torch.from_numpy(codes))
 
     @functools.cache
-    def trained() -> Trained:
-        given = {name: labelled(name) for name in sets}
+    def define() -> Trained:
+        given = {name: read_labelled(name) for name in sets}
 
         def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
             check_device("recipe.device", recipe.device)
             model, curves = train_classifier(shape, given["train"], given["evaluate"], recipe, seed, progress, scratch)
-            saved(model, folder)
+            save(model, folder)
             (folder / CURVES).write_text(dumps(curves))
             last = {name: values[-1] for name, values in curves.items() if name != "epoch"}
             return {**last, "training_accuracy": scores(model, given["train"])[1]}
@@ -147,19 +147,19 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         return Trained({"code": CODE, "data": {name: x.digest() for name, x in given.items()}, **settings}, fit)
 
     def identity() -> dict[str, Any]:
-        made = {"source": f"trained here, models/{trained().key}", "trained": trained().key}
-        return {**identity_of(trained().folder()), **made, "metrics": trained().metrics()}
+        made = {"source": f"trained here, models/{define().key}", "trained": define().key}
+        return {**identity_of(define().folder()), **made, "metrics": define().metrics()}
 
     def make(progress: Progress) -> None:
-        trained().folder(progress)
+        define().folder(progress)
 
     return resnet_source(
         shape,
-        lambda: loaded(trained().folder()),
+        lambda: load(define().folder()),
         identity,
-        with_head=lambda auto, how=WHOLE: placed(WithLogits(loaded(trained().folder())), how),
+        with_head=lambda auto, how=WHOLE: place_model(WithLogits(load(define().folder())), how),
         make=make,
-        metrics=lambda: trained().metrics(),
+        metrics=lambda: define().metrics(),
         labels=labels,
     )
 
@@ -172,8 +172,8 @@ def _images(name: str, data: Data) -> Images:
 
 def train_classifier(
     shape: ResNetShape,
-    seen: Labelled,
-    held_out: Labelled,
+    seen: LabelledImages,
+    held_out: LabelledImages,
     recipe: ImageRecipe,
     seed: int,
     progress: Progress = quiet,
@@ -195,7 +195,7 @@ def train_classifier(
     steps = _steps(len(seen.codes), recipe)
     kept = scratch and scratch / CURVES
     looks: dict[str, Sequence[float]] = json.loads(kept.read_text()) if kept is not None and kept.is_file() else {}
-    batches: Iterator[Labelled] = iter(())
+    batches: Iterator[LabelledImages] = iter(())
 
     def loss(step: int, draw: np.random.Generator) -> Float[Tensor, ""]:
         nonlocal batches
@@ -237,15 +237,15 @@ def _rate(step: int, steps: int, recipe: ImageRecipe) -> float:
     return recipe.learning_rate * float(np.interp(step + 0.5, [0, recipe.warm_up * total, total], [0, 1, 0]))
 
 
-def _batches(seen: Labelled, recipe: ImageRecipe, draw: np.random.Generator) -> Iterator[Labelled]:
+def _batches(seen: LabelledImages, recipe: ImageRecipe, draw: np.random.Generator) -> Iterator[LabelledImages]:
     order = draw.permutation(len(seen.codes))
     size = min(recipe.batch_size, len(order))
     for start in range(0, size * _steps(len(order), recipe), size):
         rows = torch.from_numpy(order[start : start + size]).to(seen.pixels.device)
-        yield Labelled(augmented(seen.pixels[rows], recipe, draw), seen.codes[rows])
+        yield LabelledImages(augment(seen.pixels[rows], recipe, draw), seen.codes[rows])
 
 
-def augmented(
+def augment(
     pixels: Float[Tensor, "n c h w"], recipe: ImageRecipe, draw: np.random.Generator
 ) -> Float[Tensor, "n c h w"]:
     """Each image mirrored or not, and shifted."""
@@ -265,7 +265,7 @@ def augmented(
 
 
 @torch.inference_mode()
-def scores(model: ResNet9, given: Labelled) -> Sequence[float]:
+def scores(model: ResNet9, given: LabelledImages) -> Sequence[float]:
     """Mean cross-entropy in nats and accuracy, in evaluation mode."""
     model.eval()
     logits = torch.cat([model(pixels) for pixels in given.pixels.split(EVALUATED)])

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refusing
+from repsim_cli.base.files import local, refuse
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Medium, Seed
 from repsim_cli.data.images import Patches
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.configs import config_hash
-from repsim_cli.models.loading import WHOLE, placed
-from repsim_cli.models.points import Architecture, Point, resolved
+from repsim_cli.models.loading import WHOLE, place_model
+from repsim_cli.models.points import Architecture, Point, resolve
 from repsim_cli.models.source import Source
 
 CONFIG, WEIGHTS, MODEL_TYPE = "config.json", "model.safetensors", "resnet9"
@@ -155,18 +155,18 @@ def fresh(shape: ResNetShape, seed: int) -> ResNet9:
         return ResNet9(shape)
 
 
-def saved(model: ResNet9, folder: Path) -> None:
-    """Writes the model in the format that `loaded` reads."""
+def save(model: ResNet9, folder: Path) -> None:
+    """Writes the model in the format that `load` reads."""
     state = {name: values.detach().cpu().contiguous() for name, values in model.state_dict().items()}
     safetensors.torch.save_file(state, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"model_type": MODEL_TYPE, **asdict(model.config)}, indent=1) + "\n")
 
 
-def loaded(folder: Path) -> ResNet9:
+def load(folder: Path) -> ResNet9:
     """Raises BadInput for weights of another shape."""
     model = ResNet9(shape_in(folder))
     file = folder / WEIGHTS
-    with refusing(f"{file}: not the weights of this config", file.name, "save the model again"):
+    with refuse(f"{file}: not the weights of this config", file.name, "save the model again"):
         model.load_state_dict(safetensors.torch.load_file(file))
     return ready(model)
 
@@ -205,12 +205,12 @@ def resnet_source(
         context=1,
         parameters=sum(weights.numel() for weights in skeleton.parameters()),
         vocabulary=0,
-        architecture=resolved(ARCHITECTURE, skeleton),
+        architecture=resolve(ARCHITECTURE, skeleton),
         model_type=MODEL_TYPE,
         skeleton=skeleton,
         # an image is a single place: layers have places of their own
         tokenizer=lambda: Patches(size, size, shape.num_channels, MEAN, STD, before=0),
-        load=lambda eager, how=WHOLE: placed(load(), how),
+        load=lambda eager, how=WHOLE: place_model(load(), how),
         identity=identity,
         head_width=0,
         modality="images",
@@ -241,7 +241,7 @@ def resnet9(*, path: str | None = None, shape: ResNetShape | None = None, seed: 
         }
         return resnet_source(shape, lambda: ready(fresh(shape, seed)), lambda: identity, trained=False)
     folder = local(str(path))
-    return resnet_source(shape_in(folder), lambda: loaded(folder), lambda: identity_of(folder))
+    return resnet_source(shape_in(folder), lambda: load(folder), lambda: identity_of(folder))
 
 
 def identity_of(folder: Path) -> dict[str, Any]:

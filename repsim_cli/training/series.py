@@ -14,7 +14,7 @@ from repsim_cli.models.configs import source
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
-from repsim_cli.models.transformers import headed, load
+from repsim_cli.models.transformers import load, load_with_head
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress
 from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, corpus, pretrain
@@ -65,7 +65,7 @@ def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoi
             "metrics": read_metrics(place()),
         }
 
-    def known() -> Source:
+    def make_source() -> Source:
         """The source from the config alone, before the model is trained."""
         fresh = source(
             recipe.settings(),
@@ -73,11 +73,11 @@ def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoi
             lambda eager, how=WHOLE: load(str(place()), None, eager, how=how),
             identity,
             None,
-            with_head=lambda auto, how=WHOLE: headed(str(place()), None, auto, how),
+            with_head=lambda auto, how=WHOLE: load_with_head(str(place()), None, auto, how),
         )
         return replace(fresh, metrics=lambda: read_metrics(place()))
 
-    return Checkpoint(step=step, open=known)
+    return Checkpoint(step=step, open=make_source)
 
 
 @cache

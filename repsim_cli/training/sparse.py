@@ -55,7 +55,7 @@ class Sparsity:
     alike: Share = 0.5
 
 
-class Groups(NamedTuple):
+class BlockUnits(NamedTuple):
     """The heads or the neurons of a block.
 
     weights: per matrix, (groups, ..., model width). biases: per matrix that has them, (groups, ...). All are views of
@@ -86,12 +86,12 @@ class Groups(NamedTuple):
             part[removed] = 0.0
 
 
-class Block(NamedTuple):
-    heads: Groups  # weights: value, the two others, output
-    neurons: Groups  # weights: first map, last map
+class PrunedBlock(NamedTuple):
+    heads: BlockUnits  # weights: value, the two others, output
+    neurons: BlockUnits  # weights: first map, last map
 
 
-def blocks_of(config: Any, backbone: nn.Module) -> list[Block]:
+def blocks_of(config: Any, backbone: nn.Module) -> list[PrunedBlock]:
     """The heads and neurons of every block of an encoder, as views of its weights.
 
     Raises BadInput where a block is not made of six linear maps (query, key, value, output, and two of the MLP), as in
@@ -110,7 +110,7 @@ def blocks_of(config: Any, backbone: nn.Module) -> list[Block]:
     return [block for block in blocks if block is not None]
 
 
-def _block(table: Architecture, backbone: nn.Module, layer: int) -> Block | None:
+def _block(table: Architecture, backbone: nn.Module, layer: int) -> PrunedBlock | None:
     modules = dict(backbone.named_modules())
     places = (
         table.projection("v", layer),
@@ -127,15 +127,15 @@ def _block(table: Architecture, backbone: nn.Module, layer: int) -> Block | None
     inputs, heads = [value, *others], table.heads[layer].queries
     if len({each.weight.shape for each in (*inputs, output)}) != 1 or first.weight.shape != last.weight.T.shape:
         return None
-    return Block(
-        heads=Groups(
+    return PrunedBlock(
+        heads=BlockUnits(
             [
                 *(each.weight.detach().unflatten(0, (heads, -1)) for each in inputs),
                 output.weight.detach().unflatten(1, (heads, -1)).permute(1, 2, 0),
             ],
             [each.bias.detach().unflatten(0, (heads, -1)) for each in inputs if each.bias is not None],
         ),
-        neurons=Groups(
+        neurons=BlockUnits(
             [first.weight.detach(), last.weight.detach().T],
             [] if first.bias is None else [first.bias.detach()],
         ),
@@ -147,7 +147,7 @@ def progress_at(step: int, removing: int) -> float:
     return 1 - (1 - min(1.0, step / removing)) ** 3
 
 
-def counts(block: Block, target: float) -> tuple[int, int]:
+def counts(block: PrunedBlock, target: float) -> tuple[int, int]:
     """How many heads and neurons are removed so that this share of the block's weights is zero, or up to a neuron more.
 
     Of the heads the same share, rounded down; more only where all neurons are too few for the rest.
@@ -167,7 +167,7 @@ def _up(number: float) -> int:
     return math.ceil(round(number, 9))
 
 
-def connectivity(neurons: Groups) -> Float[Tensor, " neurons"]:
+def connectivity(neurons: BlockUnits) -> Float[Tensor, " neurons"]:
     """The share of each neuron's weights above the mean magnitude of the remaining neurons' weights."""
     left = (neurons.norms() > 0).sum()
     total = torch.stack([part.abs().sum() for part in neurons.weights]).sum()
@@ -185,7 +185,7 @@ def penalties(connected: Float[Tensor, " neurons"]) -> Float[Tensor, " neurons"]
     return (alive.mean() if len(alive) else connected.new_tensor(1.0)) / connected
 
 
-def shrink_neurons(neurons: Groups, amount: float) -> None:
+def shrink_neurons(neurons: BlockUnits, amount: float) -> None:
     """Every weight moves towards zero by its neuron's penalty times `amount` mean magnitudes, and stops there."""
     left = (neurons.norms() > 0).sum()
     mean = torch.stack([part.abs().sum() for part in neurons.weights]).sum() / (left * neurons.size).clamp(min=1)
@@ -194,14 +194,14 @@ def shrink_neurons(neurons: Groups, amount: float) -> None:
         part.copy_(part.sign() * (part.abs() - by[:, None]).clamp(min=0))
 
 
-def shrink_heads(heads: Groups, amount: float) -> None:
+def shrink_heads(heads: BlockUnits, amount: float) -> None:
     """The norm of every head falls by `amount` mean norms of the remaining heads, and stops at zero."""
     norms = heads.norms()
     mean = norms.sum() / (norms > 0).sum().clamp(min=1)
     heads.scale((1 - amount * mean / norms.clamp(min=1e-30)).clamp(min=0))
 
 
-def alikeness(heads: Groups) -> Float[Tensor, "heads heads"]:
+def alikeness(heads: BlockUnits) -> Float[Tensor, "heads heads"]:
     """The mean cosine, over W_Q'W_K and W_O W_V, of the maps of each two heads; 0 for removed heads."""
     value, *others, output = heads.weights
     total = torch.zeros(heads.count, heads.count, device=value.device)
@@ -214,7 +214,7 @@ def alikeness(heads: Groups) -> Float[Tensor, "heads heads"]:
     return total / 2
 
 
-def dominating(alike: Bool[Tensor, "heads heads"], norms: Float[Tensor, " heads"]) -> list[int]:
+def find_dominating(alike: Bool[Tensor, "heads heads"], norms: Float[Tensor, " heads"]) -> list[int]:
     """Heads such that each remaining head is one of them or is like one; greedily few, larger norms first at ties."""
     uncovered = {head for head in range(len(norms)) if norms[head] > 0}
     near = {head: {head, *alike[head].nonzero().flatten().tolist()} for head in uncovered}
@@ -226,16 +226,16 @@ def dominating(alike: Bool[Tensor, "heads heads"], norms: Float[Tensor, " heads"
     return chosen
 
 
-def heads_in_order(heads: Groups, alike: float) -> Int[Tensor, " heads"]:
+def heads_in_order(heads: BlockUnits, alike: float) -> Int[Tensor, " heads"]:
     """The order of removal: heads outside a dominating set, then the others, by norm. Removed heads come first."""
     norms = heads.norms()
     kept = torch.zeros(heads.count, dtype=torch.bool, device=norms.device)
-    kept[dominating(alikeness(heads) > alike, norms)] = True
+    kept[find_dominating(alikeness(heads) > alike, norms)] = True
     by_norm = norms.argsort(stable=True)
     return by_norm[(kept[by_norm]).int().argsort(stable=True)]
 
 
-def neurons_in_order(neurons: Groups) -> Int[Tensor, " neurons"]:
+def neurons_in_order(neurons: BlockUnits) -> Int[Tensor, " neurons"]:
     """The order of removal: by connectivity, equal ones by norm. Removed neurons come first."""
     by_norm = neurons.norms().argsort(stable=True)
     return by_norm[connectivity(neurons)[by_norm].argsort(stable=True)]
@@ -271,7 +271,7 @@ class SparseTraining:
             self._remove("heads", layer, heads, lambda groups: heads_in_order(groups, self.sparsity.alike))
             self._remove("neurons", layer, neurons, neurons_in_order)
 
-    def _remove(self, kind: str, layer: int, count: int, order: Callable[[Groups], Tensor]) -> None:
+    def _remove(self, kind: str, layer: int, count: int, order: Callable[[BlockUnits], Tensor]) -> None:
         removed, groups = self.removed[f"{kind}.{layer}"], getattr(self.blocks[layer], kind)
         if count > int(removed.sum()):
             removed[order(groups)[:count]] = True
@@ -285,19 +285,20 @@ class SparseTraining:
             removed.copy_(state[name])
 
 
-def achieved(blocks: list[Block]) -> tuple[Metrics, list[Metrics]]:
+def compute_achieved(blocks: list[PrunedBlock]) -> tuple[Metrics, list[Metrics]]:
     """Of all blocks and of each: `sparsity`, the share of zero weights in the attention and MLP matrices;
     `heads_removed` and `neurons_removed`, the shares of those without a weight that is not zero.
     """
 
-    def of(some: list[Block]) -> Metrics:
+    def of(some: list[PrunedBlock]) -> Metrics:
         parts = [part for block in some for groups in block for part in groups.weights]
-        norms = [torch.cat([getattr(block, kind).norms() for block in some]) for kind in Block._fields]
+        norms = [torch.cat([getattr(block, kind).norms() for block in some]) for kind in PrunedBlock._fields]
         zero = sum(int((part == 0).sum()) for part in parts)
         return {
             "sparsity": zero / sum(part.numel() for part in parts),
             **{
-                f"{kind}_removed": float((x == 0).double().mean()) for kind, x in zip(Block._fields, norms, strict=True)
+                f"{kind}_removed": float((x == 0).double().mean())
+                for kind, x in zip(PrunedBlock._fields, norms, strict=True)
             },
         }
 

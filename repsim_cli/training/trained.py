@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from repsim_cli.activations.inputs import named
-from repsim_cli.models.source import Short, Source, Work
-from repsim_cli.runs.cache import Entry, key, trim, using
+from repsim_cli.activations.inputs import name_errors
+from repsim_cli.models.source import Short, Source, TrainingWork
+from repsim_cli.runs.cache import Entry, key, trim, use
 from repsim_cli.runs.results import Progress, Run, dumps, quiet
 
 Metrics = dict[str, float]
@@ -39,7 +39,7 @@ class Trained:
 
     parts: Mapping[str, Any]
     train: Callable[[Path, Path, Progress], Metrics]
-    work: Callable[[], Work] | None = None
+    work: Callable[[], TrainingWork] | None = None
 
     @property
     def key(self) -> str:
@@ -47,14 +47,14 @@ class Trained:
 
     def folder(self, progress: Progress = quiet) -> Path:
         """The folder of the trained model, which is trained now if it is not in the cache."""
-        with using(KIND, [self.key]) as entries:
+        with use(KIND, [self.key]) as entries:
             entry = entries[self.key]
             if not entry.complete:
                 self._make(entry, progress)
-        _kept.enter_context(using(KIND, [self.key]))
+        _kept.enter_context(use(KIND, [self.key]))
         return entry.files["model"]
 
-    def missing(self) -> dict[str, Callable[[], Work]]:
+    def find_missing(self) -> dict[str, Callable[[], TrainingWork]]:
         """What the training takes, by its key; empty where the model is in the cache or that is not known."""
         return {} if self.work is None or Entry(KIND, self.key).known else {self.key: self.work}
 
@@ -77,18 +77,18 @@ class Trained:
         trim()
 
 
-def kept(key: str, name: str) -> Any:
+def read_kept(key: str, name: str) -> Any:
     """The content of a JSON file beside the weights of a model that this process has used."""
-    folder = stored(key)
+    folder = find_stored(key)
     assert folder is not None
     return json.loads((folder / name).read_text())
 
 
-def stored(key: str) -> Path | None:
+def find_stored(key: str) -> Path | None:
     """The folder of the model of this key, if the cache has all of it."""
     if not key.isalnum():  # a manifest may say anything
         return None
-    with using(KIND, [key]) as entries:
+    with use(KIND, [key]) as entries:
         return entries[key].files.get("model")
 
 
@@ -99,7 +99,7 @@ def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = Non
         torch.set_num_threads(threads)
     for label, make in wanted.items():
         with run.stage("training"):
-            named(
+            name_errors(
                 label,
                 make,
                 lambda items, model=label, label="training", unit="steps": run.progress(

@@ -10,7 +10,7 @@ import torch
 from repsim_cli.activations.attention import attention_readings, maps
 from repsim_cli.activations.batching import (
     PADDING,
-    Tally,
+    TokenTally,
     lengths_of,
     most_places,
     of_similar_length,
@@ -24,7 +24,7 @@ from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.bounds import passing
+from repsim_cli.engine.bounds import bound_pass
 from repsim_cli.runs import cache, reader
 
 LENGTHS = np.random.default_rng(0).geometric(0.12, size=30).clip(1, 30)
@@ -97,7 +97,7 @@ def test_a_sequence_of_more_than_batch_tokens_is_run_alone():
 def test_the_memory_of_a_batch():
     extract = Extract(hook_points=["resid_post"], length=32)
     live = {"a": registry.models.get("shipped").function(name="tiny_a")}
-    sizes = [passing(live, extract, hardware, features=10)["forward"] for hardware in HARDWARE]
+    sizes = [bound_pass(live, extract, hardware, features=10)["forward"] for hardware in HARDWARE]
     assert sizes == [4 * 2 * places * 10 for places in (2 * 32, 8 * 32, 40)]
 
 
@@ -115,7 +115,11 @@ def rows(sources, modules, given, extract, hardware):
     """A tensor per layer, and what was run."""
     record = {}
     stream = blocks(
-        readings(sources, extract), Running(modules, given, tally=Tally(record, list(sources))), extract, hardware, iter
+        readings(sources, extract),
+        Running(modules, given, tally=TokenTally(record, list(sources))),
+        extract,
+        hardware,
+        iter,
     )
     firsts, parts = zip(*stream, strict=True)
     counts = [len(part[0]) for part in parts]
@@ -161,10 +165,10 @@ def test_a_stream_that_was_broken_off_continues_with_the_same_bits(tiny_folder, 
 
     def stream(entry, record):
         found = readings(sources, extract)
-        return blocks(found, Running(modules, {"gpt2": given}, {"gpt2": Recorder(entry)}, Tally(record, ["gpt2"])), extract, hardware, iter)  # fmt: skip
+        return blocks(found, Running(modules, {"gpt2": given}, {"gpt2": Recorder(entry)}, TokenTally(record, ["gpt2"])), extract, hardware, iter)  # fmt: skip
 
     expected, whole = rows(sources, modules, {"gpt2": given}, extract, hardware)
-    with cache.using("activations", ["a"]) as entries:
+    with cache.use("activations", ["a"]) as entries:
         assert len(list(islice(stream(entries["a"], {}), 2))) == 2
         assert len(entries["a"].files) == 2
         assert not entries["a"].complete
@@ -227,7 +231,13 @@ def test_attention_maps_in_order_whatever_the_batch(tiny_folder, blind):
         record = {}
         given = {"bert": sequences()}
         parts = list(
-            maps(found, Running(modules, given, tally=Tally(record, list(sources))), "drop_renormalise", hardware, iter)
+            maps(
+                found,
+                Running(modules, given, tally=TokenTally(record, list(sources))),
+                "drop_renormalise",
+                hardware,
+                iter,
+            )
         )
         return [heads for part in parts for heads in part.sentences()], record
 
@@ -262,7 +272,7 @@ def test_outputs_of_a_model_that_ignores_its_mask(language):
 
 def test_counts_of_an_interrupted_run_continue():
     record = {"tokens_read": 5, "places": {"a": 6, "b": 7}}
-    tally = Tally(record, ["a", "b"])
+    tally = TokenTally(record, ["a", "b"])
     tally("a", np.asarray([[True, True, False]]))
     assert record == {"tokens_read": {"a": 7, "b": 5}, "places": {"a": 9, "b": 7}}
     tally("b", np.asarray([[True, True]]))

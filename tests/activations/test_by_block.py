@@ -247,7 +247,7 @@ def test_a_block_that_returns_something_else(output, kinds, tmp_path):
     with pytest.raises(
         RunFailed, match=rf"a block returns more than tensors, got {kinds}; set hardware.by_block=never"
     ):
-        by_block.saved(output, tmp_path / "file", None)
+        by_block.save_output(output, tmp_path / "file", None)
 
 
 @pytest.mark.parametrize("fitting", [0, 1])

@@ -9,7 +9,7 @@ import torch
 
 from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, spread
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.runs.content import DIAGNOSTICS, PLACES
 
 
@@ -89,8 +89,8 @@ def diagnosed(rows: dict[Layer, torch.Tensor], size: int, places: np.ndarray | N
     """The table of rows that pass in blocks of this size."""
     diagnosis = Diagnosis({"a": places}, total, seed=0)
     layers = list(rows)
-    stream = (Block(i, [x[i : i + size] for x in rows.values()]) for i in range(0, total, size))
-    for _ in diagnosis.watched(stream, layers):
+    stream = (RowBlock(i, [x[i : i + size] for x in rows.values()]) for i in range(0, total, size))
+    for _ in diagnosis.watch(stream, layers):
         pass
     assert not diagnosis.lacks(layers)
     return diagnosis.tables(layers)[DIAGNOSTICS].rows
@@ -165,4 +165,4 @@ def test_they_come_from_the_cache_where_no_model_runs(repsim, newest, tmp_path):
 def test_fewer_rows_of_wide_layers(width, kept):
     layer = Layer("a", "conv", width)
     diagnosis = Diagnosis({}, 300, seed=0)
-    assert len(diagnosis._kept(layer.width).unique()) == kept
+    assert len(diagnosis._choose_rows(layer.width).unique()) == kept

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from repsim_cli import measures
-from repsim_cli.activations.principal import SAMPLE, SHARE, Sample, capped
+from repsim_cli.activations.principal import SAMPLE, SHARE, RowSample, cap_directions
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.settings import Extract
 
 
@@ -31,7 +31,7 @@ def by_hand(x: np.ndarray) -> np.ndarray:
 
 def treated(x: np.ndarray) -> np.ndarray:
     rows = torch.from_numpy(x).float()
-    found = capped(rows)
+    found = cap_directions(rows)
     assert found is not None
     return found.apply(rows).numpy()
 
@@ -39,7 +39,7 @@ def treated(x: np.ndarray) -> np.ndarray:
 def remedied(x: np.ndarray, normalise: str) -> torch.Tensor:
     """The rows as a run treats them."""
     layer, remedies = Layer("a", "b", x.shape[1]), Remedies(Extract(hook_points=["a"], normalise=normalise), None)
-    given = [Block(0, [torch.from_numpy(x).float()])]
+    given = [RowBlock(0, [torch.from_numpy(x).float()])]
     if normalise != "rows":
         remedies.measure(iter(given), [layer])
     return next(iter(remedies.apply(iter(given), [layer]))).rows[0]
@@ -66,16 +66,16 @@ def test_a_rotated_layer_is_the_same_to_cka():
 
 def test_what_is_spread_or_too_narrow_stays():
     rng = np.random.default_rng(0)
-    assert capped(torch.from_numpy(rng.normal(size=(300, 40)))) is None  # no direction has 5 %
-    assert capped(torch.from_numpy(rows(300)[:, :20])) is None  # 20 directions cannot all be below 5 %
+    assert cap_directions(torch.from_numpy(rng.normal(size=(300, 40)))) is None  # no direction has 5 %
+    assert cap_directions(torch.from_numpy(rows(300)[:, :20])) is None  # 20 directions cannot all be below 5 %
     low = rng.normal(size=(300, 6)) @ rng.normal(size=(6, 40))
-    assert capped(torch.from_numpy(low)) is None  # nothing but rounding outside of 6 directions
-    assert capped(torch.ones(300, 40)) is None
+    assert cap_directions(torch.from_numpy(low)) is None  # nothing but rounding outside of 6 directions
+    assert cap_directions(torch.ones(300, 40)) is None
 
 
 def test_the_sample_is_spread_over_all_rows():
     for size in (64, 1000, 7000):
-        sample, x = Sample(), torch.arange(7000.0)[:, None]
+        sample, x = RowSample(), torch.arange(7000.0)[:, None]
         for part in x.split(size):
             sample.add([part, -part])
         found = sample.of(0)[:, 0]

@@ -17,8 +17,8 @@ from repsim_cli.activations.places import (
     rows_of,
 )
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.remedies import Remedies, skipping
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.remedies import Remedies, skip_in_all
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract
@@ -65,7 +65,7 @@ def listed(array: np.ndarray | None) -> list:
 
 
 def alone(given: Sequences, settings: Extract) -> Sequences:
-    return skipping({"a": given}, {"a": Words()}, settings)["a"]
+    return skip_in_all({"a": given}, {"a": Words()}, settings)["a"]
 
 
 def test_places_and_tokens_are_skipped():
@@ -89,7 +89,7 @@ def test_a_word_that_one_model_skips_is_skipped_for_all():
     two = texts([[1, 1, 1, 2, 3, 4]], [[0] * 6], [[0, 0, 0, 1, 2, 3]], word=[[0, 0, 0, 1, 2, 3]])
     for piece, kept in (("last", [2, 3]), ("first", [2, 3]), ("mean", [2, 3])):
         settings = extract(unit="word", piece=piece, skip=2)
-        marked = skipping({"a": one, "b": two}, {"a": Words(), "b": Words()}, settings)
+        marked = skip_in_all({"a": one, "b": two}, {"a": Words(), "b": Words()}, settings)
         words = [
             given.position[places][left]
             for given, places, left in (
@@ -127,14 +127,14 @@ def test_what_cannot_be_skipped(settings, message):
     with pytest.raises(BadInput, match=message):
         alone(PACKED, settings)
     with pytest.raises(BadInput, match="^extract: stored activations do not say at which places their rows are, got"):
-        skipping({}, {}, settings)
+        skip_in_all({}, {}, settings)
 
 
 def test_numbers_and_patches_have_no_tokens():
     with pytest.raises(
         BadInput, match=r"^extract.skip_tokens: these models read no tokens of text, got \['newline'\]; set"
     ):
-        skipping({"a": PACKED}, {"a": object()}, extract(skip_tokens=["newline"]))
+        skip_in_all({"a": PACKED}, {"a": object()}, extract(skip_tokens=["newline"]))
 
 
 LAYER = Layer("a", "h", 5)
@@ -142,7 +142,7 @@ LAYER = Layer("a", "h", 5)
 
 def blocks_of(x: np.ndarray, size: int):
     rows = torch.from_numpy(x).float()
-    return (Block(i, [rows[i : i + size]]) for i in range(0, len(rows), size))
+    return (RowBlock(i, [rows[i : i + size]]) for i in range(0, len(rows), size))
 
 
 def treated(x: np.ndarray, settings: Extract, left: np.ndarray | None = None, size: int = 100) -> np.ndarray:

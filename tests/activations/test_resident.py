@@ -20,7 +20,7 @@ WORDS = ["run", "model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_r
 @pytest.fixture
 def most_alive(monkeypatch):
     """The largest number of models that were in memory at a time."""
-    load, alive, most = sample.loaded, [], [0]
+    load, alive, most = sample.load_model, [], [0]
 
     def counted(reading, study):
         module = load(reading, study)
@@ -29,7 +29,7 @@ def most_alive(monkeypatch):
         most[0] = max(most[0], sum(one() is not None for one in alive))
         return module
 
-    monkeypatch.setattr(sample, "loaded", counted)
+    monkeypatch.setattr(sample, "load_model", counted)
     return most
 
 

@@ -170,7 +170,7 @@ def test_unrelated_rows_of_unequal_sentences_are_not_found_related(name):
             torch.from_numpy(rng.normal(size=(len(documents), 12)) + 2 * rng.normal(size=(30, 12))[documents])
             for _ in range(2)
         ]
-        null = judging.drawn(
+        null = judging.draw_pairings(
             settings,
             given,
             segments([documents], [beginnings]),

@@ -17,7 +17,7 @@ from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.presets import conf_dir
 from repsim_cli.config.run import validate
-from repsim_cli.models.checkpoints import shipped_folder
+from repsim_cli.models.checkpoints import find_shipped
 from repsim_cli.runs import reader, results
 
 SMALL = {"extract.sequences": 8, "extract.batch_rows": 400}
@@ -26,14 +26,14 @@ TEXTS = [f"rain falls on {i} roofs and runs down the wall of house number {i * i
 
 @pytest.fixture(scope="module")
 def of_texts():
-    return repsim_cli.compare({"a": "tiny_a", "b": str(shipped_folder("tiny_b"))}, TEXTS, settings=SMALL)
+    return repsim_cli.compare({"a": "tiny_a", "b": str(find_shipped("tiny_b"))}, TEXTS, settings=SMALL)
 
 
 def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     file = tmp_path / "texts.jsonl"
     file.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
     words = [f"{key}={value}" for key, value in SMALL.items()]
-    other = f"+model.b={{kind: transformers, path: {shipped_folder('tiny_b')}}}"
+    other = f"+model.b={{kind: transformers, path: {find_shipped('tiny_b')}}}"
     code, _, err = repsim(
         "run",
         "model=[]",
@@ -47,7 +47,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     for measure in of_texts.measures:
         by_command = repsim_cli.load(newest()).matrix("a", "b", measure)
         np.testing.assert_array_equal(of_texts.matrix("a", "b", measure).values, by_command.values)
-    code, out, err = repsim("compare", "tiny_a", shipped_folder("tiny_b"), "--data", file, "--measure", "cka_unbiased")
+    code, out, err = repsim("compare", "tiny_a", find_shipped("tiny_b"), "--data", file, "--measure", "cka_unbiased")
     assert code == 0, err
     assert re.search(
         r"\n  data: all \d+ sequences of .*texts.jsonl\n  rows: without the first 4 places; no direction above 5 % of the variance \(what",
@@ -57,7 +57,7 @@ def test_the_same_bits_as_both_commands(of_texts, repsim, newest, tmp_path):
     assert re.search(
         r"^    closest: block \d of tiny_a and block \d of tiny_b, 0\.\d{3}; block \d and block ", out, re.M
     )
-    whole = repsim_cli.compare(["tiny_a", str(shipped_folder("tiny_b"))], TEXTS, measures=["cka_unbiased"])
+    whole = repsim_cli.compare(["tiny_a", str(find_shipped("tiny_b"))], TEXTS, measures=["cka_unbiased"])
     by_command = repsim_cli.load(newest()).matrix("tiny_a", "tiny_b")
     np.testing.assert_array_equal(by_command.values, whole.matrix("tiny_a", "tiny_b").values)
     assert repsim("run", "--from", newest(), "measure=[cka]")[0] == 0  # its configuration is one like any other
@@ -205,7 +205,7 @@ def test_a_result_in_all_forms(of_texts, tmp_path):
 def test_a_transformers_model_is_left_as_it_was(of_texts):
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(shipped_folder("tiny_a"))
+    model = AutoModelForCausalLM.from_pretrained(find_shipped("tiny_a"))
     model.train()
     model.config.use_cache = True
     before, random = {name: x.clone() for name, x in model.state_dict().items()}, torch.random.get_rng_state()
@@ -382,7 +382,7 @@ def test_batches_that_modules_do_not_take(images):
 
 def test_tables_in_memory_are_read_by_their_column(of_texts):
     frame = pandas.DataFrame({"label": 1, "text": TEXTS})
-    found = repsim_cli.compare({"a": "tiny_a", "b": str(shipped_folder("tiny_b"))}, frame, settings=SMALL)
+    found = repsim_cli.compare({"a": "tiny_a", "b": str(find_shipped("tiny_b"))}, frame, settings=SMALL)
     np.testing.assert_array_equal(found.matrix("a", "b").values, of_texts.matrix("a", "b").values)
     split = datasets.Dataset.from_dict({"text": TEXTS})
     for data, message in (
@@ -445,7 +445,7 @@ def test_bad_settings(given, message):
 
 
 def test_models_are_named_in_a_word(repsim, newest):
-    place = shipped_folder("tiny_a")
+    place = find_shipped("tiny_a")
     code, _, err = repsim("run", f"model.mine={place}", "model.other=tiny_b", "measure=[cka]", "extract.sequences=9")
     assert code == 0, err
     assert list(repsim_cli.load(newest()).manifest["models"]) == ["mine", "other"]

@@ -48,12 +48,12 @@ def unanswered(table, name, place, code, out, err, left):
 def test_an_explanation_names_the_folder_on_the_way(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     error = PermissionError(13, "Permission denied", str(tmp_path / "a" / "b"))
-    assert files.explained(error) == (
+    assert files.explain(error) == (
         f"{tmp_path}/a/b: cannot be used, got 'Permission denied'; change its permissions or ask its owner, or choose "
         "another path"
     )
-    monkeypatch.setattr(files, "_closed", lambda path: path.parent)
-    assert f"got 'Permission denied' for the folder '{tmp_path}/a'; change" in files.explained(error)
+    monkeypatch.setattr(files, "_find_closed", lambda path: path.parent)
+    assert f"got 'Permission denied' for the folder '{tmp_path}/a'; change" in files.explain(error)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_an_explanation_names_the_folder_on_the_way(tmp_path, monkeypatch):
 def test_explanations(error, text):
     import re
 
-    assert re.match(text, files.explained(error))
+    assert re.match(text, files.explain(error))
 
 
 def test_an_explanation_with_a_path_and_advice_of_its_own():
     error = OSError(28, "No space left on device")
-    assert files.explained(error, Path("x"), "wait") == "x: cannot be used, got 'No space left on device'; wait"
+    assert files.explain(error, Path("x"), "wait") == "x: cannot be used, got 'No space left on device'; wait"

@@ -18,12 +18,12 @@ from matplotlib.text import Text
 import repsim_cli
 from repsim_cli.activations import cached
 from repsim_cli.activations.readings import Reading
-from repsim_cli.base.plain import csv_bytes, escaped, free, once, slug
-from repsim_cli.cli.terminal import Lines
+from repsim_cli.base.plain import csv_bytes, escape, free, once, slug
+from repsim_cli.cli.terminal import LogLines
 from repsim_cli.figures.frame import save
 from repsim_cli.findings.analyse import draw
 from repsim_cli.report import ASSETS, export
-from repsim_cli.report.record import drawn_from
+from repsim_cli.report.record import say_source
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Matrix, Measured, Results, Side, Table
 
@@ -109,7 +109,7 @@ def test_nothing_is_written_twice(tmp_path):
         run.write_array("a-b", np.ones(1))
     run.write_results(Results(study="similarity"))
     run.finish("complete")
-    with results.amending(run.folder) as again:  # as an analysis that is made again
+    with results.amend(run.folder) as again:  # as an analysis that is made again
         again.write_array("a-b", np.ones(1))
     with pytest.raises(RuntimeError, match="cka-all: the file of this name is written twice"):
         save(tmp_path, [("cka-all", Figure), ("cka-all", Figure)])
@@ -148,7 +148,7 @@ def test_the_report_saves_the_numbers_of_no_other_label(tmp_path):
     def named(figure, *labels):
         estimate = {"kind": "full", "rows": 1, "rows_available": 1, "batches": 1}
         measures = [Measured(name="cka", label=x, settings={}, estimate=estimate, card={}, matrices=[]) for x in labels]
-        return drawn_from(figure, Results(study="similarity", measures=measures))
+        return say_source(figure, Results(study="similarity", measures=measures))
 
     assert named("cka_unbiased-all", "cka", "cka_unbiased") == {"measure": ["cka_unbiased"]}
     assert named(f"{slug('org/m')}-all", "org_m", "org/m") == {"measure": ["org/m"]}
@@ -270,7 +270,7 @@ def test_a_run_of_labels_that_begin_alike(repsim, newest, tmp_path):
 
 
 def unsafe(text):
-    return [line for line in text.split("\n") if escaped(line) != line]
+    return [line for line in text.split("\n") if escape(line) != line]
 
 
 def test_control_characters_of_labels_in_a_terminal(repsim, tmp_path):
@@ -315,7 +315,7 @@ def test_control_characters_in_the_log():
     except ValueError:
         record = logging.getLogger("repsim").makeRecord("repsim", 30, "", 0, "of %s", (CONTROL,), True)
         record.exc_info = sys.exc_info()
-    text = Lines("%(levelname)s: %(message)s").format(record)
+    text = LogLines("%(levelname)s: %(message)s").format(record)
     assert unsafe(text) == []
     first, *others = text.splitlines()
     assert first == r"WARNING: of x\x1b[31m\x00\x9b\u202e\u2066\nb"

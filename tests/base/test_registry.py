@@ -33,7 +33,7 @@ MEASURES = [
 @pytest.mark.parametrize("known", BY_WORD, ids=lambda known: known.noun)
 def test_files_say_the_names_that_they_register(known):
     for pattern in known.patterns:
-        for module, _ in registry.matching(pattern):
+        for module, _ in registry.match_modules(pattern):
             importlib.import_module(module)
     registered = {name: entry.function.__module__ for name, entry in known._entries.items()}
     assert {(name, module) for name, module in known._own.items() if module} <= registered.items()

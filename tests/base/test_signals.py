@@ -64,7 +64,7 @@ def ours():
 def test_jobs_are_interrupted(ours, number):
     with pytest.raises(KeyboardInterrupt), signals.interruptible():
         os.kill(os.getpid(), number)
-    assert signals.interrupted()
+    assert signals.was_interrupted()
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
@@ -82,7 +82,7 @@ def test_what_is_ignored_stays_ignored(ours):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with signals.interruptible():
         os.kill(os.getpid(), signal.SIGHUP)
-    assert not signals.interrupted()
+    assert not signals.was_interrupted()
 
 
 def test_another_library_keeps_its_handler(ours):
@@ -96,7 +96,7 @@ def test_another_library_keeps_its_handler(ours):
 def test_an_interrupt_waits_for_the_end_of_a_held_section(ours):
     done = []
     with signals.interruptible(), pytest.raises(KeyboardInterrupt):
-        with signals.delayed():
+        with signals.delay():
             os.kill(os.getpid(), signal.SIGTERM)
             done.append("recorded")
         done.append("not reached")
@@ -109,7 +109,7 @@ def test_a_second_interrupt_does_not_disturb_the_record_of_the_first(ours):
         try:
             os.kill(os.getpid(), signal.SIGHUP)
         finally:
-            with signals.delayed():
+            with signals.delay():
                 os.kill(os.getpid(), signal.SIGHUP)
                 done.append("recorded")
             done.append("ended")

@@ -11,11 +11,11 @@ import pytest
 
 SPAWNED = """
 import multiprocessing, os, sys, time
-from repsim_cli.base.workers import spawned, starting
+from repsim_cli.base.workers import run_spawned, shield_starts
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=spawned, args=(os.getpid(), "time:sleep", 60)) for _ in range(2)]
-    with starting():
+    processes = [context.Process(target=run_spawned, args=(os.getpid(), "time:sleep", 60)) for _ in range(2)]
+    with shield_starts():
         for process in processes:
             process.start()
     print("started", flush=True)
@@ -24,18 +24,18 @@ if __name__ == "__main__":
 JOBLIB = """
 import os, time
 from joblib import Parallel, delayed
-from repsim_cli.base.workers import followed_joblib
+from repsim_cli.base.workers import follow_joblib
 def work(seconds):
     os.write(1, b"started\\n")  # at once, so that the lines of two workers do not mix
     time.sleep(seconds)
-followed_joblib()
+follow_joblib()
 Parallel(n_jobs=2)(delayed(work)(60) for _ in range(8))
 """
 SWEEP = """
 import os, sys, time
 from joblib import Parallel, delayed
 from repsim_cli.base import signals
-from repsim_cli.base.workers import followed_joblib
+from repsim_cli.base.workers import follow_joblib
 def job(number):
     try:
         with signals.interruptible():
@@ -45,7 +45,7 @@ def job(number):
         time.sleep(0.1 + number)  # one takes longer to record it
         open(f"interrupted-{number}", "w").close()
         os._exit(signals.INTERRUPTED)
-followed_joblib()
+follow_joblib()
 try:
     with signals.interruptible():
         Parallel(n_jobs=2)(delayed(job)(number) for number in range(8))
@@ -105,9 +105,9 @@ def runs(process):
 
 def test_workers_do_not_hear_the_terminal():
     """Of the signals that a terminal sends to all, and that would end this process too."""
-    from repsim_cli.base.workers import starting
+    from repsim_cli.base.workers import shield_starts
 
-    with starting():
+    with shield_starts():
         status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
     blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
     assert {n for n in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if blocked >> (n - 1) & 1} == {

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from repsim_cli.api.entries import labelled
+from repsim_cli.api.entries import label_entries
 from repsim_cli.base.errors import BadInput
 from repsim_cli.cli.answer import concerns
 from repsim_cli.cli.plan import _room, plan_in_short
@@ -97,12 +97,12 @@ def test_names_that_cannot_be_labels(repsim, stored, names):
 
 
 def test_labels_are_the_last_parts_that_differ():
-    assert list(labelled(["x/a/final", "y/b/final", "c"])) == ["a", "b", "c"]
-    assert list(labelled(["a/m.gguf", "b/m.gguf"])) == ["a", "b"]
-    assert list(labelled(["final", "run/final"])) == ["final", "run"]
-    assert list(labelled([3, 4])) == ["int", "int_2"]
+    assert list(label_entries(["x/a/final", "y/b/final", "c"])) == ["a", "b", "c"]
+    assert list(label_entries(["a/m.gguf", "b/m.gguf"])) == ["a", "b"]
+    assert list(label_entries(["final", "run/final"])) == ["final", "run"]
+    assert list(label_entries([3, 4])) == ["int", "int_2"]
     with pytest.raises(BadInput, match="names: of 2 models, got 'x'"):
-        labelled(["a", "b"], ["x"])
+        label_entries(["a", "b"], ["x"])
 
 
 def test_a_plan_in_a_line():

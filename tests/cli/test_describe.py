@@ -18,10 +18,10 @@ from repsim_cli.base import registry
 from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 from repsim_cli.cli import describe, glossary, listing
 from repsim_cli.cli.describe import catalogue
-from repsim_cli.cli.docstrings import LINE, first_sentence, parsed
-from repsim_cli.cli.kinds import SELECTED, SETTINGS, TABLE, allowed, shared_settings
+from repsim_cli.cli.docstrings import LINE, first_sentence, parse
+from repsim_cli.cli.kinds import SELECTED, SETTINGS, TABLE, list_allowed, list_shared_settings
 from repsim_cli.cli.settings import group_of, in_words, settings
-from repsim_cli.config.presets import GROUPS, conf_dir, described
+from repsim_cli.config.presets import GROUPS, conf_dir, describe_group
 from repsim_cli.config.run import RunKeys
 from repsim_cli.findings.leaderboard import leaderboard
 
@@ -37,7 +37,7 @@ def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
                     yield f"{room} {name}.{key}", group, settings(group)
     for name in registry.analyses.names():
         yield f"analysis {name}", (options := registry.analyses.get(name).card.options), settings(options)
-    for name, function in {"groups": Ranked, **shared_settings()}.items():
+    for name, function in {"groups": Ranked, **list_shared_settings()}.items():
         yield name, function, settings(function)
 
 
@@ -48,7 +48,7 @@ DESCRIBED = {name: (function, own) for name, function, own in with_settings()}
 def test_every_setting_has_its_line(name):
     """And no line is of a setting that there is not."""
     function, own = DESCRIBED[name]
-    text = parsed(inspect.getdoc(function))
+    text = parse(inspect.getdoc(function))
     assert [key for key, setting in own.items() if not setting.meaning] == []
     assert text.settings.keys() <= own.keys()
     assert text.prose[0], "the first paragraph says what it is"
@@ -80,7 +80,7 @@ def test_ranges_in_words(annotation, words):
 
 
 def test_a_docstring_is_prose_settings_and_an_example():
-    text = parsed(
+    text = parse(
         """What it is. And more.
 
         More of it:
@@ -190,12 +190,12 @@ def test_a_group_of_settings_is_told_with_its_settings():
     topic = describe.Topic(
         name="study", title="study x", path="options", settings=settings(study), example="repsim run"
     )
-    told = describe.shown(topic)
+    told = describe.show(topic)
     assert (
         "    ranked: who\n        settings of their own, or null; default null\n        by: the name of a metric"
         in told
     )
-    inner = describe._narrowed(topic, ["ranked", "top"])
+    inner = describe._narrow(topic, ["ranked", "top"])
     assert inner.title == "options.ranked.top, a setting of study x"
     assert inner.facts == ["a whole number from 2, or null; default null"]
     assert inner.example == "repsim run options.ranked.top=8"
@@ -218,7 +218,7 @@ def test_what_is_explained_and_listed_is_not_imported(words):
 
 
 def test_the_list_of_studies(repsim):
-    texts = {name: parsed(inspect.getdoc(registry.studies.get(name).function)) for name in SELECTED["study"].names()}
+    texts = {name: parse(inspect.getdoc(registry.studies.get(name).function)) for name in SELECTED["study"].names()}
     code, out, _ = repsim("list", "study")
     assert code == 0
     width = max(map(len, texts))
@@ -232,7 +232,7 @@ def test_the_list_of_studies(repsim):
 
 def test_the_list_of_analyses(repsim):
     texts = {
-        name: parsed(inspect.getdoc(registry.analyses.get(name).card.options)) for name in registry.analyses.names()
+        name: parse(inspect.getdoc(registry.analyses.get(name).card.options)) for name in registry.analyses.names()
     }
     code, out, _ = repsim("list", "analysis")
     assert code == 0
@@ -245,14 +245,14 @@ def test_the_list_of_analyses(repsim):
 def test_every_entry_has_a_text_of_its_own_that_ends(repsim):
     """In one line: no bracket stays open, and no two entries of a group say the same."""
     for group in listing.LISTED:
-        found = listing.listed(group)
+        found = listing.list_entries(group)
         for entry in found:
             assert not entry.text.endswith(("...", ",", ":")), entry
             assert all(entry.text.count(a) == entry.text.count(b) for a, b in ("()", "[]", "{}")), entry
         texts = [entry.text for entry in found]
         assert len(set(texts)) == len(texts), group
     out = repsim("list")[1].splitlines()
-    assert len(out) == sum(len(listing.listed(group)) + 1 for group in listing.LISTED[:-1]) + 1
+    assert len(out) == sum(len(listing.list_entries(group)) + 1 for group in listing.LISTED[:-1]) + 1
     assert out[-1].startswith("one group: repsim list GROUP")
 
 
@@ -289,7 +289,7 @@ def places(tmp_path, shared):
 
 
 EXAMPLES = {
-    name: text.example for name, (function, _) in DESCRIBED.items() if (text := parsed(function.__doc__)).example
+    name: text.example for name, (function, _) in DESCRIBED.items() if (text := parse(function.__doc__)).example
 }
 
 
@@ -343,7 +343,7 @@ def test_the_command_of_a_study_runs_as_it_is_printed(repsim, places, study):
 COMMENTS = {
     line.removeprefix("# Example: "): name
     for group in GROUPS
-    for name, comment in described(group).items()
+    for name, comment in describe_group(group).items()
     for line in comment
     if line.startswith("# Example: repsim run")
 }
@@ -413,8 +413,8 @@ def test_the_list_of_measures_says_what_each_allows(repsim):
     """In the table's comments, so that the list imports no measure; computed again from the measures."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
     for name in SELECTED["measure"].names():
-        assert f"# Allows: {allowed(name)}" in described("measure")[name], "conf/measures.yaml"
-        assert f" [{allowed(name)}]" in lines[name]
+        assert f"# Allows: {list_allowed(name)}" in describe_group("measure")[name], "conf/measures.yaml"
+        assert f" [{list_allowed(name)}]" in lines[name]
     assert "[" not in lines["all"]
 
 
@@ -450,7 +450,7 @@ def test_the_list_of_measures_shows_their_grades(repsim):
     ],
 )
 def test_what_a_measure_allows(name, words):
-    assert allowed(name) == words
+    assert list_allowed(name) == words
 
 
 def test_defaults_that_are_made_anew():

@@ -15,7 +15,7 @@ import repsim_cli
 from repsim_cli.activations import inputs
 from repsim_cli.base import documents
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.planning import checking
+from repsim_cli.base.planning import collect_unfit
 from repsim_cli.base.settings import Extract
 from repsim_cli.config.compose import compose
 from repsim_cli.config.presets import entry_of
@@ -134,11 +134,11 @@ def test_significance_of_one_document(repsim, text, newest):
 
 def test_the_last_sequences_of_one_document_are_held_out():
     from repsim_cli.data.base import Sequences
-    from repsim_cli.studies.stitching.evaluate import split
+    from repsim_cli.studies.stitching.evaluate import split_sequences
 
     full = np.ones((6, 4), bool)
     ids, document = np.arange(24).reshape(6, 4), np.zeros((6, 4), int)
-    train, held = split(Sequences(ids, full, full, document, ids, 1), 2, True)
+    train, held = split_sequences(Sequences(ids, full, full, document, ids, 1), 2, True)
     assert (train.ids.tolist(), held.ids.tolist()) == (ids[:4].tolist(), ids[4:].tolist())
 
 
@@ -243,7 +243,7 @@ def test_pipes_and_huge_documents_where_files_are_expected(tmp_path):
     (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     os.mkfifo(tmp_path / "data.arrow")
     with pytest.raises(BadInput, match=r"data\.arrow: no regular file, got a pipe or a device; copy its content"):
-        files.saved(tmp_path)
+        files.read_saved(tmp_path)
     with (tmp_path / "config.json").open("wb") as config:
         config.truncate(documents.MOST + 1)
     assert not is_native(tmp_path)
@@ -271,7 +271,7 @@ def test_the_end_is_recorded_within_a_limit_of_the_size_of_files(tmp_path, monke
 
 
 def test_verify_refuses_before_it_loads(monkeypatch):
-    monkeypatch.setattr("repsim_cli.api.verify.loaded", lambda *_: pytest.fail("models are loaded"))
+    monkeypatch.setattr("repsim_cli.api.verify.load_sides", lambda *_: pytest.fail("models are loaded"))
     with pytest.raises(BadInput, match=r"^layer_ids: of stored activations, got \[0\] with two models; drop it"):
         repsim_cli.verify("tiny_a", "tiny_b", layer_ids=[0])
 
@@ -285,7 +285,10 @@ def test_a_plan_tokenizes_the_beginning_of_the_text(text):
     source = SimpleNamespace(tokenizer=lambda: tokenizer, modality="text", vocabulary=100)
     given = ({"mine": source}, local_text(path=str(text)), Extract(hook_points=["embed"], unit="mean"))
     assert inputs.tokenizers(*given) == {"mine": tokenizer}
-    with checking(dry=True), pytest.raises(BadInput, match="^model.mine: its vocabulary has 100 tokens, got id 11"):
+    with (
+        collect_unfit(dry=True),
+        pytest.raises(BadInput, match="^model.mine: its vocabulary has 100 tokens, got id 11"),
+    ):
         inputs.tokenizers(*given)
 
 
@@ -317,15 +320,15 @@ def test_matrices_of_very_many_models_share_a_file(repsim, pair, newest, monkeyp
 
 def test_whether_a_run_is_written_is_seen_of_the_lock_of_another_user(tmp_path, monkeypatch):
     """Which may be read, and not written."""
-    assert not reader.held(tmp_path)
+    assert not reader.is_held(tmp_path)
     lock = results.claim(tmp_path)
-    assert reader.held(tmp_path)
+    assert reader.is_held(tmp_path)
     lock.release()
-    assert not reader.held(tmp_path)
+    assert not reader.is_held(tmp_path)
 
     def closed(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     with monkeypatch.context() as patch:
         patch.setattr(reader.os, "open", closed)
-        assert reader.held(tmp_path)
+        assert reader.is_held(tmp_path)

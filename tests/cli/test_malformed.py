@@ -335,19 +335,19 @@ TEMPLATES = ("{{ '%0999999999d' % 1 }}", "{{ '{:>999999999}'.format(1) }}", "{{ 
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_chat_templates_without_end(gpt_tokenizer, template):
-    from repsim_cli.data.chat import chatting
+    from repsim_cli.data.chat import check_chat
 
     gpt_tokenizer.chat_template = template + "{{ messages[0].content }}"
     with pytest.raises(
         BadInput, match=r"tokenizer: the chat template cannot be used, got .* \(it took more than 256 MB\)"
     ):
-        chatting(gpt_tokenizer)
+        check_chat(gpt_tokenizer)
 
 
 def test_time_is_bounded(monkeypatch):
     from repsim_cli.base import bounded
 
     monkeypatch.setattr(bounded, "SECONDS", 0.05)
-    with pytest.raises(TimeoutError, match=r"it took more than 0\.05 s"), bounded.bounded():
+    with pytest.raises(TimeoutError, match=r"it took more than 0\.05 s"), bounded.limit_work():
         while True:
             pass

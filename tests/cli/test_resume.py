@@ -176,7 +176,7 @@ def test_latest_is_the_newest_unfinished_run(tmp_path, monkeypatch):
         run.write_text("config.yaml", "{seed: 0, analyses: {}}")
         run.finish(status)
         changed(run.folder, lambda manifest, number=number: manifest.update(started=f"2026-01-0{number + 1}T00:00:00"))
-    assert folders.unfinished({"seed": 0, "analyses": {}}) == (tmp_path / "2", False)
+    assert folders.find_unfinished({"seed": 0, "analyses": {}}) == (tmp_path / "2", False)
 
 
 def test_resume_latest_without_one(repsim):
@@ -231,19 +231,19 @@ def test_two_writers_in_one_folder(repsim, broken_off):
 def test_the_output_folder_is_removed_during_the_run(repsim, newest, monkeypatch, tmp_path):
     from repsim_cli.engine import matrices
 
-    original = matrices.estimated
+    original = matrices.estimate_matrices
 
     def removing(run, *rest, **more):
         shutil.rmtree(run.folder)
         return original(run, *rest, **more)
 
     monkeypatch.setattr("repsim_cli.engine.matrices.SAVE_EVERY", 1e9)
-    monkeypatch.setattr(matrices, "estimated", removing)
+    monkeypatch.setattr(matrices, "estimate_matrices", removing)
     code, out, err = repsim("run", *SMALL)
     assert (code, out) == (1, "")
     assert "No such file or directory" in err
     assert "Traceback" not in err
-    monkeypatch.setattr(matrices, "estimated", original)
+    monkeypatch.setattr(matrices, "estimate_matrices", original)
     assert repsim("run", "-q", *SMALL)[0] == 0
     assert reader.read_manifest(newest())["models_run"] == []
 

@@ -17,7 +17,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import Extract, Hardware, Positive, Ranked, Significance
 from repsim_cli.config import presets
-from repsim_cli.config.binding import MISSING, checked, model_function
+from repsim_cli.config.binding import MISSING, check_arguments, model_function
 from repsim_cli.config.run import GROUPS, RunKeys, validate
 from repsim_cli.data.base import Data
 from repsim_cli.engine.footprint import memory_of
@@ -70,7 +70,7 @@ def test_components_have_keys_and_values_that_their_functions_take():
         check_keys(name, function, given)
         values = {key: LATER.get(f"{key}={value}", value) for key, value in given.items() if value != MISSING}
         problems: list[str] = []
-        checked(problems, name, function, values)
+        check_arguments(problems, name, function, values)
         missing = [f"{name}.{key}: missing, got nothing; set it" for key in given.keys() - values.keys()]
         assert problems == missing, name
         seen.add(name)
@@ -127,8 +127,8 @@ def test_the_options_of_a_run_have_their_defaults():
 def test_every_label_of_a_table_stands_there_once_with_a_comment():
     for group, file in presets.TABLES.items():
         labels = [line.partition(":")[0] for line in (CONF / file).read_text().splitlines() if line[:1].isalpha()]
-        assert sorted(labels) == sorted(presets.entries(group)) == list(presets.described(group))
-        assert all(comment and comment[0].startswith("# ") for comment in presets.described(group).values())
+        assert sorted(labels) == sorted(presets.entries(group)) == list(presets.describe_group(group))
+        assert all(comment and comment[0].startswith("# ") for comment in presets.describe_group(group).values())
 
 
 @pytest.mark.parametrize("name", nightly(EXPERIMENTS, "tiny/glue_freezing", "tiny/finetune_nli", "tiny/yelp_freeze"))
@@ -397,7 +397,7 @@ def test_all_measures_that_read_what_the_study_reads():
 
 
 def test_a_measure_whose_package_is_missing_is_skipped(monkeypatch):
-    monkeypatch.setattr(measures, "missing", lambda card: card.package)
+    monkeypatch.setattr(measures, "find_missing", lambda card: card.package)
     with pytest.raises(
         BadConfig, match=r"ripser: needed by rtd, got no such package; .*; skip_unsuitable=true runs the"
     ):
@@ -482,7 +482,7 @@ def toy(monkeypatch):
         def __init__(self, *, outer: Outer, other: Inner | None = None):
             self.outer, self.other = outer, other
 
-    monkeypatch.setitem(registry.studies._entries, "toy", registry.Entry("toy", Toy, None))
+    monkeypatch.setitem(registry.studies._entries, "toy", registry.RegistryEntry("toy", Toy, None))
 
     def bound(*options):
         return validate(composed("study=toy", *(f"+options.{option}" for option in options))).study

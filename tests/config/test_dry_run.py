@@ -12,7 +12,7 @@ from repsim_cli import measures
 from repsim_cli.activations import readings
 from repsim_cli.activations.inputs import tokenizers
 from repsim_cli.base.errors import BadConfig, BadInput
-from repsim_cli.base.planning import checking, unfit
+from repsim_cli.base.planning import collect_unfit, unfit
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.presets import entries
@@ -76,7 +76,7 @@ def test_a_published_study_is_planned_without_a_hub(no_hub, name):
 
 def test_the_numbers_of_published_models():
     """Parameters of backbones, as published: the first Pythia, GPT-2 small, and BERT-base with its pooler."""
-    with checking(dry=True):
+    with collect_unfit(dry=True):
         found = {hub: models.get("transformers").function(hub=hub) for hub in (
             "EleutherAI/pythia-70m-deduped", "openai-community/gpt2", "google-bert/bert-base-uncased"
         )}  # fmt: skip
@@ -209,7 +209,7 @@ def test_the_hub_has_the_last_word(monkeypatch):
         f"{hub}: the config on the hub differs from the shipped shape, got hidden_size 256 for 512; runs use the "
         "hub's, dry runs the shipped one"
     ]
-    with checking(dry=True):
+    with collect_unfit(dry=True):
         assert configs.config_of(hub).hidden_size == 512
 
 
@@ -224,7 +224,7 @@ def test_steps_of_a_published_training():
 
 def test_tokenizers_are_shared_by_name():
     def found(*hubs):
-        with checking(dry=True):
+        with collect_unfit(dry=True):
             live = {hub: models.get("transformers").function(hub=hub) for hub in hubs}
             return tokenizers(live, text, extract)
 
@@ -240,7 +240,7 @@ def test_which_setting_would_fit():
     source = models.get("shipped").function(name="tiny_a")
 
     def said(limit, weights=0.0):
-        with checking(dry=True) as misfits:
+        with collect_unfit(dry=True) as misfits:
             check_rows_fit(
                 lambda rows: {"forward": 4e9, "weights": weights, "rows": 1e6 * rows},
                 1000,
@@ -378,7 +378,7 @@ def speed(monkeypatch):
 
 def test_the_time_of_forward_passes(speed):
     """Two operations per weight and token, and those of attention; half of the speed of a product."""
-    with checking(dry=True):
+    with collect_unfit(dry=True):
         source = models.get("transformers").function(hub="openai-community/gpt2")
     blocks = 124_439_808 - 50257 * 768
     tokens = 1000 * 128
@@ -438,6 +438,6 @@ def test_more_work_takes_longer(speed):
 
 def test_the_time_of_training(speed):
     """pretrain_width_64: three passes of 6 blocks of 12 x 64^2 weights, and what each call costs."""
-    found = cost.training_cost(6, 64, 1_024_000, 1000, Hardware())
+    found = cost.estimate_training(6, 64, 1_024_000, 1000, Hardware())
     assert found.operations == 6 * 1_024_000 * 6 * 12 * 64**2
     assert found.seconds == pytest.approx(found.operations / (speed / 2) + 4 * cost.CALL * 6000)

@@ -4,7 +4,7 @@ import pytest
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.config.compose import compose
-from repsim_cli.config.presets import GROUPS, described
+from repsim_cli.config.presets import GROUPS, describe_group
 from repsim_cli.config.words import check_spelling
 
 WRONG = ["measur=cka", "seeed=1", "dat.path=x", "measure=ckaa", "model=[tiny_a,tiny_z]", "experiment=tiny/pythia_ck"]
@@ -39,7 +39,7 @@ def test_what_may_mean_something_is_left_to_hydra(word):
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_name_is_known(group):
-    check_spelling([f"{group}={','.join(described(group))}"])
+    check_spelling([f"{group}={','.join(describe_group(group))}"])
 
 
 def test_words_beside_a_folder_of_ones_own_are_left_to_hydra():

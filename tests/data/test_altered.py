@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.data.altered import colours, noisy
 from repsim_cli.data.images import Images, Pixels
 from repsim_cli.data.labelled import Example, Examples
-from repsim_cli.data.labels import scoring
+from repsim_cli.data.labels import match_labels
 
 COUNT = 2000
 LABELS = ("negative", "neutral", "positive")
@@ -91,10 +91,10 @@ def test_the_same_seed_gives_the_same_and_another_seed_other_examples():
 
 def test_a_model_may_know_more_labels_than_the_data_has():
     names = altered(random_labels=1.0).names
-    scored = scoring(names, LABELS[::-1], "model.m")
+    scored = match_labels(names, LABELS[::-1], "model.m")
     assert scored.correct(np.array([0, 1, 2, 5]), np.array([2, 1, 0, 0])).tolist() == [True, True, True, False]
     with pytest.raises(BadInput, match="its labels are not those of the data"):
-        scoring(LABELS, names, "model.m")
+        match_labels(LABELS, names, "model.m")
 
 
 def test_what_cannot_be_altered():

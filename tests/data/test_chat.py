@@ -11,9 +11,9 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import EveryData, Extract
 from repsim_cli.data.base import with_keys
-from repsim_cli.data.chat import chatting
+from repsim_cli.data.chat import check_chat
 from repsim_cli.data.padding import pad
-from repsim_cli.data.words import pieces, segmented
+from repsim_cli.data.words import pieces, segment
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>\nYou help with a dog.\n' }}{% endif %}"
@@ -30,7 +30,7 @@ def tokenizer(gpt_tokenizer):
 
 
 def padded(tokenizer, texts, length=200):
-    return pad(texts, chatting(tokenizer), length=length, sequences=len(texts), seed=0, source="texts")
+    return pad(texts, check_chat(tokenizer), length=length, sequences=len(texts), seed=0, source="texts")
 
 
 @pytest.mark.parametrize(("template", "opening"), [(CHATML, "<|user|>\n"), (TRIMMED, "[INST] ")])
@@ -50,7 +50,7 @@ def test_the_rows_are_the_tokens_of_the_text(tokenizer, template, opening):
 
 
 def test_a_pair_stands_on_two_lines(tokenizer):
-    chat = chatting(tokenizer)
+    chat = check_chat(tokenizer)
     encoded = chat("A dog runs.", "A cat\nsleeps.")
     ids, parts = np.asarray(encoded["input_ids"]), encoded.sequence_ids(0)
     assert "A dog runs.\nA cat\nsleeps." in tokenizer.decode(ids)
@@ -65,7 +65,7 @@ def test_a_pair_stands_on_two_lines(tokenizer):
 
 def test_what_is_too_long_loses_text_and_no_template(tokenizer):
     long, short = "a dog runs " * 30, "A cat sleeps."
-    extra = chatting(tokenizer).num_special_tokens_to_add(pair=True)
+    extra = check_chat(tokenizer).num_special_tokens_to_add(pair=True)
     found = padded(tokenizer, [(long, short)], length=extra + 20)
     assert found.truncated == 1
     assert found.mask.sum() == extra + 20
@@ -78,8 +78,8 @@ def test_what_is_too_long_loses_text_and_no_template(tokenizer):
 
 def test_words_in_a_template(tokenizer):
     """The words of the text, whatever the template repeats of them."""
-    passages = [segmented(0, ("You help with a dog, don't you?",)), segmented(1, ("A dog", "runs, we met"))]
-    for passage, given in zip(passages, [pieces(chatting(tokenizer), [one])[0] for one in passages], strict=True):
+    passages = [segment(0, ("You help with a dog, don't you?",)), segment(1, ("A dog", "runs, we met"))]
+    for passage, given in zip(passages, [pieces(check_chat(tokenizer), [one])[0] for one in passages], strict=True):
         assert not given.lost
         assert given.order
         text = "\n".join(passage.texts)
@@ -100,12 +100,12 @@ def test_words_in_a_template(tokenizer):
 def test_templates_that_cannot_be_used(tokenizer, template, message):
     tokenizer.chat_template = template
     with pytest.raises(BadInput, match=message):
-        chatting(tokenizer)
+        check_chat(tokenizer)
 
 
 def test_texts_that_the_template_changes(tokenizer):
     tokenizer.chat_template = "{{ messages[0]['content'] | replace('dog', 'cat') }}<|end|>"
-    chat = chatting(tokenizer)
+    chat = check_chat(tokenizer)
     assert chat("a cat")["input_ids"]
     with pytest.raises(
         BadInput, match="data.chat: the template of '.*' changes the text, got 'a cat<|end|>' for 'a dog'"
@@ -115,7 +115,7 @@ def test_texts_that_the_template_changes(tokenizer):
 
 def test_the_date_is_fixed(tokenizer):
     tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }} {{ messages[0]['content'] }}"
-    assert tokenizer.decode(chatting(tokenizer)("a dog")["input_ids"]) == "26 July 2024 a dog"
+    assert tokenizer.decode(check_chat(tokenizer)("a dog")["input_ids"]) == "26 July 2024 a dog"
 
 
 def test_documents_are_not_packed(tokenizer, tmp_path):
@@ -126,7 +126,7 @@ def test_documents_are_not_packed(tokenizer, tmp_path):
     assert text.packs(extract)
     chat = with_keys(text, EveryData(chat=True))
     assert not chat.packs(extract)
-    found = chat.sequences(chatting(tokenizer), extract, 0)
+    found = chat.sequences(check_chat(tokenizer), extract, 0)
     assert len(found.inputs) == 2
     rows = rows_of(found, extract)
     assert [tokenizer.decode(found.ids[i][found.text[i]]) for i in (0, 1)] == ["A dog runs.", "We met in the rain."]

@@ -410,6 +410,6 @@ def test_examples_that_are_kept_are_read_once():
         yield from [Example(("a",), "x"), "no label"]
 
     readings, data = [], Examples(read, ("x",), "two")
-    kept = data.kept()
+    kept = data.keep()
     assert kept.examples() == kept.examples() == data.examples() == ([Example(("a",), "x")], {"no label": 1})
     assert len(readings) == 2

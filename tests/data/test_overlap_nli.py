@@ -9,7 +9,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.labelled import SUBCASES
-from repsim_cli.data.labels import scoring
+from repsim_cli.data.labels import match_labels
 from repsim_cli.data.overlap_nli import PATTERNS
 
 MNLI = ("entailment", "neutral", "contradiction")
@@ -134,7 +134,7 @@ def test_the_tokenizer_knows_the_most_frequent_words():
 
 
 def test_labels_are_matched_by_name():
-    same = scoring(("contradiction", "entailment", "neutral"), MNLI, "model.a")
+    same = match_labels(("contradiction", "entailment", "neutral"), MNLI, "model.a")
     assert same.names == MNLI
     answers, codes = np.array([0, 1, 2, 0]), np.array([2, 0, 1, 0])
     assert same.correct(answers, codes).tolist() == [True, True, True, False]
@@ -142,9 +142,9 @@ def test_labels_are_matched_by_name():
 
 @pytest.mark.parametrize("two_way", [("entailment", "non-entailment"), ("entailment", "not_entailment")])
 def test_three_labels_are_scored_as_two_on_hans(two_way):
-    scored = scoring(MNLI, two_way, "model.a")
+    scored = match_labels(MNLI, two_way, "model.a")
     assert scored.correct(np.array([0, 1, 2, 0]), np.array([0, 1, 1, 1])).tolist() == [True, True, True, False]
-    back = scoring(two_way, MNLI, "model.a")
+    back = match_labels(two_way, MNLI, "model.a")
     assert back.correct(np.array([0, 1, 1, 1]), np.array([0, 1, 2, 0])).tolist() == [True, True, True, False]
 
 
@@ -154,4 +154,4 @@ def test_three_labels_are_scored_as_two_on_hans(two_way):
 )
 def test_other_labels_are_refused(model, data):
     with pytest.raises(BadInput, match="model.a: its labels are not those of the data, got .* for .*; name them in"):
-        scoring(model, data, "model.a")
+        match_labels(model, data, "model.a")

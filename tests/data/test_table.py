@@ -130,7 +130,7 @@ def test_pairs_words_and_classes(tmp_path, bert_tokenizer):
     pairs = load(tmp_path / "a.csv", second="other").sequences(bert_tokenizer, EXTRACT, 0)
     assert pairs.ids[0][pairs.mask[0]].tolist() == bert_tokenizer("rain falls", "it is wet")["input_ids"]
     assert pairs.labels is None
-    words = load(tmp_path / "a.csv", group="topic").aligned({"a": bert_tokenizer}, EXTRACT, 0)["a"]
+    words = load(tmp_path / "a.csv", group="topic").align({"a": bert_tokenizer}, EXTRACT, 0)["a"]
     assert words.word.max() == 2
     assert [words.labels.names[code] for code in words.labels.codes] == ["x", "y"]  # without a label, the group
 

@@ -7,7 +7,7 @@ from helpers.treebanks import SENTENCES, WORDS, conllu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli.activations.inputs import described, sequences_of, tokenizers
+from repsim_cli.activations.inputs import describe, sequences_of, tokenizers
 from repsim_cli.activations.places import row_documents, rows_of, same_rows
 from repsim_cli.activations.readings import readings
 from repsim_cli.activations.rows import blocks, pool_words
@@ -37,7 +37,7 @@ def treebank(tmp_path, sentences=SENTENCES):
 def aligned(sentences, tokenizer, **settings):
     data = Treebank(lambda: iter(sentences), "data")
     several = tokenizer if isinstance(tokenizer, dict) else {"m": tokenizer}
-    found = data.aligned(several, extract(**{"length": 64, "sequences": 1000} | settings), 0)
+    found = data.align(several, extract(**{"length": 64, "sequences": 1000} | settings), 0)
     return found if isinstance(tokenizer, dict) else found["m"]
 
 
@@ -71,7 +71,7 @@ def grid(sequences, settings):
 @pytest.mark.parametrize("length", [32, 8])
 def test_every_tokenizer_gives_the_same_words_in_the_same_order(tmp_path, three, piece, length):
     settings = extract(piece=piece, length=length)
-    found = treebank(tmp_path).aligned(three, settings, 0)
+    found = treebank(tmp_path).align(three, settings, 0)
     shapes = {label: sequences.mask.sum() for label, sequences in found.items()}
     assert len(set(shapes.values())) == 3  # they differ in their tokens
     for sequences in found.values():
@@ -166,7 +166,7 @@ def test_sentences_whose_words_get_lost_are_left_out_for_all(tmp_path, three, ca
     assert found["bytes"].dropped == {"a token of two words": 1, "a word without a token": 1}
     with pytest.raises(BadInput, match="data: no word is left, got 1 with a token of two words; use other data"):
         aligned([["we", "met"]], merging)
-    record, notices = described(aligned(sentences, three), treebank(tmp_path), extract(sequences=3))
+    record, notices = describe(aligned(sentences, three), treebank(tmp_path), extract(sequences=3))
     assert (record["rows_kept"], record["rows_dropped"], record["sentences_split"]) == (3, 3, 0)
     assert any("1 examples of" in notice and "(a word without a token)" in notice for notice in notices)
 
@@ -181,7 +181,7 @@ def test_empty_sentences_are_counted(tmp_path, gpt_tokenizer):
 
 def test_notices(tmp_path, three):
     data = treebank(tmp_path, [*SENTENCES, ["x" * 30]])
-    record, notices = described(data.aligned(three, extract(length=9), 0), data, extract(length=9, sequences=5))
+    record, notices = describe(data.align(three, extract(length=9), 0), data, extract(length=9, sequences=5))
     assert record["rows_kept"] == WORDS + 1
     assert record["sentences_split"] == 1
     assert notices[0].startswith("extract.length: 1 words have their pieces cut to 9 tokens for 'bytes'")
@@ -274,7 +274,7 @@ def test_shipped_sentences_under_shipped_tokenizers():
     sentences = data.sentences()
     assert len(sentences) == 240
     names = ("tiny_a", "word_pieces", "unigrams", "characters")
-    found = data.aligned({name: tokenizer_of(name) for name in names}, extract(length=128, sequences=240), 0)
+    found = data.align({name: tokenizer_of(name) for name in names}, extract(length=128, sequences=240), 0)
     words = sum(map(len, sentences))
     for sequences in found.values():
         assert rows_of(sequences, extract()).sum() == words
@@ -336,7 +336,7 @@ def test_words_of_plain_text_are_the_same_for_every_tokenizer(three, length):
     three = {
         label: tokenizer for label, tokenizer in three.items() if label != "words"
     }  # which knows white space alone
-    found = data.aligned(three, extract(length=length), 0)
+    found = data.align(three, extract(length=length), 0)
     every = [text[a:b] for text in DOCUMENTS for a, b in words_in(text)]
     for sequences in found.values():
         assert same_rows(found["bytes"], sequences, extract())
@@ -382,16 +382,16 @@ def test_words_that_a_tokenizer_merges_are_left_out_for_all(gpt_tokenizer):
     level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     merging = transformers.PreTrainedTokenizerFast(tokenizer_object=level, unk_token="[UNK]")
     data = plain(["\u5317\u4eac\u5e02 \u5927", "\u5b66"])
-    found = data.aligned({"bytes": gpt_tokenizer, "merging": merging}, extract(sequences=2), 0)
+    found = data.align({"bytes": gpt_tokenizer, "merging": merging}, extract(sequences=2), 0)
     for sequences in found.values():
         assert grid(sequences, extract()) == [(0, 2), (0, 3), (1, 0)]
         assert sequences.words_dropped == {"a token of two words": 2}
         assert sequences.lost == 2
-    record, notices = described(found, data, extract(sequences=2))
+    record, notices = describe(found, data, extract(sequences=2))
     assert (record["rows_kept"], record["rows_dropped"]) == (3, 2)
     assert "data: 2 words of documents are left out for all models (a token of two words)" in notices
     with pytest.raises(BadInput, match="documents: no word is left, got 2 with a token of two words; use other data"):
-        plain(["\u5317\u4eac"]).aligned({"merging": merging}, extract(), 0)
+        plain(["\u5317\u4eac"]).align({"merging": merging}, extract(), 0)
 
 
 PAIRS = [
@@ -408,7 +408,7 @@ def test_words_of_pairs(tmp_path, bert_tokenizer, gpt_tokenizer):
     rows = [{"premise": a, "hypothesis": b, "label": label} for a, b, label in PAIRS]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = registry.data.get("mnli").function(path=str(tmp_path / "a.jsonl"))
-    found = data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=48), 0)
+    found = data.align({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=48), 0)
     for sequences in found.values():
         assert same_rows(found["bytes"], sequences, extract())
         assert said(sequences, [f"{a} {b}" for a, b, _ in PAIRS]) == [
@@ -426,17 +426,17 @@ def test_words_of_pairs(tmp_path, bert_tokenizer, gpt_tokenizer):
 def test_labels_follow_the_stretches_of_an_example(tmp_path, bert_tokenizer, gpt_tokenizer):
     (tmp_path / "dev.tsv").write_text(f"sentence\tlabel\n{'a good film ' * 9}\t1\nbad .\t0\n")
     data = registry.data.get("sst2").function(path=str(tmp_path / "dev.tsv"))
-    for sequences in data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=12), 0).values():
+    for sequences in data.align({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=12), 0).values():
         assert sequences.example.tolist() == [0] * (len(sequences.ids) - 1) + [1]
         assert sequences.labels.codes.tolist() == [1] * (len(sequences.ids) - 1) + [0]
         assert sequences.split == 1
     with pytest.raises(BadInput, match=r"extract.length: text 0 .'a good film .* tokens for .*; raise it, or cut long"):
-        data.aligned({"bytes": gpt_tokenizer}, extract(length=12, long="refuse"), 0)
+        data.align({"bytes": gpt_tokenizer}, extract(length=12, long="refuse"), 0)
 
 
 def test_special_tokens_that_a_text_spells_out_are_words(bert_tokenizer, gpt_tokenizer):
     data = plain(["we [SEP] met"])
-    for sequences in data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(), 0).values():
+    for sequences in data.align({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(), 0).values():
         assert grid(sequences, extract()) == [(0, 0), (0, 1), (0, 2)]
         assert not sequences.words_dropped
 
@@ -475,7 +475,7 @@ def spanned(tmp_path, rows=SPANS):
 
 @pytest.mark.parametrize("length", [64, 8])
 def test_spans_are_the_same_for_every_tokenizer(tmp_path, bert_tokenizer, gpt_tokenizer, length):
-    found = spanned(tmp_path).aligned(
+    found = spanned(tmp_path).align(
         {"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(unit="span", length=length), 0
     )
     for sequences in found.values():
@@ -510,11 +510,11 @@ def test_spans_that_a_tokenizer_cannot_tell_apart_are_left_out_for_all(tmp_path,
     data = spanned(
         tmp_path, [(f"a dog {piece} now", [[2, 5], [6, 7], [7, 9], [-3 + 10 + len(piece), 10 + len(piece)]])]
     )
-    found = data.aligned({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(unit="span"), 0)
+    found = data.align({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(unit="span"), 0)
     for sequences in found.values():
         assert grid(sequences, extract(unit="span")) == [(0, 0), (0, 3)]
         assert sequences.words_dropped == {"a token of two spans": 2}
-    _, notices = described(found, data, extract(unit="span", sequences=1))
+    _, notices = describe(found, data, extract(unit="span", sequences=1))
     assert f"data: 2 spans of {tmp_path / 'a.jsonl'} are left out for all models (a token of two spans)" in notices
 
 

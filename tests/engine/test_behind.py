@@ -65,7 +65,7 @@ class Bytes:
 
 @pytest.mark.parametrize("text", ["plain text", "naïve €5 of 日本", "€" * 12])
 def test_tokens_are_spelled_as_the_text_is(text):
-    pieces = behind.spelled(Bytes(), list(text.encode()))
+    pieces = behind.spell(Bytes(), list(text.encode()))
     assert "".join(pieces) == text
     assert len(pieces) == len(text.encode())
 

@@ -14,7 +14,7 @@ from repsim_cli.engine import chance
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.overlaps import mean_overlap, overlaps
 from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.engine.permuted import of_sampled, permuted
+from repsim_cli.engine.permuted import of_sampled, permute_pairs
 from repsim_cli.measures.inner import block_of
 from repsim_cli.runs import reader
 
@@ -95,12 +95,12 @@ def test_values_under_an_order_without_computing_all_of_them():
     found = prepared(("cka_unbiased", "rsa", "linear_regression", "mutual_knn"), sides, given, k=2)
     neighbours = found.pop("mutual_knn")[1]
     for name, (_, states, _) in found.items():
-        expected, sampled = permuted(states, orders)[:, some][:, :, some], of_sampled(states, some, orders)
+        expected, sampled = permute_pairs(states, orders)[:, some][:, :, some], of_sampled(states, some, orders)
         known = sampled.isfinite()
         assert known.any(1).sum(1).tolist() == [1, 1, 1]
         torch.testing.assert_close(sampled[known], expected[known], msg=name)
     shared = overlaps([state.lists for state in neighbours.states], orders) / (15 * 2)
-    torch.testing.assert_close(shared, permuted(neighbours, orders))
+    torch.testing.assert_close(shared, permute_pairs(neighbours, orders))
 
 
 @pytest.mark.parametrize("name", ["cka_unbiased", "cka", "mutual_knn", "rsa", "procrustes", "svcca"])
@@ -111,7 +111,7 @@ def test_models_that_share_nothing_have_the_level_of_chance(name, lengths):
     for seed in range(24):
         sizes = [8] * 12 if lengths == "equal" else rng.integers(5, 12, 12).tolist()
         given, sides = units(sizes), drawn(sizes, seed, count=2, width=8)
-        observe = chance.observing(given, lambda batch: np.arange(len(given.units)), 1, seed)  # noqa: B023
+        observe = chance.observe_chance(given, lambda batch: np.arange(len(given.units)), 1, seed)  # noqa: B023
         (measure, found, values) = prepared([name], sides, given, tile=64)[name]
         statistics = observe(0, measure, found, values)
         level = statistics.get("chance", statistics.get("drawn"))
@@ -197,7 +197,7 @@ def test_runs_know_chance_without_being_asked(repsim, newest):
 
 def test_entries_are_summed_by_what_they_share():
     """All pairs of entries of two representations one by one, where a key has several entries and a weight of its own."""
-    from repsim_cli.engine.overlaps import _shared
+    from repsim_cli.engine.overlaps import _sum_shared
 
     rng = np.random.default_rng(0)
     keys, counted = rng.integers(0, 7, (3, 40)), rng.random((3, 40)) < 0.7
@@ -214,5 +214,5 @@ def test_entries_are_summed_by_what_they_share():
         ]
         for a in range(3)
     ]
-    np.testing.assert_allclose(_shared(keys, weight, counted), expected)
-    np.testing.assert_allclose(_shared(keys, weight, counted, rows=1), [expected[0][1:]])
+    np.testing.assert_allclose(_sum_shared(keys, weight, counted), expected)
+    np.testing.assert_allclose(_sum_shared(keys, weight, counted, rows=1), [expected[0][1:]])

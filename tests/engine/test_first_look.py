@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import repsim_cli
-from repsim_cli.cli.follow import known
+from repsim_cli.cli.follow import describe_progress
 from repsim_cli.engine import first_look
 from repsim_cli.runs import results, so_far
 
@@ -42,7 +42,7 @@ def test_the_map_of_the_first_rows(maps, monkeypatch, tmp_path, normalise):
     assert first.measured.label == "cka_unbiased"
     assert first_look.FEW <= count <= 2 * first_look.FEW <= total
     assert first.state == f"the first {count:,} of {total:,} rows"
-    assert first.state in known(first)
+    assert first.state in describe_progress(first)
     assert np.isfinite(first.values).all()
     np.testing.assert_allclose(first.values.diagonal(), 1, atol=1e-6)
     values = whole.matrix("tiny_a", "tiny_b", measure="cka_unbiased").values

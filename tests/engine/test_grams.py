@@ -10,7 +10,7 @@ from helpers.recorded import recorded
 from repsim_cli import measures
 from repsim_cli.engine import footprint, grams
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.grams import Shape, kernels_by_batch, packed
+from repsim_cli.engine.grams import BatchShape, kernels_by_batch, pack_batches
 from repsim_cli.engine.rows import Rows
 from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
 from repsim_cli.runs import reader
@@ -61,8 +61,8 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate, pairs):
             save(folder)
         return folder
 
-    batches = packed(
-        keep, kernels_by_batch(bound, documents), [[0, 1], [2], [3]], stream, Shape(3, size, 64), names=names
+    batches = pack_batches(
+        keep, kernels_by_batch(bound, documents), [[0, 1], [2], [3]], stream, BatchShape(3, size, 64), names=names
     )
     assert read == [[0, 1], [2], [3]]
     found, _ = estimate_all_pairs(bound, batches, **settings)
@@ -72,7 +72,7 @@ def test_estimates_from_tiles_are_those_from_rows(tmp_path, estimate, pairs):
         if estimate == "per_batch":
             assert torch.equal(found[name].se, expected[name].se)
     size_of_files = sum(file.stat().st_size for file in tmp_path.rglob("*.npy"))
-    assert size_of_files == pytest.approx(Shape(3, size, 64).size * 4 * 2, rel=0.01)
+    assert size_of_files == pytest.approx(BatchShape(3, size, 64).size * 4 * 2, rel=0.01)
 
 
 def values_of(folder):

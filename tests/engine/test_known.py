@@ -145,7 +145,7 @@ def test_numbers_are_those_of_a_fresh_run(compared, kind, monkeypatch):
     first, run = compared("dabc", names, **settings)
     assert first == fresh
     assert run.manifest["matrices_cached"] == []
-    monkeypatch.setattr(matrices, "opened", refused)
+    monkeypatch.setattr(matrices, "open_rows", refused)
     again, run = compared("dabc", names, **settings)
     assert again == fresh
     assert run.manifest["matrices_cached"] == names
@@ -575,26 +575,26 @@ def test_a_state_that_lacks_a_measure_is_begun_again(compared, monkeypatch, tmp_
     fresh, _ = compared("ab", ["cka", "procrustes"], estimate="per_batch", cache=False)
     monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
     saved = {}
-    original = matrices.resumed
+    original = matrices.resume
 
     def keeping(file, of, always=False):
         state, save = original(file, of, always)
         return state, lambda one: saved.update(file=file, state=dict(one)) or save(one)
 
-    monkeypatch.setattr(matrices, "resumed", keeping)
+    monkeypatch.setattr(matrices, "resume", keeping)
     compared("ab", ["procrustes"], estimate="per_batch", cache=False)
-    monkeypatch.setattr(matrices, "resumed", lambda file, of, always=False: (saved["state"], lambda state: None))
+    monkeypatch.setattr(matrices, "resume", lambda file, of, always=False: (saved["state"], lambda state: None))
     assert compared("ab", ["cka", "procrustes"], estimate="per_batch", cache=False)[0] == fresh
 
 
 def test_a_state_of_other_models_is_not_taken(tmp_path, monkeypatch):
     """A run may have several passes, and any of them may have been cut off."""
     monkeypatch.setattr(matrices, "SAVE_EVERY", -1.0)
-    state, save = matrices.resumed(tmp_path / "state", "a")
+    state, save = matrices.resume(tmp_path / "state", "a")
     assert state is None
     save({"cka.mean": torch.ones(2, 2)})
-    assert matrices.resumed(tmp_path / "state", "b")[0] is None
-    assert [*(matrices.resumed(tmp_path / "state", "a")[0] or {})] == ["cka.mean"]
+    assert matrices.resume(tmp_path / "state", "b")[0] is None
+    assert [*(matrices.resume(tmp_path / "state", "a")[0] or {})] == ["cka.mean"]
 
 
 def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch):

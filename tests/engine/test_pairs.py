@@ -16,9 +16,9 @@ from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.engine import processes
 from repsim_cli.engine import solved as tables
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.one_by_one import AUDITED, audited, note_name, plain
+from repsim_cli.engine.one_by_one import AUDITED, choose_audited, note_name, plain
 from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.engine.processes import Work
+from repsim_cli.engine.processes import PairWork
 from repsim_cli.measures import gromov, gromov_descents, gromov_search, gromov_spaces
 from repsim_cli.runs import folders, reader, results, so_far
 
@@ -48,7 +48,7 @@ def at_once(monkeypatch):
 def solved_in(folder, count, xs):
     """Values and details of a batch, from work in so many processes."""
     found = {}
-    with Work(folder=folder, processes=count) as work:
+    with PairWork(folder=folder, processes=count) as work:
         both = {**GROMOV, "wasserstein": measures.get("wasserstein")}
 
         def observe(label, measure, prepared, values):
@@ -81,8 +81,8 @@ def threads_of(a, b):
 def test_a_process_computes_on_one_thread_also_in_what_a_pair_is_first_to_load(monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "2")
-    worker = processes.Worker.start()
-    ((_, solved),) = processes.spread(threads_of, [1, 2], [(0, 1)], [worker], 1)  # loads SciPy with its own BLAS
+    worker = processes.PairSolver.start()
+    ((_, solved),) = processes.spread_pairs(threads_of, [1, 2], [(0, 1)], [worker], 1)  # loads SciPy with its own BLAS
     assert solved.value == 1
     worker.process.kill()
     worker.process.join()
@@ -90,13 +90,13 @@ def test_a_process_computes_on_one_thread_also_in_what_a_pair_is_first_to_load(m
 
 
 def test_a_process_that_dies_is_an_error():
-    worker = processes.Worker.start()
+    worker = processes.PairSolver.start()
     worker.process.kill()
     worker.process.join()
     with pytest.raises(
         RunFailed, match=r"hardware.processes: a process ended before its work, got exit code \[-9\]; fr"
     ):
-        list(processes.spread(plain, [1, 2], [(0, 1)], [worker], 1))
+        list(processes.spread_pairs(plain, [1, 2], [(0, 1)], [worker], 1))
     worker.connection.close()
 
 
@@ -115,10 +115,10 @@ def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             yield item
 
-    with Work(folder=tmp_path, progress=interrupted) as work, pytest.raises(KeyboardInterrupt):
+    with PairWork(folder=tmp_path, progress=interrupted) as work, pytest.raises(KeyboardInterrupt):
         all_pairs(measure, representations(), work=work)
     assert len(solved) == 5
-    with Work(folder=tmp_path) as work:
+    with PairWork(folder=tmp_path) as work:
         found = all_pairs(measure, representations(), work=work)
         assert len(solved) == 10
         # another batch: its own notes, and those before it go
@@ -155,7 +155,7 @@ def test_errors_name_the_pair(tmp_path):
 
 def test_what_is_known_of_a_pair(tmp_path):
     xs = representations()
-    with Work(folder=tmp_path) as work:
+    with PairWork(folder=tmp_path) as work:
         matrices, _ = estimate_all_pairs(GROMOV, lambda seen: [xs][seen:], names=NAMES, estimate="full", work=work)
     matrix = matrices["gw"]
     known = matrix.statistics
@@ -169,7 +169,7 @@ def test_what_is_known_of_a_pair(tmp_path):
 
 def test_details_are_means_over_batches(tmp_path):
     batches = [representations(), [x.flip(1) + torch.arange(N)[:, None] / N for x in representations()]]
-    with Work(folder=tmp_path) as work:
+    with PairWork(folder=tmp_path) as work:
         matrices, _ = estimate_all_pairs(
             GROMOV, lambda seen: batches[seen:], names=NAMES, estimate="per_batch", work=work
         )
@@ -187,13 +187,13 @@ def test_details_are_means_over_batches(tmp_path):
 
 def audit(folder, measure):
     """The table's rows, how many of them are wrong, and the warning."""
-    with Work(folder=folder) as work:
+    with PairWork(folder=folder) as work:
         xs = representations()
         matrix = estimate_all_pairs({"gw": measure}, lambda seen: [xs][seen:], names=NAMES, estimate="full", work=work)[
             0
         ]["gw"]
     numbers = {key: value.numpy() for key, value in matrix.statistics.items()}
-    return tables.audited("gw", measure.slow.audit, NAMES, numbers)
+    return tables.record_audited("gw", measure.slow.audit, NAMES, numbers)
 
 
 @pytest.mark.parametrize("start", ["pot", "best"])
@@ -211,7 +211,7 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
     # a descent that ends at the reverse of its start, which nothing lowers, and no other start
     none = gromov_descents.Trial("profiles", np.arange(1), np.inf)
     monkeypatch.setattr(gromov_search, "of_few", lambda *_: (none, 0))
-    monkeypatch.setattr(gromov_search, "lowered", lambda trial, *_: (trial, 0))
+    monkeypatch.setattr(gromov_search, "lower_further", lambda trial, *_: (trial, 0))
     monkeypatch.setattr(gromov_search, "descend", lambda coupling, *_: gromov_descents.Optimum(coupling[:, ::-1], 1))
     rows, broken, warning = audit(tmp_path / "wrong", measure)
     assert broken > 0
@@ -221,12 +221,12 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
 
 def test_which_pairs_are_audited():
     cells = [(a, b) for a in range(93) for b in range(a, 93)]
-    drawn = audited(cells, 0.02, 0)
+    drawn = choose_audited(cells, 0.02, 0)
     assert len(drawn) == AUDITED
     assert all(a != b for a, b in drawn)
-    assert drawn == audited(cells, 0.02, 0) != audited(cells, 0.02, 1)
-    assert len(audited(cells[:5], 0.02, 0)) == 1
-    assert audited(cells[:1], 0.02, 0) == []
+    assert drawn == choose_audited(cells, 0.02, 0) != choose_audited(cells, 0.02, 1)
+    assert len(choose_audited(cells[:5], 0.02, 0)) == 1
+    assert choose_audited(cells[:1], 0.02, 0) == []
     assert measures.get("gromov_wasserstein", start="identity").slow.audit is None
 
 
@@ -234,7 +234,7 @@ def test_ties_are_seen():
     draw = np.random.default_rng(0)
     classes = np.eye(3)[draw.integers(0, 3, 40)]
     both = [gromov_spaces.space(torch.from_numpy(x), cost_scale="mean") for x in (classes, draw.normal(size=(40, 3)))]
-    assert [gromov.tied(one.distances) for one in both] == [True, False]
+    assert [gromov.has_ties(one.distances) for one in both] == [True, False]
     assert gromov.by_pot(*both).details == (1.0,)
     assert gromov.by_pot(both[1], both[1]).details == (0.0,)
 

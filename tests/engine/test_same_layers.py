@@ -8,7 +8,7 @@ import torch
 
 import repsim_cli
 from repsim_cli.activations.readings import Layer, Reading
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.engine.same_layers import SameLayers, in_order
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.source import Precomputed
@@ -26,10 +26,10 @@ def said(*models, names=NAMES, dtype="float32", blocks=2):
     same = SameLayers(readings, dtype)
     size = -(-len(models[0][0]) // blocks)
     stream = (
-        Block(start, [x[start : start + size] for rows in models for x in rows])
+        RowBlock(start, [x[start : start + size] for rows in models for x in rows])
         for start in range(0, len(models[0][0]), size)
     )
-    for _ in same.watched(stream):
+    for _ in same.watch(stream):
         pass
     table = same.table()
     return {} if table is None else dict(table.rows)

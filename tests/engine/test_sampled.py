@@ -9,7 +9,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import check_estimate
 from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.engine.sampled import Asked, sampled_pairs
+from repsim_cli.engine.sampled import QueryRows, compute_sampled
 
 NAMES = ["mutual_knn", "jaccard_knn", "rank_similarity", "rank_jaccard", "lcs_knn", "edit_distance_knn"]
 N = 600
@@ -29,10 +29,10 @@ def sides(n=N, offset=1e3):
 def sampled(xs, m, seed=0, names=NAMES, size=70, documents=None, **settings):
     n = len(xs[0])
     rows = np.sort(np.random.default_rng(seed).choice(n, m, replace=False))
-    asked = Asked(torch.from_numpy(rows), n, documents)
+    asked = QueryRows(torch.from_numpy(rows), n, documents)
     bound = {name: measures.get(name, **settings) for name in names}
     stream = lambda: ([x[i : i + size] for x in xs] for i in range(0, n, size))  # noqa: E731
-    return sampled_pairs(bound, stream, asked, names="ab", seed=seed)
+    return compute_sampled(bound, stream, asked, names="ab", seed=seed)
 
 
 @pytest.mark.parametrize("k", [7, 0.02])

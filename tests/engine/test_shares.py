@@ -61,7 +61,7 @@ def test_shares_add_up_to_the_value():
     features = shares.directions(design, [x, y])
     assert features.shape[1] == 2 * max(1, design.features // 2)
     norms = shares.norm(design, x), shares.norm(design, y)
-    parts = shares.split(shares.inner(design, x, y), shares.read_out(design, x, y, features))
+    parts = shares.split_shares(shares.inner(design, x, y), shares.read_out(design, x, y, features))
     found = shares.shares(parts, norms, 0.95)
     assert list(found) == ["value", "token", "untrained", "learned", "alone"]
     value, *others = (share.value for share in found.values())
@@ -83,7 +83,7 @@ def test_two_tables_share_the_token_alone():
     rng, document, token, x, y = drawn(7, documents=80)
     x, y = (torch.from_numpy(rng.normal(size=(30, 6)))[token] for _ in range(2))
     design = shares.design(token, document, twins=False)
-    parts = shares.split(shares.inner(design, x, y))
+    parts = shares.split_shares(shares.inner(design, x, y))
     assert parts["rest"] == pytest.approx(np.zeros(1 + shares.GROUPS), abs=1e-12)
 
 

@@ -20,7 +20,7 @@ from repsim_cli.base.settings import Significance
 from repsim_cli.engine import closed_null, corrections
 from repsim_cli.engine import significance as judging
 from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
-from repsim_cli.engine.permuted import permuted
+from repsim_cli.engine.permuted import permute_pairs
 from repsim_cli.runs import reader
 
 INNER = [name for name in measures.available() if isinstance(measures.get(name), measures.InnerProduct)]
@@ -107,7 +107,7 @@ def test_permutation_p_values_are_never_too_small(seed):
     orders = shuffled(24, 19, seed)
     for name in ("cka", "mutual_knn", "procrustes"):
         found, values = prepared(name, sides)
-        null = permuted(found, orders)
+        null = permute_pairs(found, orders)
         p = judging.p_values(values, null, measures.card(name))
         assert p.min() >= 1 / 20
         assert p.max() <= 1
@@ -118,7 +118,7 @@ def test_false_positive_rate_of_permutations(name):
     n, hits = 30, 0
     for seed in range(200):
         found, values = prepared(name, independent(n, 1000 + seed))
-        null = permuted(found, shuffled(n, 19, seed))
+        null = permute_pairs(found, shuffled(n, 19, seed))
         hits += float(judging.p_values(values, null, measures.card(name))[0, 1]) <= 0.05
     assert hits / 200 < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
 
@@ -135,7 +135,7 @@ def test_permuted_states_are_the_states_of_permuted_rows(name):
     sides = [torch.from_numpy(side) for side in (x, y)]
     found, _ = prepared(name, sides)
     order = torch.from_numpy(rng.permutation(30))
-    together = permuted(found, torch.stack([order, torch.arange(30)]))
+    together = permute_pairs(found, torch.stack([order, torch.arange(30)]))
     measure = small(name)
     expected = [[[measure(a, b[o]) for b in sides] for a in sides] for o in (order, torch.arange(30))]
     torch.testing.assert_close(together, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
@@ -151,8 +151,8 @@ def test_permutations_show_their_progress(name):
             yield step
             shown.append((measure, len(steps)))
 
-    silent = permuted(found, orders)
-    assert torch.equal(permuted(found, orders, progress), silent)
+    silent = permute_pairs(found, orders)
+    assert torch.equal(permute_pairs(found, orders, progress), silent)
     assert shown == [(name, len(shown))] * len(shown)
     assert len(shown) > 1
 
@@ -161,7 +161,7 @@ def test_permutations_show_their_progress(name):
 def test_permutations_resume_where_they_were_interrupted(name):
     found, _ = prepared(name, independent(20, 0, 2))
     orders = shuffled(20, 39, 0)
-    whole = permuted(found, orders)
+    whole = permute_pairs(found, orders)
     noted = np.full(whole.shape, np.nan)
 
     def interrupted(steps, measure):
@@ -170,7 +170,7 @@ def test_permutations_resume_where_they_were_interrupted(name):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        permuted(found, orders, interrupted, noted)
+        permute_pairs(found, orders, interrupted, noted)
     there = int((~np.isnan(noted)).all((1, 2)).sum())
     assert 0 < there < 39
     left = []
@@ -180,7 +180,7 @@ def test_permutations_resume_where_they_were_interrupted(name):
             left.append(len(step) if isinstance(step, list) else 1)
             yield step
 
-    assert torch.equal(permuted(found, orders, counted, noted), whole)
+    assert torch.equal(permute_pairs(found, orders, counted, noted), whole)
     assert sum(left) == 39 - there
 
 
@@ -191,9 +191,9 @@ def test_calibrated_score_by_hand():
     card = measures.card("cka")
     threshold = judging.chance_level(observed, null, card, 0.2)
     assert float(threshold) == 0.4
-    assert float(judging.calibrated(observed, threshold, card)) == pytest.approx(0.5 / 0.6)
+    assert float(judging.calibrate(observed, threshold, card)) == pytest.approx(0.5 / 0.6)
     assert float(judging.p_values(observed, null, card)) == pytest.approx(1 / 5)
-    assert float(judging.calibrated(observed * 0.3, threshold, card)) == 0
+    assert float(judging.calibrate(observed * 0.3, threshold, card)) == 0
     distance = measures.card("procrustes")
     assert float(judging.p_values(observed, null, distance)) == 1
 
@@ -381,7 +381,7 @@ def test_errors_on_planted_maps():
         p_all, tested, nulls = fill.clone(), fill.clone(), torch.ones(len(null), 65, 65, dtype=torch.float64)
         p_all[0, 1:], tested[0, 1:], nulls[:, 0, 1:] = p, observed, null
         among = corrections.families(tested, measures.card("cka"), whole, "map")
-        made = corrections.corrected(p_all, tested, nulls, measures.card("cka"), among)
+        made = corrections.correct(p_all, tested, nulls, measures.card("cka"), among)
         family, q = (part[0, 1:] for part in made)
         assert torch.equal(family, corrections.max_t(observed, null))
         found = q <= 0.05
@@ -401,7 +401,7 @@ def test_a_measure_in_both_directions_has_two_tests_per_pair():
     both = {}
     for name in ("cka", "neuronsim"):
         among = corrections.families(p, measures.card(name), [slice(0, 3)], "map")
-        both[name] = corrections.corrected(p, p, None, measures.card(name), among)[0]
+        both[name] = corrections.correct(p, p, None, measures.card(name), among)[0]
     off = ~torch.eye(3, dtype=torch.bool)
     assert both["cka"][off].tolist() == pytest.approx([0.03] * 6)
     assert both["neuronsim"][off].tolist() == pytest.approx([0.06] * 6)

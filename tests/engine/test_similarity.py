@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import check_estimate, estimate_all_pairs
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import inner
-from repsim_cli.measures.centring import centred_rows
+from repsim_cli.measures.centring import centre_rows
 
 
 def streamed(batches):
@@ -147,7 +147,7 @@ def test_centred_rows_are_made_when_asked_for(dtype):
     x = torch.randn(700, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[:, 5] += 3000
     x = x.to(dtype)
-    before, made = x.clone(), centred_rows(x)
+    before, made = x.clone(), centre_rows(x)
     exact = x.double() - x.double().mean(0)
     exact -= exact.mean(0)
     exact /= exact.square().sum(1).mean().sqrt()
@@ -176,7 +176,7 @@ def test_wide_rows_have_the_gram_matrix_of_float64(n, d, offset):
     """A column far from zero leaves the digits of float32."""
     x = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
     x[:, 5] += offset
-    made, exact = centred_rows(x), x.double() - x.double().mean(0)
+    made, exact = centre_rows(x), x.double() - x.double().mean(0)
     exact /= exact.square().sum(1).mean().sqrt()
     assert made.gram is not None
     torch.testing.assert_close(made.gram.double(), exact @ exact.T, rtol=0, atol=3e-6)
@@ -188,7 +188,7 @@ def test_wide_rows_have_the_gram_matrix_of_float64(n, d, offset):
 @pytest.mark.parametrize("change", [lambda x: x * 1e-14, lambda x: x * 1e16, lambda x: 1e6 + x])
 def test_wide_rows_of_extreme_size_are_centred_before_they_are_multiplied(change):
     x = change(torch.randn(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).float()
-    made = centred_rows(x)
+    made = centre_rows(x)
     assert made.gram is None
     exact = x.double() - x.double().mean(0)
     exact /= exact.square().sum(1).mean().sqrt()
@@ -199,6 +199,6 @@ def test_a_tile_of_packed_cells():
     n = 9
     square = torch.randn(n, n, generator=torch.Generator().manual_seed(0))
     square = (square + square.T).fill_diagonal_(0)
-    cells = inner.packed(square)
+    cells = inner.pack(square)
     for rows, columns in ((slice(0, 4), slice(0, 4)), (slice(0, 9), slice(0, 9)), (slice(5, 9), slice(1, 6))):
         assert torch.equal(inner.tile_of(cells, n, rows, columns), square[rows, columns])

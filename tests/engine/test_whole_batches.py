@@ -22,17 +22,17 @@ from repsim_cli.runs import reader
     ],
 )
 def test_batches_that_suit_the_rows(total, estimate, rows, batches):
-    fitted = Extract(hook_points=["embed"], at_most=["batch_rows"]).fitted(total)
+    fitted = Extract(hook_points=["embed"], at_most=["batch_rows"]).fit_to(total)
     size = fitted.rows if fitted.estimate == "full" else fitted.batch_rows
     assert (fitted.estimate, size, total // size) == (estimate, rows, batches)
-    assert fitted.fitted(total) == fitted
+    assert fitted.fit_to(total) == fitted
 
 
 def test_batches_that_are_asked_for_stay():
     asked = Extract(hook_points=["embed"])
-    assert asked.fitted(1983) is asked
+    assert asked.fit_to(1983) is asked
     summed = Extract(hook_points=["embed"], estimate="ratio_of_sums", at_most=["batch_rows"])
-    assert (summed.fitted(500).estimate, summed.fitted(500).batch_rows) == ("ratio_of_sums", 500)
+    assert (summed.fit_to(500).estimate, summed.fit_to(500).batch_rows) == ("ratio_of_sums", 500)
 
 
 @pytest.mark.parametrize(

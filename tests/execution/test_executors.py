@@ -196,7 +196,7 @@ def test_a_cache_that_cannot_be_made(begun, monkeypatch, tmp_path):
 
 def test_no_secret_goes_to_workers():
     given = {"HF_TOKEN": "a secret", "HF_HOME": "/models", "AWS_SECRET_ACCESS_KEY": "another", "PATH": "/bin"}
-    assert driver.passed(given) == {"HF_HOME": "/models"}
+    assert driver.choose_variables(given) == {"HF_HOME": "/models"}
 
 
 def test_locks_that_do_not_hold_are_noticed(begun, monkeypatch):
@@ -263,7 +263,7 @@ def test_settings_that_an_executor_does_not_read(hardware, message):
 )
 def test_workers_that_fit_a_machine(gpus, share, count):
     """Of 16 CPUs and 100 GB, with 2 threads and 12 GB each."""
-    assert pool.fitting(16.0, 100e9, 2, 12e9, gpus, share) == count
+    assert pool.count_fitting(16.0, 100e9, 2, 12e9, gpus, share) == count
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`")

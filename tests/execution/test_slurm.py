@@ -84,7 +84,7 @@ def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, mo
     orders.write(life="before", number=1, unit=vars(writes(1)[0]))
     monkeypatch.chdir(tmp_path)
     with filelock.FileLock(token_file("t")):
-        assert pilot.driven("t")
+        assert pilot.is_driven("t")
         work = threading.Thread(target=pilot.work, args=(folder, "worker-0"))
         work.start()
 
@@ -106,7 +106,7 @@ def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, mo
         assert work.is_alive()
     work.join(20)
     assert not work.is_alive()
-    assert not pilot.driven("t")
+    assert not pilot.is_driven("t")
 
 
 def test_what_sbatch_is_asked_for():

@@ -17,7 +17,7 @@ from repsim_cli.config.run import of_keys, validate
 from repsim_cli.engine import permutations, significance
 from repsim_cli.engine import rows as sample
 from repsim_cli.engine.permuted import TOGETHER
-from repsim_cli.engine.rows import loaded
+from repsim_cli.engine.rows import load_model
 from repsim_cli.execution import units
 from repsim_cli.runs import folders, reader, results
 
@@ -82,7 +82,7 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
     made.clear()
     assert repsim("run", *words, "name=alone")[0] == 0
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
-    monkeypatch.setattr(units, "driving", here)
+    monkeypatch.setattr(units, "start_driver", here)
     monkeypatch.setattr(permutations, "BLOCK", 1e6)
     assert repsim("run", *words, "name=ahead", "hardware.executor=processes")[0] == 0
     alone, ahead = (folders.find(name) for name in ("alone", "ahead"))
@@ -99,16 +99,16 @@ def test_units_leave_what_the_run_then_finds(repsim, tmp_path, monkeypatch, word
 
 def test_a_run_draws_no_permutation_that_workers_have_drawn(repsim, monkeypatch):
     left = []
-    permuted = significance.permuted
+    permuted = significance.permute_pairs
     monkeypatch.setattr(
         significance,
-        "permuted",
+        "permute_pairs",
         lambda prepared, orders, progress, noted: (
             left.append(int(np.isnan(noted).any((1, 2)).sum())),
             permuted(prepared, orders, progress, noted),
         )[1],
     )
-    monkeypatch.setattr(units, "driving", here)
+    monkeypatch.setattr(units, "start_driver", here)
     monkeypatch.setattr(permutations, "BLOCK", 1e6)
     made.clear()
     assert repsim("run", *NULLS, "hardware.executor=processes")[0] == 0
@@ -128,9 +128,9 @@ def test_few_permutations_are_left_to_the_run():
 def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch):
     loads = []
     monkeypatch.setattr(
-        sample, "loaded", lambda reading, given: (loads.append(reading.label), loaded(reading, given))[1]
+        sample, "load_model", lambda reading, given: (loads.append(reading.label), load_model(reading, given))[1]
     )
-    monkeypatch.setattr(units, "driving", here)
+    monkeypatch.setattr(units, "start_driver", here)
     made.clear()
     assert repsim("run", *SHARDS, "hardware.executor=processes")[0] == 0
     assert loads == ["tiny_a"] * 2 + ["tiny_b"] * 2

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 import repsim_cli
 from repsim_cli.figures import lines
-from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fitted
+from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fit_figure
 from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
 from repsim_cli.figures.lines import by_layer, quantities
 from repsim_cli.figures.steps import step_panel
@@ -224,7 +224,7 @@ def test_the_power_of_ten_of_small_values_stands_in_the_label_of_the_colours(tmp
     small = [(model, 1e-5 * np.eye(2), layers, layers) for model in ("a", "b")]
     for width in ("column", None):
         with rc_context(DRAWN):
-            figure = _fitted(
+            figure = _fit_figure(
                 lambda: small_heatmaps(small, card, "msid")[0], Style(width=width), tmp_path / "labels.txt"
             )
         figure.draw_without_rendering()
@@ -287,7 +287,7 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
         return figure
 
     with rc_context(DRAWN | IN_COLUMN):
-        figure = _fitted(whole, Style(width="column"), tmp_path / "labels.txt")
+        figure = _fit_figure(whole, Style(width="column"), tmp_path / "labels.txt")
     assert pair(figure)[0].get_window_extent().width / figure.dpi > 3.25 / 2
     named = [label.get_text() for label in pair(figure)[0].child_axes[0].get_xticklabels()]
     assert len(set(named)) == 4
@@ -337,7 +337,7 @@ def test_small_maps_have_the_mark_of_chance_or_say_that_it_is_not_known(tmp_path
 def test_what_is_shaded_is_not_cut_where_very_many_models_are_named(tmp_path):
     training = [over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0], model=f"a_model_with_a_long_name_{i}") for i in range(40)]  # fmt: skip
     with rc_context(DRAWN | IN_COLUMN):
-        figure = _fitted(lambda: convergence._means(training), Style(width="column"), tmp_path / "labels.txt")
+        figure = _fit_figure(lambda: convergence._means(training), Style(width="column"), tmp_path / "labels.txt")
     (legend,) = figure.legends
     assert legend.get_title().get_text() == "shaded: 25th to 75th percentile of layers"
     assert len(legend.get_texts()) == 40

@@ -45,7 +45,7 @@ def key_of(folder):
 
 def test_words_without_a_font_are_numbered(tmp_path, monkeypatch):
     """#1 and so on, one number per word in all figures of a folder; labels.txt has the words."""
-    monkeypatch.setattr(frame, "_installed", lambda: frozenset({frame.PLAIN}))
+    monkeypatch.setattr(frame, "_list_fonts", lambda: frozenset({frame.PLAIN}))
     _, texts = saved(tmp_path)
     key = key_of(tmp_path)
     number = {word: name for name, word in key.items()}
@@ -69,7 +69,7 @@ def test_an_installed_font_is_used(tmp_path, monkeypatch):
     other, useless = "Noto Sans CJK JP", "Noto Sans Nothing"
     latin, wanted = {*range(128), *range(0x600, 0x700)}, {ord(c) for name in (*NAMES, "模型") for c in name}
     has = {frame.PLAIN: latin, other: wanted, useless: set()}
-    monkeypatch.setattr(frame, "_installed", lambda: frozenset(has))
+    monkeypatch.setattr(frame, "_list_fonts", lambda: frozenset(has))
     monkeypatch.setattr(frame, "_characters", has.__getitem__)
     families = []
 
@@ -118,7 +118,7 @@ def test_panels_keep_their_names_without_titles(tmp_path):
         return drawn
 
     for titles in (True, False):
-        figure = frame._fitted(made, Style(titles=titles), tmp_path / "labels.txt")
+        figure = frame._fit_figure(made, Style(titles=titles), tmp_path / "labels.txt")
         assert [panel.get_title(loc="left") for panel in figure.axes] == ["resid_post@0", "resid_post@1"]
         written = [text.get_text() for text in figure.texts if text.get_text()]
         assert sorted(written) == (["CKA, 10 rows", "Stitched models"] if titles else [])

@@ -60,7 +60,7 @@ def words(figure: Any) -> list[tuple[str, Any]]:
 def test_texts_lie_apart_and_the_picture_is_approved(tmp_path, kind, width):
     settings: Any = frame.STYLE | (frame.COLUMN if width == "column" else {})
     with matplotlib.rc_context(settings):
-        figure = frame._fitted(EVERY[kind], Style(width=width), tmp_path / "labels.txt")
+        figure = frame._fit_figure(EVERY[kind], Style(width=width), tmp_path / "labels.txt")
         box = figure.get_tightbbox()
         written = words(figure)
     assert box.width <= INCHES[width] - 2 * MARGIN + 0.02

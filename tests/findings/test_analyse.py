@@ -12,9 +12,9 @@ from helpers.small_run import SMALL
 from repsim_cli.base import environment, registry
 from repsim_cli.base.errors import BadConfig, BadInput, Degenerate
 from repsim_cli.cli.claims import table
-from repsim_cli.findings.analyse import analyse, card_of, chosen, noted
+from repsim_cli.findings.analyse import analyse, card_of, choose_options, note_short
 from repsim_cli.findings.analysis import Finished, Planned
-from repsim_cli.findings.claims import UNTESTABLE, known
+from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Results
 from repsim_cli.studies.stitching.finding_penalties import Penalties, penalties
@@ -48,7 +48,7 @@ def test_what_a_run_does_not_have(study, claim, problem):
     planned = Planned(study=study, models={}, measures={}, groups={}, base=None)
     given = {"penalties": Penalties()} if claim.startswith("analyses") else {}
     with pytest.raises(BadConfig) as refused:
-        chosen(planned, given, [] if given else [claim])
+        choose_options(planned, given, [] if given else [claim])
     assert refused.value.problems == [problem]
 
 
@@ -58,7 +58,7 @@ def test_without_groups_claims_about_them_are_untestable():
         manifest={"facts": {"a": {"kind": "live", "family": "a", "layers": [], "widths": []}}},
         results=Results(study="stitching"),
     )
-    (verdict,) = penalties(nothing, Penalties(), known(["between_groups_cost_late"])).claims
+    (verdict,) = penalties(nothing, Penalties(), find_claims(["between_groups_cost_late"])).claims
     assert (verdict.verdict, verdict.why) == (UNTESTABLE, "needs groups of models")
 
 
@@ -161,8 +161,8 @@ def test_analyses_share_what_they_read(folder, monkeypatch):
     monkeypatch.setattr(environment, "code", lambda: described.append(1) or keep[1]())
     monkeypatch.setattr(results.Run, "write_results", lambda run, whole: written.append(whole) or keep[2](run, whole))
     options = {name: card_of(name).options() for name in ("maps", "agreement", "blocks", "base_model")}
-    with results.amending(folder) as run:
-        analyse(run, options, known(["falls_with_layer_distance"]), 0.95)
+    with results.amend(folder) as run:
+        analyse(run, options, find_claims(["falls_with_layer_distance"]), 0.95)
     assert (len(read), len(described), len(written)) == (len(set(read)), 1, 1)
     assert list(written[0].analyses) == ["diagnostics", "maps", "agreement", "blocks", "base_model"]
 
@@ -197,7 +197,7 @@ def test_claims_are_listed_with_the_verdicts_of_the_newest_runs(repsim, finished
 def test_the_page_lists_every_claim():
     """Its verdicts are those of `repsim claims --check tiny`, which CI runs."""
     page = (Path(__file__).parents[2] / "experiments" / "claims.md").read_text()
-    claims = sorted(known(registry.claims.names()), key=lambda claim: (claim.source, claim.name))
+    claims = sorted(find_claims(registry.claims.names()), key=lambda claim: (claim.source, claim.name))
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     expected = list(table(claims, {}))[2:]
     assert [row.split(" | ")[:5] for row in rows] == [row.split(" | ")[:5] for row in expected]
@@ -247,6 +247,6 @@ def test_a_verdict_names_the_models_it_rests_on_that_fall_short(tmp_path):
     }
     manifest = {"facts": facts, "short": {"e": "93.8 %", "other": "50 %"}}
     run = Finished(folder=tmp_path, manifest=manifest, results=Results(study="similarity"))
-    claims = known(["c1_is_nearest_to_the_first_block", "layer_wise_distances_are_larger", "early_layers_agree"])
-    verdicts = noted([claim.untestable("gw", "no layers") for claim in claims], run, claims)
+    claims = find_claims(["c1_is_nearest_to_the_first_block", "layer_wise_distances_are_larger", "early_layers_agree"])
+    verdicts = note_short([claim.untestable("gw", "no layers") for claim in claims], run, claims)
     assert [x.why for x in verdicts] == ["no layers", "no layers; e: 93.8 %", "no layers; e: 93.8 %; other: 50 %"]

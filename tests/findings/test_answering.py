@@ -5,7 +5,7 @@ import pytest
 
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import Sides
-from repsim_cli.findings.driving import driving
+from repsim_cli.findings.driving import say_driving
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Side
 
@@ -95,18 +95,20 @@ def test_which_tokens_are_behind_a_similarity():
         "nearest": near, "pairs": np.array([[0, 2], [1, 2]]), "values": np.array([0.2, 0.8]),
         "shares": np.array([[0.2 / rows] * rows, [0.1, 0.1, 0.1, 0.02, 0.02, 0.02, 0.4, 0.04]]),
     }  # fmt: skip
-    (said,) = driving(Kept(about, arrays), "b", "a")
+    (said,) = say_driving(Kept(about, arrays), "b", "a")
     assert said == (
         "the tokens behind it, at block 1 and embed: '\\x1b[2J', 'the' and 'cat' (7 of 8 rows) make 95 % of the "
         "similarity; fewest shared neighbours of 2: 'cat' 0.0, 'the' 2.0"
     )
     untold = about | {"texts": [], "without": "texts of local files are kept with extract.keep_texts=true"}
-    (said,) = driving(Kept(untold, arrays), "a", "b")
+    (said,) = say_driving(Kept(untold, arrays), "a", "b")
     assert said == "which tokens are behind it is not kept: texts of local files are kept with extract.keep_texts=true"
-    assert not list(driving(Kept(about, arrays), "a", "c"))
-    assert not list(driving(Kept(about, {"nearest": near}), "a", "b"))
-    assert not list(driving(Kept(about, arrays | {"shares": -arrays["shares"]}), "a", "b"))  # no similarity to share
-    (said,) = driving(Kept(about | {"tokens": None}, arrays), "a", "b")  # pooled: each row is a text
+    assert not list(say_driving(Kept(about, arrays), "a", "c"))
+    assert not list(say_driving(Kept(about, {"nearest": near}), "a", "b"))
+    assert not list(
+        say_driving(Kept(about, arrays | {"shares": -arrays["shares"]}), "a", "b")
+    )  # no similarity to share
+    (said,) = say_driving(Kept(about | {"tokens": None}, arrays), "a", "b")  # pooled: each row is a text
     assert said.startswith(
         "the texts behind it, at block 1 and embed: '\\x1b[2J', 'the' and 'the' (3 of 8 rows) make 75 %"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.findings.boundaries import AGREEMENT, STABILITY, TABLE, Boundaries, Parted, blocks_of, boundaries
-from repsim_cli.findings.claims import UNTESTABLE, known
+from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results
 
@@ -50,7 +50,7 @@ def test_a_planted_boundary(tmp_path):
     similarities = {"base": 1 - STEPS / 20, "a": 1 - two_blocks(6) / 10, "b": 1 - two_blocks(4) / 10}
     maps = {"gromov_wasserstein": (False, distances), "cka": (True, similarities)}
     models = {"a": {"metrics": {"accuracy": 0.9}}, "b": {"metrics": {"sparsity": 0.7}}}
-    part = boundaries(of_run(tmp_path, maps, models=models, base="base"), Boundaries(), known(CLAIMS))
+    part = boundaries(of_run(tmp_path, maps, models=models, base="base"), Boundaries(), find_claims(CLAIMS))
     rows = [dict(zip(part.tables[TABLE].columns, row, strict=True)) for row in part.tables[TABLE].rows]
     found = {(row["measure"], row["model"]): row for row in rows}
     gw = {model: found["gromov_wasserstein", model] for model in distances}
@@ -84,7 +84,7 @@ def test_stability_over_seeds(tmp_path):
 
 
 def judged(name, *given):
-    return known([name])[0](*given)
+    return find_claims([name])[0](*given)
 
 
 def parted(**models):

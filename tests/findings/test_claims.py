@@ -11,9 +11,9 @@ from helpers.nights import nightly
 
 from repsim_cli.base import registry
 from repsim_cli.engine.curves import curve as curve_of
-from repsim_cli.findings.boundaries import Blocks, Parted
-from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, judged, known
-from repsim_cli.findings.distances import Between, hierarchical, recovered
+from repsim_cli.findings.boundaries import ModelBlocks, Parted
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, find_claims, judge
+from repsim_cli.findings.distances import GroupDistances, hierarchical, test_recovery
 from repsim_cli.findings.evidence import (
     DEEP,
     Evidence,
@@ -31,20 +31,20 @@ from repsim_cli.findings.evidence import (
     with_trend,
 )
 from repsim_cli.findings.groups import Depths
-from repsim_cli.findings.layer_maps import Map, best_of, trained
+from repsim_cli.findings.layer_maps import ClaimMap, best_of, find_trained
 from repsim_cli.findings.partitions import spectral
 from repsim_cli.findings.sub_networks import Clustered
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
 from repsim_cli.studies.classifiers.finding import OVERLAP
-from repsim_cli.studies.classifiers.finding_variants import Scores
+from repsim_cli.studies.classifiers.finding_variants import VariantScores
 from repsim_cli.studies.layers.columns import DIMENSION, SAME_CLASS
-from repsim_cli.studies.modular_sums.finding_layers import Layers
+from repsim_cli.studies.modular_sums.finding_layers import TrainedLayers
 from repsim_cli.studies.probes.finding import Probed
 from repsim_cli.studies.probes.finding_targets import Near
 from repsim_cli.studies.similarity.finding_feature_maps import PUBLISHED, Network
 from repsim_cli.studies.training_run.finding_ranks import COLUMNS
 
-ALL = {claim.name: claim for claim in known(registry.claims.names())}
+ALL = {claim.name: claim for claim in find_claims(registry.claims.names())}
 TRUTH, FALSEHOOD, NOISE = 1, -1, 0  # the sign of a planted effect
 # what takes seconds for each verdict
 CLUSTERED = (
@@ -117,7 +117,9 @@ def other_clusters(sign, rng):
 
 def clustered(values):
     np.fill_diagonal(values, 0)
-    return (Between(GROUPS, values, agreement={"hierarchical": recovered(GROUPS, hierarchical(values, 2), 0)}),)
+    return (
+        GroupDistances(GROUPS, values, agreement={"hierarchical": test_recovery(GROUPS, hierarchical(values, 2), 0)}),
+    )
 
 
 # maps of all layers of all models: seven models of eight layers, of four families
@@ -140,7 +142,7 @@ def noise_of_pairs(rng, noise=0.05):
 
 def whole(values, **more):
     points = [f"resid_post@{block}" for block in BLOCK]
-    return Map(models=PLACES, families=FAMILIES, values=values, names=points, widths=[32] * 56, rows=4000, **more)
+    return ClaimMap(models=PLACES, families=FAMILIES, values=values, names=points, widths=[32] * 56, rows=4000, **more)
 
 
 def of_one_shape(values, **more):
@@ -161,7 +163,7 @@ def pythias(sign, rng):
     odd = np.repeat(np.arange(4) == 2, 6)
     values = 0.5 + symmetric(rng, 24) - 0.3 * sign * (odd[:, None] | odd)
     of = {"families": dict.fromkeys(names, "gpt_neox"), "names": [], "widths": [32] * 24, "rows": 4000}
-    return Map(models=places, values={"cka": values}, **of), values
+    return ClaimMap(models=places, values={"cka": values}, **of), values
 
 
 def shared(less, more, same) -> Make:
@@ -267,7 +269,7 @@ def layers(**models):
         {"by_block": BY_BLOCK, "end_to_end": END_TO_END, "one_sum": ONE_SUM}[key]: [x() for _ in range(3)]
         for key, x in models.items()
     }
-    return (Layers(names={key: ONE if key == ONE_SUM else THREE for key in trained}, apart=trained),)
+    return (TrainedLayers(names={key: ONE if key == ONE_SUM else THREE for key in trained}, apart=trained),)
 
 
 def target(name, *points) -> Make:
@@ -435,7 +437,7 @@ def frozen(bottom, top) -> Make:
     def made(sign, rng):
         lost = {"none": 0.0, "top 2": top[sign], "bottom 2": bottom[sign]}
         return (
-            Scores(
+            VariantScores(
                 {
                     task: {variant: rng.binomial(2000, 0.9 - x, 1) / 2000 for variant, x in lost.items()}
                     for task in "abcd"
@@ -453,7 +455,7 @@ def cut(variant) -> Make:
     def made(sign, rng):
         lost = {"none": 0.0, variant: {TRUTH: -0.03, FALSEHOOD: 0.1, NOISE: 0.005}[sign]}
         values = {task: {name: rng.binomial(2000, 0.9 - x, 1) / 2000 for name, x in lost.items()} for task in "abcd"}
-        return (Scores(values, "none", blocks=dict.fromkeys("abcd", 12)),)
+        return (VariantScores(values, "none", blocks=dict.fromkeys("abcd", 12)),)
 
     return made
 
@@ -484,7 +486,7 @@ def in_blocks(rng, cut, gap=1.0, level=1.0):
     """12 blocks, farther apart by `gap` between those before the cut and those after it, as they would be found."""
     after = (np.arange(12) >= cut).astype(int)
     values = apart(level + symmetric(rng, 12) + gap * (after[:, None] != after))
-    return Blocks(apart=values, cut=cut, labels=after * (gap > 0), clearness=gap + rng.normal(0, 0.1))
+    return ModelBlocks(apart=values, cut=cut, labels=after * (gap > 0), clearness=gap + rng.normal(0, 0.1))
 
 
 def parted(base, tuned) -> Make:
@@ -721,19 +723,19 @@ def test_noise_seldom_holds(name):
 
 def test_the_rule():
     def verdict(value, above, below, **more):
-        return judged(value, 0.5, Evidence(above, below, "cases", **more)).verdict
+        return judge(value, 0.5, Evidence(above, below, "cases", **more)).verdict
 
     assert verdict(0.6, 0.05, 0.95) == HOLDS
     assert verdict(0.6, 0.06, 0.94) == UNCLEAR
     assert verdict(0.4, 0.05, 0.95) == UNCLEAR  # told from chance, but on the other side of the threshold
     assert verdict(0.4, 0.95, 0.05) == FAILS
     assert verdict(0.4, 0.7, 0.3) == UNCLEAR
-    below = judged(-0.6, -0.5, Evidence(0.99, 0.01, "", se=0.1), published="below")
+    below = judge(-0.6, -0.5, Evidence(0.99, 0.01, "", se=0.1), published="below")
     assert (below.verdict, below.p, below.opposite_p, below.se) == (HOLDS, 0.01, 0.99, 0.1)
-    few = judged(1.0, 0.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6, units=3, needs="5 models"))
+    few = judge(1.0, 0.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6, units=3, needs="5 models"))
     assert (few.verdict, few.value, few.units) == (UNTESTABLE, 1.0, 3)
     assert few.why == "no p below 0.17 can be reached (6 orders); needs 5 models"
-    two = judged(1.0, 0.0, by_units([1.0, 1.1], 0.0, "pair of models"))
+    two = judge(1.0, 0.0, by_units([1.0, 1.1], 0.0, "pair of models"))
     assert (two.verdict, two.why, two.p) == (UNTESTABLE, "needs 3 pairs of models, got 2 pairs of models", None)
 
 
@@ -805,7 +807,7 @@ def test_a_rank_correlation_against_a_true_one():
     assert found.above == pytest.approx(exact.pvalue, abs=0.02)
     x = rng.normal(size=200)
     rho, found = by_rank(x, 0.1 * x + rng.normal(size=200), 0.5, "model")
-    assert judged(rho, 0.5, found).verdict == FAILS
+    assert judge(rho, 0.5, found).verdict == FAILS
     tied, found = by_rank([0, 0, 0, 1, 1, 1], [1.0, 2, 3, 4, 5, 6], 0.5, "model")
     assert tied == pytest.approx(scipy.stats.spearmanr([0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 5, 6])[0])
     assert found.above > by_rank(range(6), range(6), 0.5, "model")[1].above  # with ties it says less
@@ -828,12 +830,12 @@ def test_untrained_twins_are_subtracted():
     falls = np.where(SAME_MODEL, -0.1 * STEPS, 0.0)
     given = whole({"cka": falls}, untrained=frozenset({"a2", "b2", "c2"}))
     given = replace(given, families={name: name[0] for name in NAMES})
-    seven = trained(given, falls)
+    seven = find_trained(given, falls)
     assert "no untrained twin" in seven.note
     assert list(seven.whole.models) == ["a", "b", "c", "d"]
     six = given.only(OWNERS != "d")
     values = falls[np.ix_(OWNERS != "d", OWNERS != "d")]
-    left = trained(six, values)
+    left = find_trained(six, values)
     assert "beyond" in left.note
     assert left.values.shape == (24, 24)
     assert not left.values.any()

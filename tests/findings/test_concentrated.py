@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.diagnostics import Diagnostics, concentrated, diagnostics, ratio
+from repsim_cli.findings.diagnostics import Diagnostics, diagnostics, is_concentrated, ratio
 from repsim_cli.runs.content import (
     DIAGNOSED,
     DIAGNOSTICS,
@@ -46,7 +46,7 @@ def run_of(tmp_path, rows: list[list], *measures: Measured) -> Finished:
     ],
 )
 def test_which_layers_are_named(values, named):
-    assert concentrated(dict(zip(DIAGNOSED, row("h", **values), strict=True)), Diagnostics()) is named
+    assert is_concentrated(dict(zip(DIAGNOSED, row("h", **values), strict=True)), Diagnostics()) is named
 
 
 def test_a_model_has_one_warning_that_names_layers_and_measures(tmp_path):

@@ -20,18 +20,18 @@ from repsim_cli.config.run import validate
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.grouped import resolve, ties
 from repsim_cli.engine.study import Study
-from repsim_cli.findings.analyse import added, card_of
+from repsim_cli.findings.analyse import add_part, card_of
 from repsim_cli.findings.analysis import Finished, Part
 from repsim_cli.findings.distances import (
-    Between,
-    adjusted_rand,
+    GroupDistances,
     angles,
     between,
     between_group_distances_are_larger,
     clusters,
     clusters_are_the_groups,
+    compute_adjusted_rand,
     over_layers,
-    recovered,
+    test_recovery,
     tree,
 )
 from repsim_cli.findings.groups import (
@@ -42,9 +42,9 @@ from repsim_cli.findings.groups import (
     groups_differ_late,
     kinds,
     points_of,
-    separated,
     separation,
     smallest_p,
+    test_separation,
 )
 from repsim_cli.models.source import facts
 from repsim_cli.runs import reader, results
@@ -178,7 +178,7 @@ def test_separation_is_between_minus_within():
     values = symmetric(np.random.default_rng(3), 5)[..., 0]
     within = [values[i, j] for i, j in ((0, 1), (0, 2), (1, 2), (3, 4))]
     between = [values[i, j] for i in range(3) for j in (3, 4)]
-    found = separated(values, GROUPS, 0)
+    found = test_separation(values, GROUPS, 0)
     assert found.value == pytest.approx(np.mean(between) - np.mean(within))
     labels, _ = arrangements(np.array([0, 0, 0, 1, 1]), 0)
     assert found.p == np.mean(separation(values, labels) >= found.value - 1e-12)
@@ -189,8 +189,8 @@ def test_adjusted_rand_is_scikit_learns():
     rng = np.random.default_rng(4)
     labels, found = rng.integers(0, 3, (20, 9)), rng.integers(0, 4, 9)
     expected = [sklearn.metrics.adjusted_rand_score(row, found) for row in labels]
-    np.testing.assert_allclose(adjusted_rand(labels, found), expected, atol=1e-12)
-    assert adjusted_rand(np.array([[0, 1, 2], [1, 0, 2]]), np.array([4, 5, 6])).tolist() == [1, 1]
+    np.testing.assert_allclose(compute_adjusted_rand(labels, found), expected, atol=1e-12)
+    assert compute_adjusted_rand(np.array([[0, 1, 2], [1, 0, 2]]), np.array([4, 5, 6])).tolist() == [1, 1]
 
 
 def test_distances_by_hand():
@@ -250,8 +250,8 @@ def test_no_groups_are_not_found():
     rng = np.random.default_rng(6)
     groups = models(5, 5)
     whole = [over_layers(planted(rng, apart=0.0)) for _ in range(60)]
-    apart = [separated(one, groups, 0).p for one in whole]
-    found = [recovered(groups, own, 0).p for one in whole for own in clusters(one, 2).values()]
+    apart = [test_separation(one, groups, 0).p for one in whole]
+    found = [test_recovery(groups, own, 0).p for one in whole for own in clusters(one, 2).values()]
     assert np.mean(np.array(apart) <= 0.05) <= 0.12
     assert np.mean(np.array(found) <= 0.05) <= 0.12
     assert 0.3 < np.mean(apart) < 0.7
@@ -271,7 +271,7 @@ def test_matrices_whose_names_give_one_file_name_have_two_files(tmp_path):
     run = results.create(tmp_path / "run", name="x", study="similarity", seed=0, command=[], overrides=[])
     side = Side(model="models", layers=["a"])
     made = {name: (np.full((1, 1), value), Matrix(rows=side, columns=side)) for name, value in (("a b", 1.0), ("a_b", 2.0))}  # fmt: skip
-    found = added(run, Results(study="similarity"), "distances", Part(matrices=made), {})
+    found = add_part(run, Results(study="similarity"), "distances", Part(matrices=made), {})
     assert [reader.read_array(run.folder, x.values).item() for x in found.matrices.values()] == [1.0, 2.0]
     run.discard()
 
@@ -318,7 +318,7 @@ def test_claims_on_similarity_and_distance():
     assert groups_differ_late(small).why == "groups of this size have no p below 0.1; needs two groups of 4 models"
     assert groups_differ_late(replace(small, groups=models(6))).why == "needs two groups of 4 models"
     assert groups_differ_late(replace(here, shares=shares / 2)).why == "no layer lies beyond 75 % of the depth"
-    assert clusters_are_the_groups(Between(small.groups, found.values)).verdict == "not testable here"
+    assert clusters_are_the_groups(GroupDistances(small.groups, found.values)).verdict == "not testable here"
 
 
 METRICS = {
@@ -381,7 +381,7 @@ def test_roles_reach_the_studies_that_name_them(monkeypatch):
             self.base, self.groups = base, groups
 
     registry.studies.names()
-    monkeypatch.setitem(registry.studies._entries, "fake", registry.Entry("fake", Fake, None))
+    monkeypatch.setitem(registry.studies._entries, "fake", registry.RegistryEntry("fake", Fake, None))
     found = configured("study=fake", "base=tiny_b", "groups={one: [tiny_a, tiny_b], two: {by: acc, top: 2}}")
     assert found.study.base == "tiny_b"
     assert found.study.groups == {"one": ["tiny_a", "tiny_b"], "two": Ranked(by="acc", top=2)}

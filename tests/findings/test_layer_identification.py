@@ -10,7 +10,7 @@ from repsim_cli.findings.layer_identification import (
     COLUMNS,
     LayerIdentification,
     band,
-    identified,
+    identify,
     layer_identification,
     most_similar,
 )
@@ -93,7 +93,7 @@ def test_by_hand():
     there = most_similar(np.array([[3.0, 1, 2], [0, 5, 4], [1, 2, 0]]))
     back = most_similar(np.array([[2.0, 2, 1], [3, 1, 2], [0, 0, 1]]))
     blocks = np.array([[np.eye(3), there], [back, np.eye(3)]])
-    np.testing.assert_allclose(identified(blocks), [[np.nan, 2 / 3], [1.5 / 3, np.nan]])
+    np.testing.assert_allclose(identify(blocks), [[np.nan, 2 / 3], [1.5 / 3, np.nan]])
 
 
 def test_the_band_is_a_jackknife_over_models():

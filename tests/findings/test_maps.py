@@ -132,9 +132,11 @@ def test_one_pair_under_all_measures(tmp_path):
 
 
 def test_titles_say_which_family_is_meant():
-    assert map_figures.tested({"alpha": 0.05, "family": "max_t"})[1] == "family-wise by max-T, per map of two models"
     assert (
-        map_figures.tested({"alpha": 0.05, "family": "holm", "family_of": "run"})[1]
+        map_figures.choose_tests({"alpha": 0.05, "family": "max_t"})[1] == "family-wise by max-T, per map of two models"
+    )
+    assert (
+        map_figures.choose_tests({"alpha": 0.05, "family": "holm", "family_of": "run"})[1]
         == "family-wise by Holm, over all maps of the run"
     )
 

@@ -24,9 +24,9 @@ from repsim_cli.findings.partitions import (
     affinities,
     agreement,
     clusters,
-    decomposed,
-    divided,
-    parsed,
+    decompose,
+    divide,
+    parse,
     segments,
     silhouette,
     spectral,
@@ -35,7 +35,7 @@ from repsim_cli.findings.partitions import (
 from repsim_cli.findings.sub_networks import (
     Clustered,
     SubNetworks,
-    clustered,
+    choose_clustered,
     curves,
     layer_wise_groups_are_the_published,
     layer_wise_training_gives_three_groups,
@@ -45,7 +45,7 @@ from repsim_cli.findings.sub_networks import (
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Matrix, Measured, Results, Side
 from repsim_cli.studies.modular_sums import finding_layers as modular_layers
-from repsim_cli.studies.modular_sums.finding_layers import Layers
+from repsim_cli.studies.modular_sums.finding_layers import TrainedLayers
 from repsim_cli.studies.probes import finding_targets as targets
 from repsim_cli.studies.probes.finding_targets import Near
 
@@ -172,7 +172,7 @@ def test_silhouette_is_scikit_learns(seed, count):
 @given(st.integers(4, 7), SEEDS)
 def test_segments_are_the_best_of_all(layers, seed):
     values = mirrored(np.random.default_rng(seed).random((layers, layers)))
-    costs, starts = divided(values, layers)
+    costs, starts = divide(values, layers)
 
     def cost(ends):
         pieces = [range(a, b) for a, b in itertools.pairwise(ends)]
@@ -205,7 +205,7 @@ def test_a_layer_and_its_copy_are_no_sub_network():
 def test_clusters_are_scikit_learns(sizes, seed):
     _, values = planted(sizes, seed, contrast=2.0, noise=0.4)
     near = affinities(values, False)
-    vectors = decomposed(near)
+    vectors = decompose(near)
     for count in (2, 3, 5):
         theirs = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
         assert agreement(clusters(vectors[:, :count]), theirs.fit_predict(near)) == 1
@@ -219,7 +219,7 @@ def test_agreement_is_scikit_learns(seed):
 
 
 def test_given_groups_hold_every_layer_once():
-    assert parsed(["2-3", "0 1 4"], 5).tolist() == [1, 1, 0, 0, 1]
+    assert parse(["2-3", "0 1 4"], 5).tolist() == [1, 1, 0, 0, 1]
     for groups, message in (
         (["0-5"], r"no range of its 5 layers, got '0-5'; write e.g. 0-4"),
         (["x"], r"no range of its 5 layers, got 'x'; write e.g. 0-4"),
@@ -227,14 +227,14 @@ def test_given_groups_hold_every_layer_once():
         (["0-2 4"], r"all of its 5 layers are needed, got none for 3; put it in a group"),
     ):
         with pytest.raises(BadInput, match=message):
-            parsed(groups, 5)
+            parse(groups, 5)
 
 
 def test_what_is_recorded_is_in_the_order_of_the_network():
     labels, values = planted((6, 6), 0)
     names = [f"{kind}@{block}" for kind in "abcdef" for block in range(2)]
     shuffled = [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]  # by kind, as hook points are asked for
-    given = parsed(["0-2 6-8", "3-5 9-11"], 12)
+    given = parse(["0-2 6-8", "3-5 9-11"], 12)
     found = of_model(values[np.ix_(shuffled, shuffled)], names, False, SubNetworks(), given)
     assert found.layers == [f"{kind}@{block}" for block in range(2) for kind in "abcdef"]
     np.testing.assert_allclose(found.following, values.diagonal(1))
@@ -262,10 +262,10 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     scores = lines["scores of spectral, gw, m"]
     assert (scores.at, scores.lines["silhouette"]) == ([2, 3, 4, 5, 6], list(found.groups["spectral"].scores.values()))
     assert scores.lines["without groups"] == list(found.groups["spectral"].reference.values())
-    of_it = clustered([found], SubNetworks(), given)
+    of_it = choose_clustered([found], SubNetworks(), given)
     assert (of_it.counts, [x.tolist() for x in of_it.labels], of_it.given) == ([2], [labels.tolist()], given)
-    assert clustered([found], SubNetworks(clusters=2), None).counts == []
-    assert clustered([], SubNetworks(), None) == Clustered([], [])
+    assert choose_clustered([found], SubNetworks(clusters=2), None).counts == []
+    assert choose_clustered([], SubNetworks(), None) == Clustered([], [])
     one = of_model(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
     assert list(one.groups) == ["segments"]
     assert one.groups["segments"].count == 3
@@ -301,7 +301,7 @@ def test_closest_layers():
     ranked = found["layers by target"].rows
     assert [row[4] for row in ranked] == ["b", "c", "a", "d", "d", "a", "c", "b"]
     assert ranked[1] == ["gw", "m", "c1", 2, "c", 0.21]
-    assert targets.ranking(np.ones(3)) == [0, 1, 2]
+    assert targets.rank_layers(np.ones(3)) == [0, 1, 2]
 
 
 def test_claims_on_targets():
@@ -347,7 +347,7 @@ def test_claims_on_the_layers_of_single_models():
     steps = np.abs(at[:, None] - at).astype(float)
     flat = np.ones((9, 9)) - np.eye(9)
     ends = np.where((at[:, None] > 5) & (at > 5), 0.1, 1.0) * flat
-    whole = Layers(
+    whole = TrainedLayers(
         names={BY_BLOCK: names, END_TO_END: names, ONE_SUM: names[:3]},
         apart={
             BY_BLOCK: [steps * x for x in (0.9, 1, 1.1)],
@@ -364,18 +364,20 @@ def test_claims_on_the_layers_of_single_models():
     assert (pattern(whole).verdict, pattern(whole).units, first(whole).value) == ("holds", 3, None)
     even = replace(whole, apart={**whole.apart, END_TO_END: [flat] * 3})
     assert "end to end do not grow with the layers between (rho = nan, 0.3 is needed)" in pattern(even).why
-    other = Layers(names={END_TO_END: names[:3], BY_BLOCK: names}, apart={END_TO_END: [flat[:3, :3]], BY_BLOCK: [flat]})
+    other = TrainedLayers(
+        names={END_TO_END: names[:3], BY_BLOCK: names}, apart={END_TO_END: [flat[:3, :3]], BY_BLOCK: [flat]}
+    )
     assert alike(other).why == "needs a last block of two layers, and one before it"
     assert larger(other).why == "needs four layers of each"
     assert pattern(other).why == "the two models have different layers"
     assert first(other).why == "needs 3 seeds trained on one sum"
-    plain = Layers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: [flat[:2, :2]]})
+    plain = TrainedLayers(names={ONE_SUM: ["resid_pre@0", "z@0.h0"]}, apart={ONE_SUM: [flat[:2, :2]]})
     assert first(plain).why == "no attention map is among the layers"
     assert larger(plain).why == "needs 3 seeds trained block by block and end to end"
     # too few layers give no number at all
     for count in (1, 2):
         trainings = (ONE_SUM, END_TO_END, BY_BLOCK)
-        few = Layers(
+        few = TrainedLayers(
             names=dict.fromkeys(trainings, ["pattern@0.h0", "z@0.h0"][:count]),
             apart={training: [flat[:count, :count]] for training in trainings},
         )

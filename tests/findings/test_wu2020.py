@@ -10,15 +10,15 @@ from helpers.recorded import recorded
 from helpers.treebanks import SENTENCES, WORDS, conllu
 
 from repsim_cli import measures
-from repsim_cli.activations.inputs import paired
+from repsim_cli.activations.inputs import pair_rows
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
-from repsim_cli.findings.base_model import compared, to_base
-from repsim_cli.findings.claims import known
-from repsim_cli.findings.localization import localized, other_means
-from repsim_cli.findings.maps import Map
+from repsim_cli.findings.base_model import compare_with_base, to_base
+from repsim_cli.findings.claims import find_claims
+from repsim_cli.findings.localization import localize, other_means
+from repsim_cli.findings.maps import ClaimMap
 from repsim_cli.models.sentence_files import write_sentences
 from repsim_cli.models.source import facts
 
@@ -67,7 +67,7 @@ CLAIMS = (
 def test_localization_by_hand():
     neurons = np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]])
     spread = np.array([[1.0, 0.5, 0.3], [0.5, 1.0, 0.1], [0.3, 0.1, 1.0]])
-    found = localized(neurons, spread)
+    found = localize(neurons, spread)
     np.testing.assert_allclose(found["row"], [0.3 - 0.4, 0.7 - 0.3, 0.05 - 0.2])
     np.testing.assert_allclose(found["column"], [0.3 - 0.4, 0.15 - 0.3, 0.6 - 0.2])
     np.testing.assert_allclose(other_means(spread)["row"], other_means(spread)["column"])
@@ -78,7 +78,7 @@ def test_similarity_to_the_base_is_that_of_the_same_layer():
     values = np.arange(121.0).reshape(11, 11)
     places = {"base": slice(0, 2), "a": slice(2, 4), "deeper": slice(4, 7), "other": slice(7, 9), "wider": slice(9, 11)}
     families = {name: "one" for name in places} | {"other": "two"}
-    whole = Map(models=places, families=families, values={}, names=[], widths=[8] * 9 + [9] * 2, rows=100)
+    whole = ClaimMap(models=places, families=families, values={}, names=[], widths=[8] * 9 + [9] * 2, rows=100)
     assert {k: v.tolist() for k, v in to_base(values, whole, "base").items()} == {"a": [2.0, 14.0]}
     assert {k: v.tolist() for k, v in to_base(values, whole, "a").items()} == {"base": [22.0, 34.0]}
 
@@ -92,7 +92,7 @@ def test_a_layer_is_compared_with_the_base_with_other_seeds_and_with_other_train
     names = ["resid_post@0", "resid_post@1"] * 4
     families = dict.fromkeys(models, "one")
     more = {"families": families, "values": {}, "names": names, "widths": [8] * 8, "rows": 100, "base": "base"}
-    found = compared(values, Map(models=models, entries=entries, **more), "base")
+    found = compare_with_base(values, ClaimMap(models=models, entries=entries, **more), "base")
     # of b there is no other seed, so that no model is compared with any
     assert [(label, *sorted(lines)) for label, lines in found.items()] == [
         (label, "other trainings", "same layer") for label in ("a_0", "a_1", "b_0")
@@ -100,23 +100,23 @@ def test_a_layer_is_compared_with_the_base_with_other_seeds_and_with_other_train
     assert found["a_1"]["same layer"].tolist() == [2.0, 2.5]
     assert found["a_1"]["other trainings"].tolist() == [11.0, 11.5]
     assert found["b_0"]["other trainings"].tolist() == [13.5, 14.0]
-    twins = compared(values, Map(models=models, entries=entries | {"b_0": "a"}, **more), "base")
+    twins = compare_with_base(values, ClaimMap(models=models, entries=entries | {"b_0": "a"}, **more), "base")
     assert sorted(twins["a_0"]) == ["other seeds", "same layer"]
     assert twins["a_0"]["other seeds"].tolist() == [6.5, 7.0]
-    lone = compared(values, Map(models=models, **more), "base")
+    lone = compare_with_base(values, ClaimMap(models=models, **more), "base")
     assert lone["a_0"]["other trainings"].tolist() == [6.5, 7.0]  # without entries each model is a training
 
 
 def test_localization_counts_trainings_where_there_are_several():
     neurons = np.full((16, 16), 0.4) + np.repeat([0.3, 0.0, 0.2, 0.1], 4)[:, None]
     labels = ["base", "a_0", "a_1", "b_0"]
-    found = Map(
+    found = ClaimMap(
         models={label: slice(4 * i, 4 * i + 4) for i, label in enumerate(labels)},
         families=dict.fromkeys(labels, "one"), values={"neuronsim": neurons, "svcca": np.full((16, 16), 0.5)},
         names=[f"resid_post@{i}" for i in range(4)] * 4, widths=[8] * 16, rows=100, base="base",
         entries={"a_0": "a", "a_1": "a", "b_0": "b"},
     )  # fmt: skip
-    (claim,) = known(["fine_tuning_delocalizes_the_top"])
+    (claim,) = find_claims(["fine_tuning_delocalizes_the_top"])
     judgement = claim(found)
     assert (judgement.value, judgement.why) == (pytest.approx(0.2), "needs 3 tasks, got 2 tasks")
     three = claim(replace(found, entries={}))
@@ -132,7 +132,7 @@ def maps(neurons, cka, svcca=None, base=None):
     kinds = {"a": "one", "b": "one", "c": "two"}
     values = {"neuronsim": neurons, "cka": cka, **({} if svcca is None else {"svcca": svcca})}
     names = [f"resid_post@{i}" for i in range(4)] * 3
-    return Map(models=places, families=kinds, values=values, names=names, widths=[8] * 12, rows=100, base=base)
+    return ClaimMap(models=places, families=kinds, values=values, names=names, widths=[8] * 12, rows=100, base=base)
 
 
 def blocks(within, family, across):
@@ -185,8 +185,8 @@ def test_claims_that_cannot_be_tested_say_why(name, change):
         found["names"], found["widths"] = found["names"][:6], found["widths"][:6]
     else:
         found["models"] = {"a": slice(0, 4), "b": slice(4, 9), "c": slice(9, 12)}
-    (claim,) = known([name])
-    whole = Map(**found)
+    (claim,) = find_claims([name])
+    whole = ClaimMap(**found)
     judgement = claim(whole, whole.values["cka"]) if claim.on == "map" else claim(whole)
     assert judgement.verdict == "not testable here"
     assert judgement.why
@@ -211,7 +211,7 @@ def test_sentences_are_written_and_read(tmp_path):
         for rows in (slice(0, WORDS), slice(2, 3), slice(1, 12), slice(10, 99)):
             np.testing.assert_array_equal(source.read(name, rows), whole[layer, rows])
     assert facts("elmo_original", source, []).family == "elmo"
-    (one,) = paired(
+    (one,) = pair_rows(
         [Reading("m", source, [], [])],
         {},
         registry.data.get("embedded_text").function(),
@@ -219,7 +219,7 @@ def test_sentences_are_written_and_read(tmp_path):
         pytest.fail,
     )
     np.testing.assert_array_equal(one.source.read("embed", slice(0, WORDS)), whole[0])
-    backwards = source.ordered(source.sentences[::-1])
+    backwards = source.put_in_order(source.sentences[::-1])
     np.testing.assert_array_equal(
         backwards.read("layer@1", slice(0, WORDS)), np.concatenate([array[2] for _, array in written[::-1]])
     )
@@ -247,13 +247,13 @@ def test_sentences_that_do_not_fit(tmp_path):
     with pytest.raises(
         BadInput, match=r"model.b.path: sentence 0 has different words in .*b.hdf5', got 2 for 3 .'rain falls .'.;"
     ):
-        paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]), pytest.fail)
+        pair_rows(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]), pytest.fail)
     write_sentences(tmp_path / "few.hdf5", written[:1])
     two[1] = Reading("b", load(path=str(tmp_path / "few.hdf5")), [], [])
     with pytest.raises(
         BadInput, match=r"model.b.path: sentence 1 is not in '.*few.hdf5', got 'a dog runs outside .*; write it"
     ):
-        paired(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]), pytest.fail)
+        pair_rows(two, {}, registry.data.get("embedded_text").function(), Extract(hook_points=["embed"]), pytest.fail)
     bad = [
         ({"0": np.ones((2, 3, 5)), "1": np.ones((3, 3, 5))}, r"got .3, 3, 5. at '1' after .2, 3, 5. in"),
         ({"0": np.ones((2, 3, 5))}, "got no array '1' in"),

@@ -305,7 +305,7 @@ def which_layers(measures: list[str], count: int) -> Any:
                about={"measure": measure})
         for measure in measures
     ]  # fmt: skip
-    return layer_identification._found(in_memory({"a": np.eye(count)}), matrices, "resid_post")
+    return layer_identification._draw_found(in_memory({"a": np.eye(count)}), matrices, "resid_post")
 
 
 def parted(models: list[str], count: int, measures: int) -> Any:
@@ -347,7 +347,7 @@ def learned(models: list[str]) -> Any:
               about={"quantity": quantity, "model": model, "stage": "block 1"})
         for model in models for quantity, name in (("loss", "loss, nats"), ("accuracy", "accuracy"))
     ]  # fmt: skip
-    return modular_sums._learning(every)
+    return modular_sums._draw_learning(every)
 
 
 def of_measures(count: int, depth: int, models: list[str], alike: bool) -> Any:
@@ -369,7 +369,7 @@ MEASURES = ["cka", "cka_unbiased", "procrustes", "geometry_score", "representati
 def changed_blocks(models, depth):
     """Blocks 1 to 3 of each model changed."""
     own = [0.03 if 0 < block < 4 else 0.0 for block in range(depth)]
-    of = tuned.Blocks(
+    of = tuned.ChangedBlocks(
         own=own,
         carried=[0.0 if block < 2 else 0.1 for block in range(depth)],
         weights=[x / 10 for x in own],

@@ -11,7 +11,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import of_other_documents
-from repsim_cli.measures.centring import centred_rows
+from repsim_cli.measures.centring import centre_rows
 from repsim_cli.measures.columns import of_columns
 
 POWERS = np.arange(1, 61) ** -0.5
@@ -45,7 +45,7 @@ def test_samples_of_neurons_give_the_value_of_their_populations(second):
 
 def squared(x):
     """HSIC of a sample of features with itself, over pairs of different ones, without the scale that is divided out."""
-    features = centred_rows(torch.from_numpy(x))
+    features = centre_rows(torch.from_numpy(x))
     return of_columns(features).different * features.scale**4 / (x.shape[1] * (x.shape[1] - 1))
 
 

@@ -10,7 +10,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.bases import alive, decomposed, nuclear_norm, thin_svd
+from repsim_cli.measures.bases import alive, decompose, nuclear_norm, thin_svd
 from repsim_cli.measures.pointwise import euclidean_distance
 from repsim_cli.measures.subspaces import orthonormal
 
@@ -152,7 +152,7 @@ def test_factorisations_agree():
         # the first 4 directions are those of an SVD, in order
         lead = torch.linalg.svdvals(basis.u[:, :4].T @ u[:, :4])
         torch.testing.assert_close(lead, torch.ones(4, dtype=torch.float64), atol=1e-9, rtol=0)
-        for features in (orthonormal(x).values, decomposed(alive(x), torch.float32).u):
+        for features in (orthonormal(x).values, decompose(alive(x), torch.float32).u):
             assert float(torch.linalg.matrix_norm(features @ features.T - basis.u @ basis.u.T)) < 2e-9
 
 

@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.measures import nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.centring import centred
+from repsim_cli.measures.centring import centre
 from repsim_cli.measures.spectrum import nearest_rows
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -61,7 +61,7 @@ def test_massive_features_leave_the_order_of_neighbours(massive):
     np.fill_diagonal(squares, np.inf)
     expected = squares.argsort(1)[:, :5].T
     assert nearest.neighbours(x, k=5).lists.tolist() == expected.tolist()
-    x, _ = centred(x)
+    x, _ = centre(x)
     squares = ((x[:, None] - x[None]) ** 2).sum(2).fill_diagonal_(torch.inf)
     assert nearest_rows(x, 5).tolist() == squares.argsort(1)[:, :5].tolist()
 

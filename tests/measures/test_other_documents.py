@@ -14,7 +14,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine import chance
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import all_pairs, hsic_products
-from repsim_cli.engine.permuted import permuted
+from repsim_cli.engine.permuted import permute_pairs
 from repsim_cli.measures.base import MeasureWarning, of_other_documents
 
 NEIGHBOURS = ("mutual_knn", "jaccard_knn", "cycle_knn", "second_order_cosine", "rank_similarity", "lcs_knn")
@@ -152,7 +152,7 @@ def test_permuted_is_the_measure_of_permuted_rows(name):
     order = (rng.permutation(5)[:, None] * 4 + np.arange(4)).ravel()
     settings = {"k": 3} if name.endswith("knn") else {}
     found, _ = observed(name, documents, xs, **settings)
-    moved = float(permuted(found, torch.from_numpy(order)[None])[0, 0, 1])
+    moved = float(permute_pairs(found, torch.from_numpy(order)[None])[0, 0, 1])
     assert moved == pytest.approx(bound(name, documents, **settings)(xs[0], xs[1][order]), abs=1e-12)
 
 
@@ -161,7 +161,7 @@ def test_neighbours_are_found_anew_where_documents_are_torn(name):
     documents, xs = sides(UNEQUAL)
     order = np.random.default_rng(2).permutation(len(documents))
     found, _ = observed(name, documents, xs, k=3)
-    moved = float(permuted(found, torch.from_numpy(order)[None])[0, 0, 1])
+    moved = float(permute_pairs(found, torch.from_numpy(order)[None])[0, 0, 1])
     assert moved == pytest.approx(bound(name, documents, k=3)(xs[0], xs[1][order]), abs=1e-12)
 
 
@@ -171,7 +171,7 @@ def test_cka_is_centred_anew_where_documents_are_torn():
     found, _ = observed("cka_unbiased", documents, xs)
     u, v = (projected(x @ x.T, documents) for x in (xs[0], xs[1][order]))
     norm = np.sqrt((u * u).sum() * (projected(xs[1] @ xs[1].T, documents) ** 2).sum())
-    moved = float(permuted(found, torch.from_numpy(order)[None])[0, 0, 1])
+    moved = float(permute_pairs(found, torch.from_numpy(order)[None])[0, 0, 1])
     assert moved == pytest.approx((u * v).sum() / norm, abs=1e-12)
 
 
@@ -189,7 +189,7 @@ def test_ranks_that_are_known_stand_for_those_that_torn_documents_left_out():
         sides_ranked.append(ranked / np.linalg.norm(ranked))
     first, second = sides_ranked
     products = (first * second[order][:, order])[known]
-    moved = float(permuted(found, torch.from_numpy(order)[None])[0, 0, 1])
+    moved = float(permute_pairs(found, torch.from_numpy(order)[None])[0, 0, 1])
     assert known.sum() < apart.sum()
     assert moved == pytest.approx(products.mean() * apart.sum(), abs=1e-9)
 

@@ -12,7 +12,7 @@ from sklearn.model_selection import LeaveOneGroupOut
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.engine.permuted import permuted
+from repsim_cli.engine.permuted import permute_pairs
 from repsim_cli.measures.base import of_other_documents
 from repsim_cli.measures.ridge import folds_of
 
@@ -107,6 +107,6 @@ def test_permuted_rows_are_predicted_anew():
     given = {"observe": lambda label, measure, found, values: seen.append(found)}
     all_pairs({"m": measures.get("ridge")}, [*map(torch.from_numpy, (x, y))], **given)
     order = np.random.default_rng(1).permutation(40)
-    moved = permuted(seen[0], torch.from_numpy(order)[None])[0]
+    moved = permute_pairs(seen[0], torch.from_numpy(order)[None])[0]
     for (a, first), (b, second) in itertools.product(enumerate((x, y)), repeat=2):
         assert float(moved[a, b]) == pytest.approx(measures.get("ridge")(first, second[order]), abs=1e-12)

@@ -17,7 +17,7 @@ def draw(n=150, seed=0):
 
 def test_moments_give_the_heat_trace_of_the_eigenvalues():
     x = draw()
-    eigenvalues = 1 + np.linalg.eigvalsh(spectrum.shifted_laplacian(x, 5).toarray())
+    eigenvalues = 1 + np.linalg.eigvalsh(spectrum.shift_laplacian(x, 5).toarray())
     expected = np.exp(-np.outer(np.geomspace(0.1, 10, 256), eigenvalues)).mean(1)
     np.testing.assert_allclose(spectrum.heat_trace(x, **EXACT), expected, atol=1e-13)
 

@@ -107,9 +107,9 @@ def test_absent_packages_on_the_command_line(absent, repsim, tmp_path):
 
 def test_comments_say_what_is_needed():
     from repsim_cli.cli.listing import NEEDS
-    from repsim_cli.config.presets import described
+    from repsim_cli.config.presets import describe_group
 
-    for name, comment in described("measure").items():
+    for name, comment in describe_group("measure").items():
         if name == "all":
             continue
         needed = [line.removeprefix(NEEDS) for line in comment if line.startswith(NEEDS)]

@@ -48,7 +48,7 @@ def test_objective_at_a_coupling(entry):
     found = {
         "gromov_wasserstein": lambda: gromov_descents.gromov_objective(a.distances, b.distances, samples),
         "coot": lambda: transport.coot_objective(a.rows, b.rows, samples, features),
-        "augmented_gromov_wasserstein": lambda: transport.augmented_objective(
+        "augmented_gromov_wasserstein": lambda: transport.add_objectives(
             a, b, samples, features, entry["settings"]["alpha"]
         ),
     }[entry["measure"]]()
@@ -178,7 +178,7 @@ def test_permuted_state_is_that_of_permuted_rows():
 @pytest.mark.filterwarnings("ignore:numItermax:UserWarning")
 def test_unfinished_solvers_are_errors(monkeypatch):
     x, y = draw()
-    monkeypatch.setattr(assignment, "compiled", lambda: None)
+    monkeypatch.setattr(assignment, "load_compiled", lambda: None)
     monkeypatch.setattr(assignment, "PIVOTS", 1)
     with pytest.raises(Degenerate, match=r"transport: no optimal coupling, got 'numItermax.*' for 30 x 30 rows; use f"):
         measures.get("wasserstein")(x, y)
@@ -240,12 +240,12 @@ def test_steps_with_a_diagonal_lower_a_local_minimum():
         *(gromov_spaces.space(torch.from_numpy(x), cost_scale="max") for x in large(0, n=120))
     )
     a, b = left.distances, right.distances
-    end = gromov_descents.descend(assignment.coupling_of(np.arange(120)), a, b)
+    end = gromov_descents.descend(assignment.make_coupling(np.arange(120)), a, b)
     start = gromov_descents.Trial(
         "identity", end.coupling.argmax(1), gromov_descents.gromov_objective(a, b, end.coupling)
     )
-    assert gromov_descents.lowered(start, a, b, {0.0: 1e-6})[0].value == start.value
-    lower, steps = gromov_descents.lowered(start, a, b, gromov_descents.FEW)
+    assert gromov_descents.lower_further(start, a, b, {0.0: 1e-6})[0].value == start.value
+    lower, steps = gromov_descents.lower_further(start, a, b, gromov_descents.FEW)
     assert steps > 2
     assert lower.value < 0.98 * start.value
     assert lower.value == pytest.approx(np.mean((a - b[np.ix_(lower.matched, lower.matched)]) ** 2), rel=1e-12)
@@ -257,10 +257,10 @@ def test_a_change_of_the_diagonal_changes_the_gradient():
     start = gromov_descents.Trial(
         "identity", np.arange(100), gromov_descents.assignment_objective(a, b, np.arange(100))
     )
-    between, first = gromov_descents.lowered(start, a, b, {0.1: 1e-12})
-    end, second = gromov_descents.lowered(between, a, b, {0.8: 1e-12})
+    between, first = gromov_descents.lower_further(start, a, b, {0.1: 1e-12})
+    end, second = gromov_descents.lower_further(between, a, b, {0.8: 1e-12})
     assert second > 2
-    joint, steps = gromov_descents.lowered(start, a, b, {0.1: 1e-12, 0.8: 1e-12})
+    joint, steps = gromov_descents.lower_further(start, a, b, {0.1: 1e-12, 0.8: 1e-12})
     assert steps == first + second
     np.testing.assert_array_equal(joint.matched, end.matched)
 
@@ -300,7 +300,7 @@ def test_blocks_are_of_close_rows():
         free[:, pairs[-1]] = np.inf
     assert sorted(map(tuple, gromov_spaces.closest_pairs(distances))) == sorted(map(tuple, pairs))
     order = torch.from_numpy(np.random.default_rng(0).permutation(251))
-    for each in (state, gromov_spaces.permuted(state, order)):
+    for each in (state, gromov_spaces.permute(state, order)):
         scaled = each.distances / each.distances.mean()
         coarsest, middle = gromov_spaces.levels(each)
         members = [np.concatenate(middle.halves[block]) for block in coarsest.halves]
@@ -392,9 +392,9 @@ def test_a_step_that_is_not_whole():
     rng = np.random.default_rng(0)
     a, b = (np.eye(20) * 5 - side @ side.T for side in rng.normal(size=(2, 20, 3)))
     a = -a
-    start = assignment.coupling_of(rng.permutation(20))
+    start = assignment.make_coupling(rng.permutation(20))
     end = gromov_descents.descend(start, a, b)
-    assert assignment.matching(end.coupling) is None
+    assert assignment.read_matching(end.coupling) is None
     np.testing.assert_allclose([end.coupling.sum(0), end.coupling.sum(1)], 1 / 20, atol=1e-12)
     # how far the best coupling for the gradient is below the coupling's own cost: 0 at a minimum
     gaps = []
@@ -425,7 +425,7 @@ def costs(kind, n):
 )
 def test_assignments_are_the_cheapest(kind, fast, monkeypatch):
     if not fast:
-        monkeypatch.setattr(assignment, "compiled", lambda: None)
+        monkeypatch.setattr(assignment, "load_compiled", lambda: None)
     for n in (1, 2, 7, 80):
         if n == 1 and kind == "one row":
             continue
@@ -469,14 +469,14 @@ def test_without_a_folder_for_what_it_compiles(monkeypatch, caplog):
     monkeypatch.delitem(sys.modules, "repsim_cli.measures.compiled.augmenting", raising=False)
     monkeypatch.delattr("repsim_cli.measures.compiled.augmenting", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Refusing(), *sys.meta_path])
-    assert assignment.compiled.__wrapped__() is None
+    assert assignment.load_compiled.__wrapped__() is None
     assert "no locator available; set NUMBA_CACHE_DIR" in caplog.text
 
 
 def test_without_numba_the_same_value(monkeypatch):
     left, right = curve()[0], curve()[3]
     fast = gromov.gromov(left, right, start="best", restarts=0, seed=0)
-    monkeypatch.setattr(assignment, "compiled", lambda: None)
+    monkeypatch.setattr(assignment, "load_compiled", lambda: None)
     assert gromov.gromov(left, right, start="best", restarts=0, seed=0) == pytest.approx(fast, rel=1e-9)
 
 

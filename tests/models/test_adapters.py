@@ -17,7 +17,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
-from repsim_cli.models.transformers import headed
+from repsim_cli.models.transformers import load_with_head
 
 transformers = registry.models.get("transformers").function
 CAUSAL = "AutoModelForCausalLM"
@@ -162,7 +162,7 @@ def test_an_adapter_beside_the_model_is_not_loaded_unasked(base, tmp_path):
     with pytest.raises(
         BadInput, match="hub: an adapter is in it, got '.*both'; give its base model, and this as adapter"
     ):
-        headed(str(whole), None, CAUSAL)
+        load_with_head(str(whole), None, CAUSAL)
 
 
 def test_base_and_adapted_copy_in_one_run(repsim, newest, base, tmp_path):

@@ -26,8 +26,8 @@ def file(tmp_path, monkeypatch):
 def read(monkeypatch):
     """The files that are read, call by call."""
     calls = []
-    hashed = checkpoints._hashed
-    monkeypatch.setattr(checkpoints, "_hashed", lambda files: calls.append([f.name for f in files]) or hashed(files))
+    hashed = checkpoints._hash
+    monkeypatch.setattr(checkpoints, "_hash", lambda files: calls.append([f.name for f in files]) or hashed(files))
     return calls
 
 
@@ -76,14 +76,14 @@ def test_a_file_that_changed_just_now_is_not_remembered(file, read, monkeypatch)
 
 
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(file, monkeypatch):
-    hashed = checkpoints._hashed
+    hashed = checkpoints._hash
 
     def changed(files):
         found = hashed(files)
         file.write_bytes(b"as it is")
         return found
 
-    monkeypatch.setattr(checkpoints, "_hashed", changed)
+    monkeypatch.setattr(checkpoints, "_hash", changed)
     hash_files([file])
     assert not (cache.root() / "hashes").exists()
 

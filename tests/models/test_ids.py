@@ -69,7 +69,7 @@ def test_rows_are_read_by_id(tmp_path, write):
     assert (source.names, source.widths, source.rows) == (["h9", "h10"], [5, 3], 30)
     ids = [str(each) if write is not safetensors else each.removeprefix("doc") for each in NAMES]
     assert sorted(source.ids) == sorted(ids)
-    found = source.ordered(ids[4:20])
+    found = source.put_in_order(ids[4:20])
     for start, stop in ((0, 16), (3, 9), (15, 16)):
         np.testing.assert_array_equal(found.read("h9", slice(start, stop)), X[4 + start : 4 + stop])
         np.testing.assert_array_equal(found.read("h10", slice(start, stop)), Y[4 + start : 4 + stop])
@@ -224,7 +224,7 @@ def test_files_of_vllm(tmp_path):
     other = precomputed(path=vllm(tmp_path / "other", "abc", scale=2.0), layer_ids=[0, 1, 6])
     assert (one.names, one.rows, one.widths) == (["embed", "resid_post@0", "resid_post@5"], 9, [4, 4, 4])
     assert [sentence.words for sentence in one.sentences] == [4, 2, 3]
-    matched = other.ordered(one.sentences)
+    matched = other.put_in_order(one.sentences)
     for name in one.names:
         np.testing.assert_array_equal(matched.read(name, slice(0, 9)), 2 * one.read(name, slice(0, 9)))
     assert one.read("resid_post@5", slice(0, 1))[0].tolist() == torch.tensor([720.0, 721, 722, 723]).bfloat16().tolist()

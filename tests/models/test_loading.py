@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import TINY
 
-from repsim_cli.activations.readings import loading
+from repsim_cli.activations.readings import choose_loading
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
@@ -106,6 +106,6 @@ def test_the_key_of_activations_holds_dtype_rounding_and_adapter(tiny_folder, tm
 
 
 def test_a_run_loads_in_its_dtype_on_its_device():
-    found = loading(Hardware(dtype="bfloat16", device="meta"), "cpu")
+    found = choose_loading(Hardware(dtype="bfloat16", device="meta"), "cpu")
     assert found == Loading(dtype=torch.bfloat16, device="cpu")
     assert in_one_place(replace(found, spread={"cpu": 10})) == found

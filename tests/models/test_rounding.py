@@ -7,7 +7,7 @@ from conftest import TINY
 from repsim_cli.base import registry
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
-from repsim_cli.models.rounding import Quantize, rounded, to_steps
+from repsim_cli.models.rounding import Quantize, round_weights, to_steps
 
 transformers = registry.models.get("transformers").function
 
@@ -48,7 +48,7 @@ def test_matrices_of_the_blocks_are_rounded_and_nothing_else(tiny_folder, kind):
 def test_experts_are_rounded_by_output(kind, inputs):
     config = {**TINY["llama"], "model_type": kind, "num_local_experts": 4, "head_dim": 8}
     model = library().AutoModel.from_config(inline_config(config))
-    rounded(model, 3)
+    round_weights(model, 3)
     experts = model.layers[1].mlp.experts.gate_up_proj.detach()
     assert experts.ndim == 3
     for row in experts[1].T if inputs == 1 else experts[1]:

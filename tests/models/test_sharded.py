@@ -15,7 +15,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.models.loading import Loading, like_inputs
-from repsim_cli.models.sizes import check_spread, placement, resident_bytes, spread_of
+from repsim_cli.models.sizes import check_spread, find_spread, placement, resident_bytes
 
 transformers = registry.models.get("transformers").function
 POINTS = ["embed", "resid_pre", "resid_post", "mlp_out", "q", "final_norm"]
@@ -79,11 +79,11 @@ def test_a_run_of_a_spread_model(repsim, folder, newest):
 def test_where_shards_go(folder):
     source = transformers(path=folder)
     size, hardware = 4.0 * source.parameters, Hardware(shard="auto", max_memory_gb={"cpu": 0.002})
-    assert spread_of(Hardware()) is None
-    assert spread_of(hardware) == {"cpu": 2_000_000}
+    assert find_spread(Hardware()) is None
+    assert find_spread(hardware) == {"cpu": 2_000_000}
     gpus = Hardware(shard="auto", max_memory_gb={"cuda0": 3.0, "cuda12": 0.5})
-    assert spread_of(gpus) == {"cpu": 0, 0: 3_000_000_000, 12: 500_000_000}
-    assert spread_of(Hardware(shard="auto", memory_gb=8.0))["cpu"] == 4_000_000_000
+    assert find_spread(gpus) == {"cpu": 0, 0: 3_000_000_000, 12: 500_000_000}
+    assert find_spread(Hardware(shard="auto", memory_gb=8.0))["cpu"] == 4_000_000_000
     assert resident_bytes([source], hardware) == 2e6 < size
     assert resident_bytes([source], Hardware(shard="auto")) == size
     assert placement(source, Hardware()) == ""

@@ -57,7 +57,7 @@ def test_units_are_the_errors_of_both_runs(runs, repsim):
     values, se = (reader.read_array(first, path) for path in (matrix.values, matrix.se))
     moved = values.copy()
     moved[0, 1] += 0.05
-    with results.amending(second) as writer:
+    with results.amend(second) as writer:
         writer.write_array(Path(matrix.values).stem, moved)
     found, unmatched = differences.compare(first, second)
     (of,) = [d for d in found if d.measure == measured.label and d.rows != d.columns]

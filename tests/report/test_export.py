@@ -105,7 +105,7 @@ def test_arrays_whose_columns_are_no_layers(run, tmp_path):
     images, net = Side(model="images", layers=["0", "1"]), Side(model="net", layers=["conv@0"])
     matrix = Matrix(rows=images, columns=net, values="arrays/maps.npy")
     given = json.loads((run / "results.json").read_text())
-    with results.amending(run):
+    with results.amend(run):
         (run / "results.json").write_text(json.dumps(given | {"matrices": {"maps": asdict(matrix)}}))
     files = {file.name for file in export.export(run, tmp_path / "out", ["csv", "latex"])}
     assert "matrix-maps.tex" not in files

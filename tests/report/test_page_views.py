@@ -26,7 +26,7 @@ def with_rows(folder, text="word", texts=True):
     shares = np.linspace(0.0, 0.02, ROWS, dtype=np.float32)[None]
     second = len(sides["small"])
     arrays = {"nearest": near.astype(np.int16), "pairs": np.array([[0, second]], dtype=np.int16), "values": shares.sum(1, dtype=float), "shares": shares}  # fmt: skip
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         save_file({name: torch.from_numpy(array) for name, array in arrays.items()}, folder / BEHIND)
         pieces = [f" {text}{row % 4}" for row in range(ROWS)]
         passages = [{"pieces": ["start", *pieces[:20]], "rows": [-1, *range(20)]}, {"pieces": pieces[20:], "rows": [*range(20, ROWS)]}]  # fmt: skip
@@ -115,7 +115,7 @@ def test_shares_can_be_shown_where_they_are_kept(tmp_path, opened):
     """Of layers that answer to each other; of others agreement alone."""
     folder = made(tmp_path / "run", measures=("cka",))
     matrix = next(m for m in reader.read_results(folder).measures[0].matrices if m.rows != m.columns)
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         values = np.full((3, 5), 0.1)
         values[0, 0], values[1, 4], values[2, 3] = 0.9, 0.5, 0.4
         run.write_array(matrix.values.removeprefix("arrays/").removesuffix(".npy"), values)
@@ -150,7 +150,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, wrong):
     about = json.loads((folder / TEXTS).read_text()) | wrong
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    with results.amending(copy) as run:
+    with results.amend(copy) as run:
         run.write_text(TEXTS, json.dumps(about))
     with pytest.raises(BadInput, match=r"rows.json: .*; the run is damaged, run it again"):
         report.page([copy])

@@ -34,7 +34,7 @@ FACTS = {"kind": "live", "family": "gpt_neox", "layers": [], "widths": []}  # of
 
 def changed(folder, **parts):
     """Replaces parts of a run's results."""
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         run.write_results(replace(reader.read_results(folder), **parts))
 
 
@@ -215,7 +215,7 @@ def test_a_run_is_followed_until_it_ends(repsim, tmp_path, monkeypatch):
         next(looks)()
 
     monkeypatch.setattr(follow.time, "sleep", passes)
-    monkeypatch.setattr(reader, "held", lambda folder: True)
+    monkeypatch.setattr(reader, "is_held", lambda folder: True)
     code, out, _ = repsim("show", "one", "--follow")
     assert code == 0
     assert out.startswith("INFO data ...\nINFO models ...\nstudy: failed")
@@ -429,7 +429,7 @@ def test_maps_under_remedies_can_be_shown(tmp_path, opened):
     """A switch beside the measure, where it has them; all share the colours of one scale."""
     folder = made(tmp_path / "run", measures=("cka", "procrustes"), models=("small",))
     own, _ = reader.read_results(folder).measures
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         treated = {
             f"cka, {remedy}, small, small": replace(
                 own.matrices[0],
@@ -686,7 +686,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
     """From the null, or from pairs of a trained and an untrained model; in the row's chart and in SVG too."""
     folder = made(tmp_path / "run", measures=("cka", "procrustes"))
     first, other = reader.read_results(folder).measures
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         run.manifest["facts"] = {
             label: {**FACTS, "trained": null or label == "small", "steps": []} for label in ("small", "large")
         }
@@ -721,7 +721,7 @@ def test_the_level_of_chance_is_marked_beside_the_colours(tmp_path, opened, null
 
 def test_checkpoints_are_counted_apart_from_models(tmp_path, opened):
     folder = made(tmp_path / "run", measures=())
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         run.manifest["models"] = {f"mine, step {step}": {} for step in (0, 5, 9)}
         run.manifest["facts"] = {"mine": {**FACTS, "trained": True, "steps": [0, 5, 9]}}
     page = opened(saved(folder))
@@ -875,7 +875,7 @@ def test_layers_in_order_of_depth_or_by_cluster(tmp_path, opened):
     """By depth, first layers of both models come first; by cluster, the planted groups of layers stand together."""
     folder = made(tmp_path / "run", measures=("cka",), sizes=[4, 4])
     kinds = {"small": [0, 1, 0, 1], "large": [1, 0, 1, 0]}
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         for m in reader.read_results(folder).measures[0].matrices:
             same = np.equal.outer(kinds[m.rows.model], kinds[m.columns.model])
             run.write_array(m.values.rsplit("/", 1)[1].removesuffix(".npy"), np.where(same, 0.9, 0.1))
@@ -1192,7 +1192,7 @@ def test_the_page_of_all_runs_reads_what_changed_alone(two_runs, monkeypatch):
     monkeypatch.setattr(overview, "_config", lambda folder: read.append(folder.name) or {})
     assert inside(report.save_overview(two_runs).read_text()) == first
     assert read == []
-    with results.amending(two_runs / "2026" / "one") as run:
+    with results.amend(two_runs / "2026" / "one") as run:
         run.warn("another")
     broken, whole = inside(report.save_overview(two_runs).read_text())["runs"]
     assert read == ["one"]

@@ -124,7 +124,7 @@ def test_a_study_says_what_it_found(study, parts, said):
 )
 def test_its_page_begins_with_them(tmp_path, opened, study, parts, first):
     folder = made(tmp_path / "run", measures=())
-    with results.amending(folder) as run:
+    with results.amend(folder) as run:
         run.manifest["study"] = study
         run.write_results(replace(reader.read_results(folder), study=study, **parts))
     page = opened(saved(folder), width=390, height=844, mobile=True)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from repsim_cli.report import tracking
-from repsim_cli.report.tracking import TRACKERS, Record
+from repsim_cli.report.tracking import TRACKERS, TrackedRun
 from repsim_cli.runs import reader
 
 # of the libraries themselves
@@ -21,7 +21,7 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracked") / "run"
     settings = {"extract.sequences": 8, "extract.batch_rows": 400, "figures.format": ["png"]}
     repsim_cli.compare(["tiny_a", "tiny_b"], measures=["cka"], settings=settings, folder=folder)
-    return Record(folder, reader.read_config(folder))
+    return TrackedRun(folder, reader.read_config(folder))
 
 
 def test_numbers_and_tables_are_those_of_the_run(recorded):

@@ -20,34 +20,34 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def filled(key: str, size: int = 1000) -> None:
-    with cache.using("work", [key]) as entries:
+    with cache.use("work", [key]) as entries:
         entries[key].write("part", lambda path: path.write_bytes(os.urandom(size)) and None)
         entries[key].finish(note="done")
 
 
 def test_an_entry_is_found_again():
     filled("k1")
-    with cache.using("work", ["k1"]) as entries:
+    with cache.use("work", ["k1"]) as entries:
         assert entries["k1"].complete
         assert entries["k1"].meta["note"] == "done"
         assert len(entries["k1"].files["part"].read_bytes()) == 1000
 
 
 def test_an_unfinished_entry_keeps_its_parts():
-    with cache.using("work", ["k1"]) as entries:
+    with cache.use("work", ["k1"]) as entries:
         entries["k1"].write("a", lambda path: path.write_text("x") and None)
-    with cache.using("work", ["k1"]) as entries:
+    with cache.use("work", ["k1"]) as entries:
         assert not entries["k1"].complete
         assert list(entries["k1"].files) == ["a"]
 
 
 def test_a_damaged_part_is_dropped_with_a_warning(caplog):
     filled("k1")
-    with cache.using("work", ["k1"]) as entries:
+    with cache.use("work", ["k1"]) as entries:
         entries["k1"].files["part"].write_bytes(b"other")
     with caplog.at_level("WARNING", "repsim"):
         cache.log.propagate = True
-        with cache.using("work", ["k1"]) as entries:
+        with cache.use("work", ["k1"]) as entries:
             assert not entries["k1"].complete
             assert not entries["k1"].files
     assert "is damaged; it is dropped and computed again" in caplog.text
@@ -144,7 +144,7 @@ def recorded(seed):
     layers, windows = ["resid_post@0", "resid_post@1"], [slice(0, 4), slice(4, 8)]
     rows = torch.arange(2 * 8 * 3).reshape(2, 8, 3) / 7 + seed
     computed = 0
-    with cache.using("activations", [f"key{seed}"]) as entries:
+    with cache.use("activations", [f"key{seed}"]) as entries:
         entry = entries[f"key{seed}"]
         if not entry.complete:
             recorder = Recorder(entry)
@@ -276,7 +276,7 @@ def test_the_least_recently_used_goes_first():
     for number, key in enumerate(("old", "newer", "newest")):
         filled(key)
         os.utime(cache.root() / "work" / key, (number, number))
-    with cache.using("work", ["old"]):
+    with cache.use("work", ["old"]):
         pass  # used now
     assert cache.trim(2500) == (1, pytest.approx(2000, abs=400))
     assert sorted(f.name for f in cache._sizes()) == ["newest", "old"]
@@ -284,7 +284,7 @@ def test_the_least_recently_used_goes_first():
 
 def test_what_a_process_reads_is_never_removed():
     filled("k1")
-    with cache.using("work", ["k1"]) as entries:
+    with cache.use("work", ["k1"]) as entries:
         assert cache.trim(0)[0] == 0
         assert entries["k1"].files["part"].is_file()
     assert cache.trim(0) == (1, 0)
@@ -300,7 +300,7 @@ def test_a_dead_reader_does_not_count():
 
 def _compute(root, log, key):
     os.environ["REPSIM_CACHE"] = str(root)
-    with cache.using("work", [key]) as entries:
+    with cache.use("work", [key]) as entries:
         if not entries[key].complete:
             with open(log, "a") as stream:
                 stream.write("computed\n")
@@ -403,7 +403,7 @@ def test_a_damaged_entry_is_computed_again(repsim, newest, own_cache):
 
 
 def test_too_large_for_the_limit_is_streamed(repsim, newest, own_cache):
-    cache.set_limit(1000)
+    cache.write_limit(1000)
     assert repsim("run", "-q", *SMALL, "measure=[cka]")[0] == 0
     assert not list(own_cache.rglob("activations/*/entry-*"))
 

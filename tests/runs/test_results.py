@@ -8,7 +8,7 @@ import pytest
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.heatmap import colour_range
-from repsim_cli.findings.analyse import asked, draw
+from repsim_cli.findings.analyse import draw, read_drawing
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import Matrix, Measured, Results, Side
 
@@ -184,15 +184,15 @@ def test_figures_are_drawn_as_the_configuration_asks(tmp_path, colours):
     folder = a_run(tmp_path / "run", [3, 5], ["small", "large"])
     style = f"{{which: all, width: column, format: [png, pdf], titles: false, colours: {colours}}}"
     (folder / "config.yaml").write_text(f"analyses: {{}}\nfigures: {style}\n")
-    assert asked(folder).which == "all"
+    assert read_drawing(folder).which == "all"
     files = draw(folder)
     assert {file.suffix for file in files} == {".png", ".pdf"}
     for file in files:
         if file.suffix == ".png":
             assert matplotlib.image.imread(file).shape[1] == pytest.approx(3.25 * 150, abs=2)
     (folder / "config.yaml").write_text("analyses: {}\nfigures: all\n")
-    assert asked(folder).which == "all"
-    assert asked(tmp_path).which == "overview"
+    assert read_drawing(folder).which == "all"
+    assert read_drawing(tmp_path).which == "overview"
 
 
 def test_figures_of_many_layers_and_odd_names(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from repsim_cli import measures
 from repsim_cli.cli import follow
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.processes import Work
+from repsim_cli.engine.processes import PairWork
 from repsim_cli.report.record import record
 from repsim_cli.runs import reader, results, so_far
 from repsim_cli.runs.content import Measured
@@ -45,7 +45,7 @@ def test_the_map_so_far_is_that_of_the_batches_so_far(tmp_path, estimate):
     def estimated(count, **more):
         return estimate_all_pairs(chosen, lambda k: batches[k:count], names="abc", estimate=estimate, **more)[0]["m"]
 
-    with Work(folder=tmp_path, show=show) as work:
+    with PairWork(folder=tmp_path, show=show) as work:
         whole = estimated(3, work=work)
     assert torch.equal(whole.values, estimated(3).values)
     assert list(shown) == [1, 2, 3]

@@ -12,7 +12,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.segments import BOTH, segments
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
@@ -23,11 +23,11 @@ from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import curve
 from repsim_cli.engine.estimates import estimate_all_pairs, of_sums
 from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.grams import Shape, kernels_by_batch, packed
+from repsim_cli.engine.grams import BatchShape, kernels_by_batch, pack_batches
 from repsim_cli.engine.moments import moment_pairs
 from repsim_cli.engine.pairs import all_pairs
 from repsim_cli.engine.without_value import Lacking, NoValue, measures_with_values
-from repsim_cli.figures.heatmap import heatmap, noted
+from repsim_cli.figures.heatmap import heatmap, note_lacking
 from repsim_cli.findings.analyse import draw
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.complete import complete
@@ -146,7 +146,7 @@ def test_layers_of_attention_that_cannot_be_compared():
     even, uneven = np.full((2, 3, 3), 1 / 3), np.random.default_rng(0).dirichlet(np.ones(3), (2, 3))
     layers = [slice(0, 2), slice(2, 4), slice(4, 6)]
     cells = torch.from_numpy(np.concatenate([even, uneven, uneven[:, ::-1]]).copy())
-    batches = [Maps(torch.cat([cells.flatten(1)] * 2, 1), [3, 3], layers)]
+    batches = [AttentionMaps(torch.cat([cells.flatten(1)] * 2, 1), [3, 3], layers)]
     of = bound("attention_cka", "attention_pearson")
     made, _ = estimate_attention(of, lambda seen: batches[seen:], layers, names=NAMES)
     for label, matrix in made.items():
@@ -168,8 +168,10 @@ def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
             trading = segments([np.arange(24)], [np.full(24, BOTH)], least=4)
             more = {"seed": 0, "tile": 512, "labels": lambda batch: None}
             notes = lambda batch, label, shape: np.full(shape, np.nan)  # noqa: E731
-            beside = {"beside": significance.drawn(settings, bound(INNER), trading, names=NAMES, notes=notes, **more)}
-        by_chance = chance.observing(ALONE, lambda batch: np.arange(24), 1, 0)
+            beside = {
+                "beside": significance.draw_pairings(settings, bound(INNER), trading, names=NAMES, notes=notes, **more)
+            }
+        by_chance = chance.observe_chance(ALONE, lambda batch: np.arange(24), 1, 0)
         observed = significance.statistics(settings, lambda batch: np.arange(24), by_chance)
         made, _ = estimate_all_pairs(
             bound(INNER), lambda seen, x=x: [x], names=NAMES, estimate="full", statistics=observed,
@@ -341,8 +343,8 @@ def test_a_measure_without_any_value_is_skipped_and_a_run_of_none_fails(compared
 
 def test_hatches_and_means_over_blocks():
     values = np.array([[1.0, np.nan], [0.0, 1.0]])
-    assert noted("x", values) == "x\nhatched: no value, in 1 of 4 cells"
-    assert noted("x", np.eye(2)) == "x"
+    assert note_lacking("x", values) == "x\nhatched: no value, in 1 of 4 cells"
+    assert note_lacking("x", np.eye(2)) == "x"
     _, axes = heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}")
     assert axes.patch.get_hatch()
     crossed = np.isnan(values)
@@ -359,7 +361,7 @@ def test_permutations_without_a_value_are_not_computed_again():
     steps = []
 
     def drawn():
-        return significance.drawn(
+        return significance.draw_pairings(
             settings,
             of,
             trading,
@@ -399,7 +401,9 @@ def test_layers_whose_rows_do_not_fit_together():
     with tempfile.TemporaryDirectory() as name:
         tmp = Path(name)
         stream = lambda group: [[x[a].float() for a in group]]  # noqa: E731
-        batches = packed(keep, kernels_by_batch(bound(INNER)), [[0, 1], [2]], stream, Shape(1, 24, 512), names=NAMES)
+        batches = pack_batches(
+            keep, kernels_by_batch(bound(INNER)), [[0, 1], [2]], stream, BatchShape(1, 24, 512), names=NAMES
+        )
         made, _ = estimate_all_pairs(bound(INNER), batches, names=NAMES, estimate="full")
     assert lacking(made[INNER].values) == sorted(made[INNER].undefined) == ROW_AND_COLUMN
 

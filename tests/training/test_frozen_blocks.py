@@ -10,8 +10,8 @@ from repsim_cli.activations.hook_points import expand
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config, source
 from repsim_cli.models.library import library
-from repsim_cli.training.blocks import Freeze, first_blocks, freeze_blocks, frozen
-from repsim_cli.training.finetune import adamw, classifier, labelled_config
+from repsim_cli.training.blocks import Freeze, first_blocks, freeze_blocks, is_frozen
+from repsim_cli.training.finetune import adamw, classifier, label_config
 
 IDS = torch.arange(3, 19).view(2, 8)
 # the last are a relative bias and relative embeddings that all blocks share
@@ -31,7 +31,7 @@ UNUSED = ("mask_emb", "pooler", "seg_embed", "r_s_bias")  # some are without gra
 
 
 def config_of(name):
-    return labelled_config(inline_config(tiny_config(name)), ["a", "b"])
+    return label_config(inline_config(tiny_config(name)), ["a", "b"])
 
 
 def of_config(config):
@@ -42,7 +42,7 @@ def of_config(config):
 def trained(config, freeze):
     """The weights of a classifier before and after a step, and whether a gradient reaches each block's input."""
     bare, model = of_config(config), classifier(config, None, None, 0)
-    freeze_blocks(model.base_model, frozen(bare, freeze))
+    freeze_blocks(model.base_model, is_frozen(bare, freeze))
     before = {name: weights.clone() for name, weights in model.named_parameters()}
     reached = []
     blocks = model.base_model.get_submodule(bare.architecture.blocks)
@@ -88,11 +88,11 @@ def test_blocks_that_cannot_be_frozen():
     with pytest.raises(BadInput, match="bottom, top: no blocks are named, got neither; set one, or freeze: null"):
         Freeze()
     with pytest.raises(BadInput, match="recipe.freeze: more blocks than the encoder has, got 4; at most 3"):
-        frozen(of_config(config_of("bert")), Freeze(bottom=2, top=2))
+        is_frozen(of_config(config_of("bert")), Freeze(bottom=2, top=2))
     with pytest.raises(BadInput, match="recipe.freeze: layers share weights, got model_type albert; use another enc"):
-        frozen(of_config(config_of("albert")), Freeze(bottom=1))
+        is_frozen(of_config(config_of("albert")), Freeze(bottom=1))
     with pytest.raises(BadInput, match="recipe.freeze: it has no single list of blocks, got model_type bart; use"):
-        frozen(of_config(config_of("bart")), Freeze(bottom=1))
+        is_frozen(of_config(config_of("bart")), Freeze(bottom=1))
 
 
 @pytest.mark.parametrize("name", [*ENCODERS, "albert"])

@@ -14,7 +14,7 @@ from repsim_cli.config.run import validate
 from repsim_cli.models.configs import inline_config
 from repsim_cli.training import encoder as training_encoder
 from repsim_cli.training import loop, masked, trained
-from repsim_cli.training.finetune import EncoderRecipe, classifier, labelled_config
+from repsim_cli.training.finetune import EncoderRecipe, classifier, label_config
 
 CONFIG = "{model_type: bert, vocab_size: 520, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 64}"  # fmt: skip
 TEXT = "data: {kind: embedded_text, split: train}, recipe: {length: 32, steps: 6, batch_size: 4, learning_rate: 0.01}"
@@ -41,13 +41,13 @@ def models(*words):
 
 
 def test_fifteen_percent_are_hidden_and_four_fifths_of_them_masked():
-    tokenizer = masked.marked_tokenizer("word_pieces")
+    tokenizer = masked.mark_tokenizer("word_pieces")
     draw = np.random.default_rng(0)
     ids = draw.integers(4, 512, size=(400, 64))
     ids[:, 0], ids[:, -1] = tokenizer.cls_token_id, tokenizer.sep_token_id
     text = np.ones(ids.shape, bool)
     text[:, [0, -1]] = False
-    read, chosen = masked.hidden(ids, text, tokenizer, draw)
+    read, chosen = masked.hide_tokens(ids, text, tokenizer, draw)
     assert not chosen[:, [0, -1]].any()
     assert (read == ids)[~chosen].all()
     assert chosen[:, 1:-1].mean() == pytest.approx(0.15, abs=0.01)
@@ -59,36 +59,36 @@ def test_fifteen_percent_are_hidden_and_four_fifths_of_them_masked():
 
 
 def test_texts_and_pairs_are_marked(tmp_path):
-    tokenizer = masked.marked_tokenizer("word_pieces")
+    tokenizer = masked.mark_tokenizer("word_pieces")
     cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
     pair = tokenizer("a b", "c")
     assert [pair.input_ids[i] for i in (0, 3, 5)] == [cls, sep, sep]
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1]
     assert (tokenizer.mask_token, tokenizer.mask_token_id, len(tokenizer)) == ("[MASK]", 512, 513)
     tokenizer.save_pretrained(tmp_path)
-    again = masked.marked_tokenizer(str(tmp_path))
+    again = masked.mark_tokenizer(str(tmp_path))
     assert (again("a b", "c").input_ids, len(again)) == (pair.input_ids, 513)
-    assert masked.marked_tokenizer("tiny_a").mask_token is None  # it has no [CLS]
+    assert masked.mark_tokenizer("tiny_a").mask_token is None  # it has no [CLS]
 
 
 def test_what_a_text_spells_out_is_predicted():
     """Not what packing added, whatever its id, nor what the tokenizer does not know."""
     text = registry.data.get("embedded_text").function(split="train")
     given = type(text)(documents=lambda: (d for d in ["a [SEP] b [MASK] \u4e00"] * 40), source="spelled")
-    tokenizer = masked.marked_tokenizer("word_pieces")
+    tokenizer = masked.mark_tokenizer("word_pieces")
     sequences = masked.sequences_of(given, tokenizer, 8)
     words = ["[SEP]", "a", "[SEP]", "b", "[MASK]", "[UNK]"]  # a separator and a document
     assert tokenizer.convert_ids_to_tokens(sequences.held_out[0]) == ["[CLS]", *words, "[SEP]"]
     expected = [False, False, True, True, True, True, False, False]
     assert (sequences.seen_text == expected).all()
     assert (sequences.held_out_text == expected).all()
-    _, chosen = masked.hidden(sequences.seen, sequences.seen_text, tokenizer, np.random.default_rng(0), 1.0)
+    _, chosen = masked.hide_tokens(sequences.seen, sequences.seen_text, tokenizer, np.random.default_rng(0), 1.0)
     assert (chosen == sequences.seen_text).all()
 
 
 def test_metrics_are_those_of_plain_computations():
     text = registry.data.get("embedded_text").function(split="train")
-    tokenizer = masked.marked_tokenizer("word_pieces")
+    tokenizer = masked.mark_tokenizer("word_pieces")
     sequences = masked.sequences_of(text, tokenizer, 16)
     assert (len(sequences.seen), len(sequences.held_out)) == (380, 20)
     assert (sequences.seen[:, 0] == tokenizer.cls_token_id).all()
@@ -115,14 +115,14 @@ def test_an_encoder_learns_and_a_killed_training_ends_with_the_same_bits(monkeyp
     metrics, wanted = encoder.metrics(), encoder.identity()["weights_hash"]
     assert list(metrics) == ["masked_loss", "masked_accuracy", "unigram_loss", "unigram_accuracy"]
     assert metrics["masked_loss"] < np.log(520)
-    record = json.loads((trained.stored(encoder.identity()["trained"]) / "training.json").read_text())
+    record = json.loads((trained.find_stored(encoder.identity()["trained"]) / "training.json").read_text())
     losses = list(record["loss"].values())
     assert losses[0] == pytest.approx(np.log(520), abs=0.3)
     assert losses[-1] < losses[0]
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(loop, "SHARE", 0)
-    asked, predicted = [], masked._predicted
+    asked, predicted = [], masked._predict
 
     def stopping(*given):
         asked.append(1)
@@ -130,7 +130,7 @@ def test_an_encoder_learns_and_a_killed_training_ends_with_the_same_bits(monkeyp
             raise KeyboardInterrupt
         return predicted(*given)
 
-    monkeypatch.setattr(masked, "_predicted", stopping)
+    monkeypatch.setattr(masked, "_predict", stopping)
     with pytest.raises(KeyboardInterrupt):
         models(MODEL)["e"].identity()
     monkeypatch.setattr(masked, "scores", lambda *given: {})
@@ -144,10 +144,10 @@ def test_classifiers_start_from_the_encoder(monkeypatch):
     calls = []
     monkeypatch.setattr(training_encoder, "with_fresh_weights", lambda *given: calls.append(given))
     encoder = models(MODEL)["e"]
-    folder = trained.stored(encoder.identity()["trained"])
+    folder = trained.find_stored(encoder.identity()["trained"])
     assert not calls  # it is trained already, as what the classifier starts from
     assert encoder.tokenizer()("a", "b").input_ids == found.tokenizer()("a", "b").input_ids
-    start = classifier(labelled_config(inline_config(json.loads((folder / "config.json").read_text())), ["a", "b"]), str(folder), None, 0)  # fmt: skip
+    start = classifier(label_config(inline_config(json.loads((folder / "config.json").read_text())), ["a", "b"]), str(folder), None, 0)  # fmt: skip
     backbone = encoder.load(False).state_dict()
     for name, weights in start.base_model.state_dict().items():
         assert torch.equal(weights, backbone[name]) == ("pooler" not in name), name  # the checkpoint has none
@@ -187,4 +187,4 @@ def test_too_little_text():
     text = registry.data.get("embedded_text").function(split="train")
     few = type(text)(documents=lambda: (d for d in ["one word"]), source="few")
     with pytest.raises(BadInput, match="data: too little text to train on, got . sequences of 16; give more"):
-        masked.sequences_of(few, masked.marked_tokenizer("word_pieces"), 16)
+        masked.sequences_of(few, masked.mark_tokenizer("word_pieces"), 16)

@@ -19,7 +19,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.cli.anatomy import hook_points
 from repsim_cli.runs import reader
-from repsim_cli.training.resnet_model import ResNetShape, fresh, loaded, ready, resnet9, saved
+from repsim_cli.training.resnet_model import ResNetShape, fresh, load, ready, resnet9, save
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 5], image_size=16, classes=10)
 EXTRACT = {**yaml.safe_load((Path(__file__).parents[2] / "conf/extract/resnet9.yaml").read_text()), "at_most": []}
@@ -43,7 +43,7 @@ def model():
 @pytest.fixture(scope="module")
 def folder(model, tmp_path_factory):
     place = tmp_path_factory.mktemp("resnet9")
-    saved(model, place)
+    save(model, place)
     return place
 
 
@@ -140,7 +140,7 @@ def test_a_row_is_a_flattened_or_averaged_map(folder, read, unit):
 
 
 def test_saved_and_loaded_are_equal(model, folder, tmp_path):
-    again = loaded(folder)
+    again = load(folder)
     assert not again.training
     for name, values in model.state_dict().items():
         assert torch.equal(values, again.state_dict()[name]), name
@@ -165,7 +165,7 @@ def test_saved_and_loaded_are_equal(model, folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     safetensors.torch.save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
     with pytest.raises(BadInput, match="model.safetensors: not the weights of this config, got 'model.safetensors'"):
-        loaded(tmp_path)
+        load(tmp_path)
 
 
 def test_what_it_has_and_lacks():

@@ -8,15 +8,15 @@ from repsim_cli.config.presets import entries
 from repsim_cli.models.configs import inline_config
 from repsim_cli.models.library import library
 from repsim_cli.training.sparse import (
-    Groups,
+    BlockUnits,
     SparseTraining,
     Sparsity,
-    achieved,
     alikeness,
     blocks_of,
+    compute_achieved,
     connectivity,
     counts,
-    dominating,
+    find_dominating,
     heads_in_order,
     neurons_in_order,
     penalties,
@@ -67,7 +67,7 @@ def trained(model, sparsity, steps, stop=None, training=None, start=0):
 def test_the_target_is_met_within_a_neuron_in_every_block(kind, target, heads):
     model = encoder(kind)
     trained(model, Sparsity(target=target), 12)
-    whole, by_block = achieved(blocks_of(model.config, model.base_model))
+    whole, by_block = compute_achieved(blocks_of(model.config, model.base_model))
     neuron = 2 * 24 / (4 * 24 * 24 + 2 * 24 * 96)
     for metrics in (whole, *by_block):
         assert target <= metrics["sparsity"] < target + neuron, metrics
@@ -148,7 +148,7 @@ def test_a_target_of_zero_changes_nothing():
 
 
 def neurons(first, last):
-    return Groups([torch.tensor(first), torch.tensor(last)], [])
+    return BlockUnits([torch.tensor(first), torch.tensor(last)], [])
 
 
 def test_connected_neurons_are_penalised_less():
@@ -176,7 +176,7 @@ def test_removed_and_unconnected_neurons():
 
 
 def test_the_norm_of_heads_shrinks_by_the_same():
-    heads = Groups([torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.3, 0.0]]), torch.tensor([[4.0], [0.0], [0.4]])], [])
+    heads = BlockUnits([torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.3, 0.0]]), torch.tensor([[4.0], [0.0], [0.4]])], [])
     shrink_heads(heads, 0.25)  # the mean norm of the remaining heads is 2.75
     assert heads.norms().tolist() == pytest.approx([5 - 0.6875, 0.0, 0.0])
 
@@ -188,7 +188,7 @@ def test_heads_are_alike_whatever_their_basis():
     turn, _ = torch.linalg.qr(torch.randn(4, 4))
     for part in (value, query, key, output):
         part[1] = turn @ part[0]
-    found = alikeness(Groups([value, query, key, output], []))
+    found = alikeness(BlockUnits([value, query, key, output], []))
     assert found.diagonal().tolist() == pytest.approx([1, 1, 1])
     assert float(found[0, 1]) == pytest.approx(1, abs=1e-5)
     maps = [query[i].T @ key[i] for i in (0, 2)], [output[i].T @ value[i] for i in (0, 2)]
@@ -199,9 +199,9 @@ def test_heads_are_alike_whatever_their_basis():
 def test_a_dominating_set_of_a_star_is_its_centre():
     star = torch.eye(5, dtype=torch.bool)
     star[2, [0, 1, 3]] = star[[0, 1, 3], 2] = True
-    assert dominating(star, torch.tensor([9.0, 8.0, 1.0, 7.0, 2.0])) == [2, 4]
-    assert dominating(star, torch.tensor([9.0, 8.0, 0.0, 7.0, 2.0])) == [0, 1, 3, 4]  # the centre is removed
-    assert dominating(torch.eye(2, dtype=torch.bool), torch.tensor([1.0, 2.0])) == [1, 0]
+    assert find_dominating(star, torch.tensor([9.0, 8.0, 1.0, 7.0, 2.0])) == [2, 4]
+    assert find_dominating(star, torch.tensor([9.0, 8.0, 0.0, 7.0, 2.0])) == [0, 1, 3, 4]  # the centre is removed
+    assert find_dominating(torch.eye(2, dtype=torch.bool), torch.tensor([1.0, 2.0])) == [1, 0]
 
 
 def test_heads_like_others_are_removed_first():
@@ -210,7 +210,7 @@ def test_heads_like_others_are_removed_first():
     for part in parts:
         part[1] = part[0] * 2
         part[2] *= 0.5
-    heads = Groups(parts, [])
+    heads = BlockUnits(parts, [])
     assert heads_in_order(heads, 0.5).tolist() == [0, 2, 1]  # 0 is like 1, which is larger; 2 is the smallest
     assert heads_in_order(heads, 1.0).tolist() == [2, 0, 1]
 

@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.runs.results import quiet
 from repsim_cli.training import loop
 from repsim_cli.training import resnet as training
-from repsim_cli.training.resnet import ImageRecipe, Labelled, augmented, scores, train_classifier, trained_resnet9
+from repsim_cli.training.resnet import ImageRecipe, LabelledImages, augment, scores, train_classifier, trained_resnet9
 from repsim_cli.training.resnet_model import ResNetShape, fresh, resnet9
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 6], image_size=16)
@@ -22,7 +22,7 @@ RECIPE = ImageRecipe(epochs=3, batch_size=20, learning_rate=0.1, shift=1)
 
 def some(count, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return Labelled(torch.randn(count, 3, 16, 16, generator=generator), torch.arange(count) % 10)
+    return LabelledImages(torch.randn(count, 3, 16, 16, generator=generator), torch.arange(count) % 10)
 
 
 def digits(split, side=16):
@@ -36,12 +36,12 @@ def entry(**changes):
 
 def test_images_are_mirrored_and_shifted():
     pixels, draw = some(40).pixels, np.random.default_rng(0)
-    assert torch.equal(augmented(pixels, replace(RECIPE, flip=False, shift=0), draw), pixels)
-    mirrored = augmented(pixels, replace(RECIPE, shift=0), draw)
+    assert torch.equal(augment(pixels, replace(RECIPE, flip=False, shift=0), draw), pixels)
+    mirrored = augment(pixels, replace(RECIPE, shift=0), draw)
     same = [torch.equal(a, b) for a, b in zip(mirrored, pixels, strict=True)]
     assert 5 < sum(same) < 35
     assert all(torch.equal(a, b if kept else b.flip(-1)) for a, b, kept in zip(mirrored, pixels, same, strict=True))
-    shifted = augmented(pixels, replace(RECIPE, flip=False, shift=1), draw)
+    shifted = augment(pixels, replace(RECIPE, flip=False, shift=1), draw)
     moves = set()
     for image, before in zip(shifted, pixels, strict=True):
         padded = torch.nn.functional.pad(before, [1] * 4)
@@ -94,7 +94,7 @@ def test_the_steps_of_two_epochs_are_those_of_a_plain_loop():
         for step in range(2):
             optimiser.param_groups[0]["lr"] = training._rate(2 * epoch + step, 2, recipe)
             rows = torch.from_numpy(order[20 * step : 20 * step + 20])
-            pixels = augmented(seen.pixels[rows], recipe, draw)
+            pixels = augment(seen.pixels[rows], recipe, draw)
             loss = torch.nn.functional.cross_entropy(plain(pixels), seen.codes[rows])
             optimiser.zero_grad()
             loss.backward()
@@ -166,11 +166,11 @@ def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
         "training_accuracy": metrics["training_accuracy"]
     } == metrics
     train = digits("train").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=9999), 0)
-    seen = Labelled(torch.from_numpy(train.inputs), torch.from_numpy(train.labels.codes))
+    seen = LabelledImages(torch.from_numpy(train.inputs), torch.from_numpy(train.labels.codes))
     assert scores(source.load(False), seen)[1] == metrics["training_accuracy"]
     test = digits("test").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=999), 0)
     again = resnet9(path=str(folder)).load(False)
-    given = Labelled(torch.from_numpy(test.inputs), torch.from_numpy(test.labels.codes))
+    given = LabelledImages(torch.from_numpy(test.inputs), torch.from_numpy(test.labels.codes))
     assert scores(again, given) == (metrics["loss"], metrics["accuracy"])
     assert torch.equal(again.blocks[4].conv.weight, source.load(False).blocks[4].conv.weight)
     answers = outputs(source.with_head("any"), test, in_order(test, 100), segments=False)

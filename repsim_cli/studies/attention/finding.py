@@ -16,7 +16,7 @@ from repsim_cli.runs.content import Matrix, Measured, Results
 from repsim_cli.runs.reader import read_array
 
 
-class Side(NamedTuple):
+class HeadSide(NamedTuple):
     """The heads of a model or of one of its layers: where they stand among all, their names, where layers begin."""
 
     place: slice
@@ -38,7 +38,7 @@ def figures(folder: Path, results: Results, rows: str, columns: str) -> Iterator
         yield name, partial(_figure, folder, measure, matrices[measure.label], rows, columns, *sides)
 
 
-def _side(models: list[dict[str, Any]], name: str) -> Side:
+def _side(models: list[dict[str, Any]], name: str) -> HeadSide:
     labels = [model["model"] for model in models]
     label, at, layer = (name, "", "") if name in labels else name.rpartition("@")
     if label not in labels:
@@ -55,10 +55,12 @@ def _side(models: list[dict[str, Any]], name: str) -> Side:
         first += numbers.index(layer) * heads
         layers = [layers[numbers.index(layer)]]
     names = [f"{layer_name.partition('@')[2]}.h{head}" for layer_name in layers for head in range(heads)]
-    return Side(slice(first, first + len(names)), names, list(range(0, len(names), heads)))
+    return HeadSide(slice(first, first + len(names)), names, list(range(0, len(names), heads)))
 
 
-def _figure(folder: Path, measure: Measured, matrix: Matrix, rows: str, columns: str, row: Side, column: Side) -> Any:
+def _figure(
+    folder: Path, measure: Measured, matrix: Matrix, rows: str, columns: str, row: HeadSide, column: HeadSide
+) -> Any:
     card = measure.card
     values = read_array(folder, matrix.values)[row.place, column.place]
     figure, axes = heatmap(

@@ -16,9 +16,9 @@ from repsim_cli.activations.attention import (
     units,
     windows_of,
 )
-from repsim_cli.activations.batching import Tally, most_places
+from repsim_cli.activations.batching import TokenTally, most_places
 from repsim_cli.activations.cached import Identities, entries_of
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import Recorder, Running, window_name
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
@@ -27,18 +27,18 @@ from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.attention import estimate_attention
-from repsim_cli.engine.bounds import check_disk, check_memory, enough, shown
-from repsim_cli.engine.cached import Content, finished
+from repsim_cli.engine.bounds import check_disk, check_memory, describe_models, enough
+from repsim_cli.engine.cached import Content, open_matrices
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, forward_cost, needs, products
-from repsim_cli.engine.estimates import joined
+from repsim_cli.engine.estimates import join
 from repsim_cli.engine.extraction import extraction_of
-from repsim_cli.engine.matrices import resumed
+from repsim_cli.engine.matrices import resume
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.record import measure_record
-from repsim_cli.engine.rows import free, identified, loaded, prepare, tally
+from repsim_cli.engine.rows import free, hash_models, load_model, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
-from repsim_cli.engine.without_value import kept
+from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import OfAttention
 from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import Source
@@ -98,7 +98,7 @@ class Attention(Study):
         advice = f"{enough(need)}, {one}or lower hardware.batch_size or extract.length, or use fewer models"
         check_memory(need, self.hardware, advice)
         check_disk(
-            self.stored(),
+            self.count_stored(),
             results.outputs_root(),
             "REPSIM_OUTPUTS: the maps of models that run one after the other",
             "hardware.resident=all needs none, or lower extract.sequences",
@@ -120,7 +120,7 @@ class Attention(Study):
         models = [*self.models.values()]
         return [models] if all_at_once(models, self.hardware) else [[source] for source in models]
 
-    def stored(self) -> float:
+    def count_stored(self) -> float:
         """Bytes of the maps in files, estimated."""
         heads = sum(layer.width for layer in self.extraction.layers)
         return 4.0 * heads * self._cells() if len(self._turns()) > 1 else 0.0
@@ -137,7 +137,7 @@ class Attention(Study):
             self.extract,
         )
         return {
-            "models": shown(self.models, self.hardware, self.extraction.devices),
+            "models": describe_models(self.models, self.hardware, self.extraction.devices),
             "in memory together": "all models" if len(self._turns()) == 1 else "one model",
             "layers": count,
             "pairs of layers": count * (count + 1) // 2,
@@ -150,7 +150,7 @@ class Attention(Study):
                 self.costs(heads),
                 self.hardware,
                 memory=self.memory(),
-                disk={"maps": self.stored()},
+                disk={"maps": self.count_stored()},
                 figures=3 * len(self.measures),
             ),
         }
@@ -170,18 +170,18 @@ class Attention(Study):
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             check_units({label: units(inputs_of, self.special) for label, inputs_of in sequences.items()}, sequences)
-        identities, content = identified(run, self.extraction), None
+        identities, content = hash_models(run, self.extraction), None
         if self.extraction.cache:
             counted = replace(self.extraction, total=len(next(iter(sequences.values())).inputs))
             sizes = {"batch_size": hardware.batch_size, "batch_tokens": hardware.batch_tokens}
             more = {"special": self.special, **sizes}
             content = Content.of(counted, sequences, identities, by=__name__, **more)
-        with finished(run, self.measures, content) as known:
+        with open_matrices(run, self.measures, content) as known:
             if known.missing:
                 missing = {label: self.measures[label] for label in known.missing}
                 known.keep(self._matrices(run, missing, sequences, identities))
-            matrices = kept(run, {label: known.matrices[label] for label in self.measures})
-        for notice in joined(matrices.values()):
+            matrices = keep_matrices(run, {label: known.matrices[label] for label in self.measures})
+        for notice in join(matrices.values()):
             run.warn(notice)
         with run.stage("results"):
             return self._results(run, matrices)
@@ -196,7 +196,7 @@ class Attention(Study):
         run.manifest["models_run"] = list(self.models)
         counts, alone = tally(run, self.models), len(self._turns()) > 1
         file = run.folder / STATE
-        state, save = resumed(file, key({"models": identities}))
+        state, save = resume(file, key({"models": identities}))
         with ExitStack() as held:
             recorders = {}
             if alone:
@@ -213,10 +213,10 @@ class Attention(Study):
                 for reading in self.readings:
                     self._record(run, reading, sequences, recorders[reading.label], counts)
             with run.stage("models"):
-                modules = {} if alone else {x.label: loaded(x, self.extraction) for x in self.readings}
+                modules = {} if alone else {x.label: load_model(x, self.extraction) for x in self.readings}
             progress = partial(run.progress, label=STAGE, unit="batches")
 
-            def stream(seen: int) -> Iterator[Maps]:
+            def stream(seen: int) -> Iterator[AttentionMaps]:
                 running = Running(modules, sequences, recorders, counts)
                 return maps(self.readings, running, self.special, self.hardware, progress, seen)
 
@@ -232,14 +232,14 @@ class Attention(Study):
         return matrices
 
     def _record(
-        self, run: Run, reading: Reading, sequences: Mapping[str, Sequences], recorder: Recorder, counts: Tally
+        self, run: Run, reading: Reading, sequences: Mapping[str, Sequences], recorder: Recorder, counts: TokenTally
     ) -> None:
         """Runs a model that is in memory no longer than that, and writes its maps into files."""
         label, names = reading.label, {window_name(window) for window in windows_of(sequences, self.hardware)}
         if names <= set(recorder.entry.files):
             return
         with run.stage("models"):
-            modules = {label: loaded(reading, self.extraction)}
+            modules = {label: load_model(reading, self.extraction)}
         with run.stage("attention"):
             progress = partial(run.progress, label=f"attention of {label}", unit="batches")
             running = Running(modules, sequences, {label: recorder}, counts)
@@ -254,7 +254,7 @@ class Attention(Study):
 
     def _results(self, run: Run, matrices: Mapping[str, SimilarityMatrix]) -> Results:
         measures, of_heads = [], {}
-        comparison = self.extraction.extended(Comparison, measures=self.measures)
+        comparison = self.extraction.extend(Comparison, measures=self.measures)
         every = [f"{reading.label} {layer.name}.h{head}" for reading in self.readings for layer in reading.layers
                  for head in range(layer.width)]  # fmt: skip
         for label, matrix in matrices.items():

@@ -26,7 +26,7 @@ PANEL = (4.6, 3.2)  # inches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classifiers:
+class ClassifierOptions:
     """Tables of the metrics of all seeds and of their spread. It has no settings."""
 
 
@@ -128,7 +128,7 @@ def _shades(table: Table) -> tuple[Any, str]:
 
 
 @analysis(studies=("finetune",), unasked=lambda planned: True, figures=figures)
-def classifiers(run: Finished, options: Classifiers, claims: Sequence[Claim]) -> Part:
+def classifiers(run: Finished, options: ClassifierOptions, claims: Sequence[Claim]) -> Part:
     metrics = {label: identity["metrics"] for label, identity in run.manifest["models"].items()}
     table = by_model(metrics)
     verdicts = [each.verdict("accuracy", list(metrics.values())) for each in claims]

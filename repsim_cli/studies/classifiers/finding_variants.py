@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.frame import COLOURS, MARKERS, cycled, legend_beside
+from repsim_cli.figures.frame import COLOURS, MARKERS, cycle, legend_beside
 from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -62,7 +62,7 @@ def seeds(entry: str, models: Mapping[str, Facts]) -> list[str]:
     return [label for label, about in models.items() if entry in (label, about.entry)]
 
 
-class Scores(NamedTuple):
+class VariantScores(NamedTuple):
     """values: by task and variant, the metric of every seed. reference: the variant with nothing changed. blocks, rows:
     by task, the blocks of the reference, and the evaluation examples where the metric is a share of them."""
 
@@ -76,7 +76,7 @@ class Scores(NamedTuple):
         changed, whole = self.values[task][variant], self.values[task][self.reference]
         return changed - whole if len(changed) == len(whole) else np.array([changed.mean() - whole.mean()])
 
-    def frozen(self, task: str, end: str) -> dict[int, str]:
+    def find_frozen(self, task: str, end: str) -> dict[int, str]:
         """The variants of a task named `END N`, by N."""
         named = {variant: re.fullmatch(rf"{end} (\d+)", variant) for variant in self.values[task]}
         return {int(match[1]): variant for variant, match in named.items() if match}
@@ -84,7 +84,7 @@ class Scores(NamedTuple):
     def at_share(self, end: str, share: float) -> dict[str, str]:
         """By task, the variant named `END N` with N this share of the blocks, where there is one."""
         wanted = {task: round(share * blocks) for task in self.values if (blocks := self.blocks.get(task))}
-        named = {task: self.frozen(task, end).get(count) for task, count in wanted.items()}
+        named = {task: self.find_frozen(task, end).get(count) for task, count in wanted.items()}
         return {task: variant for task, variant in named.items() if variant}
 
 
@@ -94,11 +94,11 @@ class Scores(NamedTuple):
     threshold=0.0,
     unit="task",
 )
-def freezing_the_bottom_costs_less(scores: Scores) -> Weighed | Untestable:
+def freezing_the_bottom_costs_less(scores: VariantScores) -> Weighed | Untestable:
     """Freezing the bottom layers results in better performance than freezing the top layers."""
     gaps = {}
     for task in scores.values:
-        top, bottom = (scores.frozen(task, end) for end in ("top", "bottom"))
+        top, bottom = (scores.find_frozen(task, end) for end in ("top", "bottom"))
         if both := top.keys() & bottom.keys():
             gaps[task] = [scores.changes(task, bottom[n]) - scores.changes(task, top[n]) for n in both]
     if not gaps:
@@ -113,9 +113,9 @@ def freezing_the_bottom_costs_less(scores: Scores) -> Weighed | Untestable:
     unit="task",
     published="below",
 )
-def frozen_bottom_layers_cost_little(scores: Scores) -> Weighed | Untestable:
+def frozen_bottom_layers_cost_little(scores: VariantScores) -> Weighed | Untestable:
     """Freezing the bottom layers maintains performance comparable to fine-tuning the full network."""
-    most = {task: max(bottom.items())[1] for task in scores.values if (bottom := scores.frozen(task, "bottom"))}
+    most = {task: max(bottom.items())[1] for task in scores.values if (bottom := scores.find_frozen(task, "bottom"))}
     if not most:
         return Untestable("no task has a variant `bottom N`")
     return _over_tasks(scores, {task: [-scores.changes(task, variant)] for task, variant in most.items()}, LITTLE)
@@ -128,11 +128,11 @@ def frozen_bottom_layers_cost_little(scores: Scores) -> Weighed | Untestable:
     unit="task",
     published="below",
 )
-def freezing_two_thirds_costs_little(scores: Scores) -> Weighed | Untestable:
+def freezing_two_thirds_costs_little(scores: VariantScores) -> Weighed | Untestable:
     """Fine-tuning blocks 9 to 12 of 12 and the classifier alone makes no significant difference in performance."""
     if not (chosen := scores.at_share("bottom", 2 / 3)):
         return Untestable("no task has a variant `bottom N` with N two thirds of the blocks")
-    return _lost(scores, chosen)
+    return _compute_lost(scores, chosen)
 
 
 @claim(
@@ -142,19 +142,21 @@ def freezing_two_thirds_costs_little(scores: Scores) -> Weighed | Untestable:
     unit="task",
     published="below",
 )
-def a_third_of_the_blocks_is_enough(scores: Scores) -> Weighed | Untestable:
+def a_third_of_the_blocks_is_enough(scores: VariantScores) -> Weighed | Untestable:
     """With the first 4 of 12 blocks similarly good performance is achieved."""
     if not (chosen := scores.at_share("first", 1 / 3)):
         return Untestable("no task has a variant `first N` with N a third of the blocks")
-    return _lost(scores, chosen)
+    return _compute_lost(scores, chosen)
 
 
-def _lost(scores: Scores, chosen: Mapping[str, str]) -> Weighed | Untestable:
+def _compute_lost(scores: VariantScores, chosen: Mapping[str, str]) -> Weighed | Untestable:
     gaps = {task: [-scores.changes(task, variant)] for task, variant in chosen.items()}
     return _over_tasks(scores, gaps, HALF_A_POINT)
 
 
-def _over_tasks(scores: Scores, by_task: Mapping[str, Sequence[np.ndarray]], threshold: float) -> Weighed | Untestable:
+def _over_tasks(
+    scores: VariantScores, by_task: Mapping[str, Sequence[np.ndarray]], threshold: float
+) -> Weighed | Untestable:
     """The mean of the tasks' means, with its error over tasks; of a single task over its seeds. A task that several
     models were trained on (`MODEL, TASK`) is one unit."""
     means: dict[str, list[float]] = {}
@@ -180,7 +182,7 @@ def of_rows(first: float, second: float, rows: int | None) -> float | None:
     return float(np.sqrt((first * (1 - first) + second * (1 - second)) / rows))
 
 
-def tabled(scores: Scores) -> Table:
+def tabulate(scores: VariantScores) -> Table:
     """A row per task and variant."""
     lines = []
     for task, variants in scores.values.items():
@@ -214,7 +216,7 @@ def _changes(table: Table, metric: str, reference: str) -> Any:
     inches = len(tasks) * group
     figure = Figure(figsize=(inches, HEIGHT))
     axes = figure.add_axes((0, 0, 1, 1))
-    styles = zip(variants, cycled(COLOURS, len(variants)), cycled(MARKERS, len(variants)), strict=True)
+    styles = zip(variants, cycle(COLOURS, len(variants)), cycle(MARKERS, len(variants)), strict=True)
     for number, (variant, colour, marker) in enumerate(styles):
         of_variant = [record for record in compared if record["variant"] == variant]
         at = [tasks.index(record["task"]) * group + (GROUP + pitch) / 2 + number * pitch for record in of_variant]
@@ -258,8 +260,8 @@ def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
     shares = options.metric == "accuracy"
     rows = {task: evaluated.get(label) if shares else None for task, label in references.items()}
     blocks = {task: run.models[label].blocks for task, label in references.items()}
-    scores = Scores(values, options.reference, blocks, rows)
+    scores = VariantScores(values, options.reference, blocks, rows)
     return Part(
-        tables={TABLE: tabled(scores)},
+        tables={TABLE: tabulate(scores)},
         claims=[claim.verdict(options.metric, scores) for claim in claims],
     )

@@ -6,14 +6,14 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Hardware
-from repsim_cli.engine.bounds import shown
+from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.cost import trainings
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.content import Axis, Curve, Results
 from repsim_cli.runs.results import Run
 from repsim_cli.training.encoder import RECORD
-from repsim_cli.training.trained import kept
+from repsim_cli.training.trained import read_kept
 
 
 @studies.register("finetune")
@@ -39,7 +39,7 @@ class Finetune(Study):
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown(self.models, Hardware()),
+            "models": describe_models(self.models, Hardware()),
             "labels": list(next(iter(self.models.values())).labels),
             **trainings(self.models.values(), Hardware()),
         }
@@ -48,7 +48,7 @@ class Finetune(Study):
         with run.stage("models"):
             identities = {label: source.identity() for label, source in self.models.items()}
             run.input("models", identities)
-            records = {label: training_record(identity["trained"]) for label, identity in identities.items()}
+            records = {label: read_training(identity["trained"]) for label, identity in identities.items()}
         run.save_manifest()
         return Results(
             study="finetune",
@@ -66,6 +66,6 @@ class Finetune(Study):
         )
 
 
-def training_record(key: str) -> dict[str, Any]:
+def read_training(key: str) -> dict[str, Any]:
     """The record of the training of a model in the cache: seed, recipe, loss by step."""
-    return kept(key, RECORD)
+    return read_kept(key, RECORD)

@@ -26,21 +26,21 @@ class Quality(NamedTuple):
     alive: Bool[np.ndarray, " m"]
 
 
-def coded(dictionary: Dictionary, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
+def encode(dictionary: Dictionary, x: Float[Tensor, "n d"]) -> Float[Tensor, "n m"]:
     return torch.cat([dictionary.encode(part) for part in x.split(BLOCK)])
 
 
-def explained(x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Float[Tensor, " d"]) -> float:
+def explain(x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Float[Tensor, " d"]) -> float:
     """The share of the squared distance to `centre` that a prediction removes; below 0 where it is worse."""
     return 1 - float((x - predicted).double().square().sum() / (x - centre).double().square().sum())
 
 
 def quality(dictionary: Dictionary, x: Float[Tensor, "n d"], held_out: Float[Tensor, "k d"]) -> Quality:
     """On rows that were not trained on; whether latents are alive, on all rows."""
-    code = coded(dictionary, held_out)
+    code = encode(dictionary, held_out)
     alive = (code > 0).any(0) | torch.stack([(dictionary.encode(part) > 0).any(0) for part in x.split(BLOCK)]).any(0)
     return Quality(
-        explained(held_out, dictionary.decode(code), x.mean(0)),
+        explain(held_out, dictionary.decode(code), x.mean(0)),
         float((code > 0).sum(1).double().mean()),
         alive.cpu().numpy(),
     )
@@ -70,7 +70,9 @@ def one_to_one(values: Float[np.ndarray, "m l"]) -> tuple[Int[np.ndarray, " p"],
     return rows, columns
 
 
-def matched(a: Mapping[str, Float[Tensor, "m d"]], b: Mapping[str, Float[Tensor, "l d"]], absolute: bool) -> Matched:
+def match_latents(
+    a: Mapping[str, Float[Tensor, "m d"]], b: Mapping[str, Float[Tensor, "l d"]], absolute: bool
+) -> Matched:
     """a, b: directions of the decoder and of the encoder."""
     if len(a["decoder"]) > len(b["decoder"]):
         a, b = b, a
@@ -109,14 +111,14 @@ class Spaces(NamedTuple):
     null: dict[str, Float[np.ndarray, " k"]]
 
 
-def correlated(a: Float[Tensor, "n m"], b: Float[Tensor, "n l"]) -> Float[np.ndarray, "m l"]:
+def correlate(a: Float[Tensor, "n m"], b: Float[Tensor, "n l"]) -> Float[np.ndarray, "m l"]:
     """Pearson correlations of all latents; 0 with a latent that never varies."""
 
-    def standardised(x: Tensor) -> Tensor:
+    def standardise(x: Tensor) -> Tensor:
         x = x - x.mean(0)
         return x / x.norm(dim=0).clamp_min(1e-20)
 
-    return (standardised(a).T @ standardised(b)).double().cpu().numpy()
+    return (standardise(a).T @ standardise(b)).double().cpu().numpy()
 
 
 def spaces(
@@ -124,7 +126,7 @@ def spaces(
 ) -> Spaces | None:
     """Features paired one to one by the correlation of their activations, of those at least `least`; the similarity of
     the paired decoder rows, and that under random pairings. None where fewer than four pairs are left."""
-    values = correlated(*codes)
+    values = correlate(*codes)
     rows, columns = one_to_one(values)
     kept = values[rows, columns] >= least
     rows, columns = rows[kept], columns[kept]
@@ -149,11 +151,11 @@ def cross_reconstruction(
     dictionaries: Sequence[Dictionary], rows: Sequence[Tensor], held_out: Sequence[Tensor]
 ) -> Float[np.ndarray, "models models"]:
     """R^2 of the held-out rows of each model (column) from the code of each model (row)."""
-    codes = [coded(dictionary, x) for dictionary, x in zip(dictionaries, held_out, strict=True)]
+    codes = [encode(dictionary, x) for dictionary, x in zip(dictionaries, held_out, strict=True)]
     return np.array(
         [
             [
-                explained(y, dictionary.decode(code), x.mean(0))
+                explain(y, dictionary.decode(code), x.mean(0))
                 for dictionary, x, y in zip(dictionaries, rows, held_out, strict=True)
             ]
             for code in codes
@@ -170,5 +172,5 @@ def linear_maps(rows: Sequence[Tensor], held_out: Sequence[Tensor]) -> Float[np.
         for j, y in enumerate(rows):
             if i != j:
                 predicted = (held_out[i].double() - centres[i]) @ (inverse @ (y.double() - centres[j])) + centres[j]
-                values[i, j] = explained(held_out[j].double(), predicted, centres[j])
+                values[i, j] = explain(held_out[j].double(), predicted, centres[j])
     return values

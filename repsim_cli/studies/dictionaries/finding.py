@@ -11,10 +11,10 @@ from jaxtyping import Float
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Fraction
 from repsim_cli.figures.frame import legend_beside, shades
-from repsim_cli.figures.heatmap import chosen, heatmap
+from repsim_cli.figures.heatmap import choose_colours, heatmap
 from repsim_cli.figures.lines import plain
-from repsim_cli.figures.panels import columns, headline, listed, panels
-from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, asked
+from repsim_cli.figures.panels import columns, headline, list_models, panels
+from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, LEVEL, by_jackknife, by_units
 from repsim_cli.runs.content import CROSS, MATCHED, SPACES, Matrix, Table
@@ -30,7 +30,7 @@ CODES = ["layer", "encoded", "decoded", "R²", "R² of the best affine map"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Features:
+class FeatureOptions:
     """The share of latents that two dictionaries share: by decoder or by encoder, where latents that are matched one to
     one have a cosine of at least `cosine`, and by both, where they also have the same partner. As a control, the same
     with random directions that have the second moments of those of the second dictionary.
@@ -47,7 +47,7 @@ def shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
     return [float(x.mean()) for x in (decoder, encoder, decoder & encoder & (values[2] > 0))]
 
 
-def shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
+def make_shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
     shared, chance = shares(values[:3], cosine), shares(values[3:], cosine)
     names = " and ".join(matrix.about["dictionaries"])
     means = values[:2].mean(1).tolist()
@@ -115,7 +115,7 @@ def _over_models(values: OfPairs) -> Weighed:
 def seeds_of(run: Finished) -> dict[str, list[float]]:
     """By model, the share of latents that two seeds share, of every pair of seeds and layer."""
     models: dict[str, list[float]] = {}
-    for matrix in run.measured(MATCHED):
+    for matrix in run.select_kind(MATCHED):
         if all(name.startswith("seed ") for name in matrix.about["dictionaries"]):
             models.setdefault(matrix.rows.model, []).append(shares(run.array(matrix.values)[:3], PUBLISHED)[2])
     return models
@@ -137,8 +137,8 @@ def spaces_of(run: Finished) -> dict[tuple[str, str], list[float]]:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """shared-latents, feature-spaces-MODEL-MODEL of models with several layers, cross-reconstruction-LAYER"""
-    if matrices := run.measured(MATCHED):
-        yield "shared-latents", partial(_matched, run, matrices, run.results.analyses["features"]["options"])
+    if matrices := run.select_kind(MATCHED):
+        yield "shared-latents", partial(_draw_matched, run, matrices, run.results.analyses["features"]["options"])
     rows = run.results.tables[SPACES].rows if SPACES in run.results.tables else []
     for pair in dict.fromkeys((row[0], row[2]) for row in rows):
         of_pair = [row for row in rows if (row[0], row[2]) == pair]
@@ -147,12 +147,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
                 slug("feature-spaces", *pair),
                 partial(_spaces, run.results.tables[SPACES], of_pair),
             )
-    crosses = run.measured(CROSS)
+    crosses = run.select_kind(CROSS)
     for matrix in crosses if whole else crosses[-FEW:]:
         yield slug("cross-reconstruction", matrix.about["layer"]), partial(_cross, run, matrix)
 
 
-def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:
+def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, Any]) -> Any:
     """The share of latents of at least each cosine of decoder rows; a panel per model, a line per layer, the mean over
     pairs of dictionaries. Dotted: random directions."""
     models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
@@ -183,7 +183,7 @@ def _matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[str, An
     legend_beside(last)
     headline(
         figure,
-        f"{listed(models)}: how many latents two dictionaries share",
+        f"{list_models(models)}: how many latents two dictionaries share",
         "dictionaries of other seeds, mean over pairs",
     )
     return figure
@@ -205,7 +205,7 @@ def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
         title=f"{rows[0][0]} (rows) and {rows[0][2]} (columns): how alike paired features lie",
         bar_label="RSA of decoder directions (crossed out: p > 0.05)",
         limits=(min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 0.05)),
-        colours=chosen(),
+        colours=choose_colours(),
         form="{:.2f}",
         crossed=~(p <= LEVEL),
     )
@@ -221,18 +221,18 @@ def _cross(run: Finished, matrix: Matrix) -> Any:
         title=f"What the code of one model says of another\n{matrix.about['layer']}: encoded (rows), decoded (columns)",
         bar_label=matrix.label,
         limits=(min(0.0, float(values.min())), 1.0),
-        colours=chosen(),
+        colours=choose_colours(),
         form="{:.2f}",
     )
     return figure
 
 
 @analysis(studies=("features",), unasked=lambda planned: True, figures=figures)
-def features(run: Finished, options: Features, claims: Sequence[Claim]) -> Part:
-    shared = [shared_row(matrix, run.array(matrix.values), options.cosine) for matrix in run.measured(MATCHED)]
+def features(run: Finished, options: FeatureOptions, claims: Sequence[Claim]) -> Part:
+    shared = [make_shared_row(matrix, run.array(matrix.values), options.cosine) for matrix in run.select_kind(MATCHED)]
     codes = [
         [matrix.about["layer"], encoded, decoded, float(value), float(linear)]
-        for matrix in run.measured(CROSS)
+        for matrix in run.select_kind(CROSS)
         for encoded, row, of_maps in zip(
             matrix.rows.layers, run.array(matrix.values), run.array(matrix.details["linear"]), strict=True
         )
@@ -245,5 +245,7 @@ def features(run: Finished, options: Features, claims: Sequence[Claim]) -> Part:
         if encoded != decoded:
             across.setdefault((encoded, decoded), []).append(value)
     given = {"seeds": seeds_of(run), "spaces": spaces_of(run), "codes": across}
-    verdicts = [each.verdict("dictionaries", values) for on, values in given.items() for each in asked(claims, on)]
+    verdicts = [
+        each.verdict("dictionaries", values) for on, values in given.items() for each in select_claims(claims, on)
+    ]
     return Part(tables=tables, claims=verdicts)

@@ -43,13 +43,13 @@ def rows_of(table: Table) -> list[Row]:
 
 def sentence(row: Row, base: Row) -> str:
     """Says what a dictionary is worth in a model, beside the base."""
-    said = [_said(row, base, EXPLAINED, "explains", "of the variance")]
+    said = [_say(row, base, EXPLAINED, "explains", "of the variance")]
     if row[RECOVERED] is not None:
-        said.append(_said(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
+        said.append(_say(row, base, RECOVERED, "recovers", f"of the loss ({row[MORE]:+.3f} nats)"))
     return "; ".join([*said, f"{row[DEAD]:.0%} of latents are dead ({base[DEAD]:.0%})"])
 
 
-def _said(row: Row, base: Row, score: str, verb: str, of: str) -> str:
+def _say(row: Row, base: Row, score: str, verb: str, of: str) -> str:
     beside = f"{row[f'{score} {BY_SHUFFLED}']:.2f} shuffled"
     return f"{verb} {row[score]:.2f} {of}, {_against(row, base, score)} ({beside})"
 
@@ -61,15 +61,15 @@ def _against(row: Row, base: Row, score: str) -> str:
     apart, error = row[f"{score} {FROM_BASE}"], row[f"± {score} {FROM_BASE}"]
     if error is None:
         return f"{base[score]:.2f} in the base"
-    if abs(apart) <= told_beyond(row["documents"]) * error:
+    if abs(apart) <= say_beyond(row["documents"]) * error:
         return f"not told apart from the base ({base[score]:.2f}; {apart:+.3f} ± {error:.3f})"
     return f"{abs(apart):.3f} ± {error:.3f} {'more' if apart > 0 else 'less'} than in the base"
 
 
-def told_beyond(documents: int) -> float:
+def say_beyond(documents: int) -> float:
     """Gives how many errors a difference over so many documents is told beyond.
 
-    >>> round(told_beyond(8), 2), round(told_beyond(200), 2)
+    >>> round(say_beyond(8), 2), round(say_beyond(200), 2)
     (2.36, 1.97)
     """
     return float(stdtrit(documents - 1, (1 + LEVEL) / 2))
@@ -108,10 +108,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     for curve in run.results.curves.values():
         if curve.analysis == "dictionary_transfer":
             groups.setdefault(curve.about["quantity"], []).append(curve)
-    yield "dictionaries", partial(_drawn, list(groups.values()), rows_of(run.results.tables[IN_MODELS]))
+    yield "dictionaries", partial(_draw, list(groups.values()), rows_of(run.results.tables[IN_MODELS]))
 
 
-def _drawn(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
+def _draw(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
     figure = quantities(groups, ())
     least = min((row for row, _ in pairs(rows)), key=lambda row: row[EXPLAINED], default=rows[0])
     base, *others = (row for row in rows if row["dictionary"] == least["dictionary"])

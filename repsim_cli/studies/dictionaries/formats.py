@@ -22,7 +22,7 @@ from torch import Tensor
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refusing
+from repsim_cli.base.files import local, refuse
 from repsim_cli.runs.results import dumps
 
 WEIGHTS, CONFIG, ALONE = "sae_weights.safetensors", "cfg.json", "params.npz"
@@ -110,7 +110,7 @@ def load(path: str | Path) -> Dictionary:
     Raises BadInput for what holds none, or one that does more than a `Dictionary` does.
     """
     file, form = _file_of(local(path))
-    with refusing(f"path: {file.name} cannot be read", path, "write it again"):
+    with refuse(f"path: {file.name} cannot be read", path, "write it again"):
         given = _arrays(file) if file.suffix == ".npz" else safetensors.torch.load_file(file)
     tensors = {name: x.float() for name, x in given.items()}
     for name in GATED:
@@ -134,7 +134,7 @@ def _file_of(place: Path) -> "tuple[Path, Callable[[Config, Tensors], Form]]":
 
 
 def _dictionary(tensors: Tensors, form: Form) -> Dictionary:
-    made = {name: _found(tensors, others) for name, others in NAMES.items()}
+    made = {name: _find(tensors, others) for name, others in NAMES.items()}
     encoder, decoder = made.pop("W_enc"), made.pop("W_dec")
     if encoder is None or decoder is None or decoder.ndim != 2 or encoder.shape != decoder.T.shape:
         shapes = {name: tuple(x.shape) for name, x in tensors.items()}
@@ -172,7 +172,7 @@ def _config(file: Path) -> Config:
     return config
 
 
-def _found(tensors: Tensors, names: tuple[str, ...]) -> Tensor | None:
+def _find(tensors: Tensors, names: tuple[str, ...]) -> Tensor | None:
     for name in names:
         if name in tensors:
             return tensors[name].T if name in LINEAR else tensors[name]

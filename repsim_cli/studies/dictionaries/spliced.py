@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from repsim_cli.activations.batching import tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
-from repsim_cli.activations.next_token import by_sequence, compared, following
+from repsim_cli.activations.next_token import by_sequence, compare, find_next
 from repsim_cli.activations.places import row_places
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.models.calls import Hooks, entering, exchanged
+from repsim_cli.models.calls import Hooks, exchange, find_entering
 from repsim_cli.models.loading import like_inputs
-from repsim_cli.models.points import Point, copied, first
+from repsim_cli.models.points import Point, copy_tensor, first
 from repsim_cli.models.source import Source, backbone_path
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
 from repsim_cli.studies.dictionaries.formats import Dictionary
@@ -31,13 +31,13 @@ CELLS = 2**24  # of a code held at a time
 def refusal(point: HookPoint, source: Source) -> str | None:
     """Says why what passes at a hook point cannot be replaced; None: it can."""
     place = locate(point, source)
-    if place.side == "attention" or place.pick not in (first, copied) or place.call:
+    if place.side == "attention" or place.pick not in (first, copy_tensor) or place.call:
         return f"what passes at {point} of {source.model_type} cannot be replaced"
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class SpliceReader:
     """A model whose layers are read, and replaced. head: whether it has an output head for the next token.
 
     model: with its head where it has one. progress, count: as in `layers.without`.
@@ -69,7 +69,9 @@ class Reader:
         sequence, place = torch.from_numpy(row_places(batch, self.extract)).unbind(1)
         return sequence, place
 
-    def replaced(self, batch: Sequences, place: Point | None, rows: Tensor | None, more: Sequence[HookPoint]) -> Any:
+    def run_replaced(
+        self, batch: Sequences, place: Point | None, rows: Tensor | None, more: Sequence[HookPoint]
+    ) -> Any:
         """Runs the model, with its head where it has one, with these rows in place of its own; None: with its own.
         Reads its logits, and these hook points."""
         inputs, mask, given = tensors(batch, self.source, like_inputs(self.model))
@@ -77,7 +79,7 @@ class Reader:
         if place is not None and rows is not None:
             backbone = self.model.get_submodule(backbone_path(self.model, self.source))
             module, at = self.source.modules(backbone)[place.module], self.places(batch)
-            (hooks.after if place.side == "output" else hooks.before)(module, _putting(rows, at))
+            (hooks.after if place.side == "output" else hooks.before)(module, _make_hook(rows, at))
         try:
             with capture(self.model, self.source, [*more, *([LOGITS] if self.head else [])]) as read:
                 return read(inputs, mask, **given)
@@ -86,7 +88,7 @@ class Reader:
             self.count(batch.mask)
 
 
-def _putting(rows: Tensor, at: tuple[Tensor, Tensor]) -> Callable[..., Any]:
+def _make_hook(rows: Tensor, at: tuple[Tensor, Tensor]) -> Callable[..., Any]:
     """Makes a hook, before a module or after it, that puts rows at these places."""
 
     def put(x: Tensor) -> Tensor:
@@ -96,10 +98,10 @@ def _putting(rows: Tensor, at: tuple[Tensor, Tensor]) -> Callable[..., Any]:
 
     def hook(args: tuple, kwargs: dict, *out: Any) -> Any:
         if not out:
-            found = entering(args, kwargs)
+            found = find_entering(args, kwargs)
             if found is None:
                 raise RunFailed("a layer is replaced where no stream enters; name another hook point")
-            return exchanged(args, kwargs, found[0], put(found[1]))
+            return exchange(args, kwargs, found[0], put(found[1]))
         (given,) = out
         return (put(given[0]), *given[1:]) if isinstance(given, tuple) else put(given)
 
@@ -123,7 +125,7 @@ class Told(NamedTuple):
     alive: Bool[np.ndarray, " m"]
 
 
-def means(reader: Reader, batches: Sequence[Sequences], points: Sequence[HookPoint]) -> dict[HookPoint, Tensor]:
+def means(reader: SpliceReader, batches: Sequence[Sequences], points: Sequence[HookPoint]) -> dict[HookPoint, Tensor]:
     """Computes the mean row of each layer."""
     total: dict[HookPoint, Tensor] = {}
     count = 0
@@ -134,14 +136,14 @@ def means(reader: Reader, batches: Sequence[Sequences], points: Sequence[HookPoi
     return {point: (x / count).float() for point, x in total.items()}
 
 
-def shuffled(dictionary: Dictionary, seed: int) -> Dictionary:
+def shuffle(dictionary: Dictionary, seed: int) -> Dictionary:
     """Gives every latent the decoder direction of another at random."""
     order = torch.randperm(dictionary.width, generator=torch.Generator().manual_seed(seed))
     return Dictionary(**{**vars(dictionary), "decoder": dictionary.decoder[order.to(dictionary.decoder.device)]})
 
 
 def tell(
-    reader: Reader,
+    reader: SpliceReader,
     batches: Sequence[Sequences],
     members: Sequence[Int[np.ndarray, " b"]],
     dictionaries: Mapping[str, tuple[HookPoint, Dictionary]],
@@ -151,10 +153,10 @@ def tell(
     points = list(dict.fromkeys(point for point, _ in dictionaries.values()))
     middle = means(reader, batches, points)
     sums = {name: _Sums(sum(map(len, members)), each.width) for name, (_, each) in dictionaries.items()}
-    others = {name: shuffled(each, seed) for name, (_, each) in dictionaries.items()}
+    others = {name: shuffle(each, seed) for name, (_, each) in dictionaries.items()}
     for batch, numbers in zip(reader.progress(batches), members, strict=True):
-        whole = reader.replaced(batch, None, None, points)
-        places, wanted = following(batch)
+        whole = reader.run_replaced(batch, None, None, points)
+        places, wanted = find_next(batch)
         at = reader.places(batch)
         sequence = torch.from_numpy(numbers)[at[0]]
         by_mean: dict[HookPoint, list[Tensor]] = {}
@@ -167,12 +169,12 @@ def tell(
             before = whole[LOGITS][chosen.to(x.device)]
             for kind, rows in said.items():
                 if kind != MEAN or point not in by_mean:
-                    changed = reader.replaced(batch, locate(point, reader.source), rows, ())[LOGITS]
-                    lost = compared(before, changed[chosen.to(x.device)], ids)
+                    changed = reader.run_replaced(batch, locate(point, reader.source), rows, ())[LOGITS]
+                    lost = compare(before, changed[chosen.to(x.device)], ids)
                 if kind == MEAN:  # the same for all dictionaries of a layer
                     lost = by_mean.setdefault(point, lost)
                 found.lose(kind, lost, places, numbers)
-    return {name: found.told(reader.head) for name, found in sums.items()}
+    return {name: found.tell(reader.head) for name, found in sums.items()}
 
 
 class _Sums:
@@ -210,7 +212,7 @@ class _Sums:
         for part, values in zip(("kl", "loss"), of_each, strict=True):
             self.of_next[part][kind][numbers[known]] = values
 
-    def told(self, head: bool) -> Told:
+    def tell(self, head: bool) -> Told:
         sums = {name: x.numpy() for name, x in self.of_rows.items()}
         kl, loss = (self.of_next[part] if head else None for part in ("kl", "loss"))
         left = {kind: sums[kind] for kind in (SAID, SHUFFLED)}

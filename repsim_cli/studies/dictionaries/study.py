@@ -14,10 +14,10 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Medium, Share, Tries
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, most_rows, passing, shown
+from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models, most_rows
 from repsim_cli.engine.cached import digest
 from repsim_cli.engine.cost import Cost, dictionaries_cost, needs
-from repsim_cli.engine.estimates import Notices, noticed
+from repsim_cli.engine.estimates import Notices, file_warnings
 from repsim_cli.engine.extraction import extraction_of
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
@@ -28,17 +28,17 @@ from repsim_cli.studies.dictionaries.compare import (
     MEASURES,
     Matched,
     Quality,
-    coded,
     cross_reconstruction,
     directions,
+    encode,
     linear_maps,
-    matched,
+    match_latents,
     quality,
     random_directions,
     spaces,
 )
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
-from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, trained_dictionary
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, train_dictionary
 
 HELD_OUT = 10  # one row of so many
 LEAST = 100  # rows
@@ -176,7 +176,7 @@ class Features(StudyOfRows):
         batch = 4.0 * 8 * self.recipe.batch_size * (width + features)
         return {
             "Python and its libraries": 0.6e9,
-            **passing(self.extraction.live, self.extract, self.hardware, features),
+            **bound_pass(self.extraction.live, self.extract, self.hardware, features),
             "rows": 4.0 * 4 * rows * features,
             "training": batch + 4.0 * 8 * width * features + 4.0 * 3 * min(rows, 8192) * width,
             "codes": 4.0 * rows * width * (len(self.layers) + 2),
@@ -191,7 +191,7 @@ class Features(StudyOfRows):
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, dictionaries, forward passes, memory in GB."""
         return {
-            "models": shown(self.extraction.models, self.hardware),
+            "models": describe_models(self.extraction.models, self.hardware),
             "layers": len(self.layers),
             "dictionaries": self.seeds * len(self.layers) + sum(map(len, self.given.values())),
             "universal dictionaries": len(self.readings[0].layers) if self.universal else 0,
@@ -203,7 +203,7 @@ class Features(StudyOfRows):
                 self.hardware,
                 memory=self.memory(self.most),
                 disk={"dictionaries": 4.0 * 2 * self.recipe.width * self._features},
-                activations=footprint.stored(self.extraction),
+                activations=footprint.count_stored(self.extraction),
                 figures=3,
             ),
         }
@@ -224,7 +224,7 @@ class Features(StudyOfRows):
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             self._check_rows(extraction.total)
         taken, tables = sample(run, extraction, sequences)
         rows = {layer: x.contiguous() for layer, x in zip(self.layers, taken, strict=True)}
@@ -235,7 +235,7 @@ class Features(StudyOfRows):
         kept = len(taken[0]) - len(taken[0]) // HELD_OUT
         seen, held_out = ({layer: x[part] for layer, x in rows.items()} for part in (slice(kept), slice(kept, None)))
         with run.stage("dictionaries"):
-            known = {layer: self._known(run, layer, seen[layer], held_out[layer]) for layer in rows}
+            known = {layer: self._compare_known(run, layer, seen[layer], held_out[layer]) for layer in rows}
         quality_rows = [
             [layer.model, layer.name, each.name, each.dictionary.width, each.quality.explained, each.quality.active,
              1 - float(each.quality.alive.mean())]
@@ -243,7 +243,7 @@ class Features(StudyOfRows):
         ]  # fmt: skip
         tables = {"dictionaries": Table(columns=QUALITY, rows=quality_rows), **tables}
         with run.stage("shared latents"):
-            matrices = dict(pair for layer, ones in known.items() for pair in self._shared(run, layer, ones))
+            matrices = dict(pair for layer, ones in known.items() for pair in self._match_shared(run, layer, ones))
         with run.stage("feature spaces"):
             if pairs := list(self._spaces(run, known, rows)):
                 tables[SPACES] = Table(columns=PAIRED, rows=pairs)
@@ -253,10 +253,10 @@ class Features(StudyOfRows):
                     matrices |= self._universal(run, place, seen, held_out)
         return Results(study="features", matrices=matrices, tables=tables)
 
-    def _trained(self, run: Run, label: str, rows: Sequence[Tensor], seed: int) -> list[Dictionary]:
+    def _train(self, run: Run, label: str, rows: Sequence[Tensor], seed: int) -> list[Dictionary]:
         """From the cache, or trained now."""
         hashed = digest([x.cpu().numpy() for x in rows])
-        trained = trained_dictionary(rows, self.recipe, seed=seed, digest=hashed)
+        trained = train_dictionary(rows, self.recipe, seed=seed, digest=hashed)
 
         def progress(items: Sequence[Any], label: str = label, unit: str = "steps") -> Any:
             return run.progress(items, label=label, unit=unit)
@@ -264,9 +264,9 @@ class Features(StudyOfRows):
         trained.folder(lambda items, **_: progress(items))
         return [load(folder).to(self.hardware.device) for folder in folders(trained, len(rows))]
 
-    def _known(self, run: Run, layer: Layer, seen: Tensor, held_out: Tensor) -> list[Known]:
+    def _compare_known(self, run: Run, layer: Layer, seen: Tensor, held_out: Tensor) -> list[Known]:
         made = {
-            f"seed {seed}": self._trained(run, f"{layer}, seed {seed}", [seen], seed)[0]
+            f"seed {seed}": self._train(run, f"{layer}, seed {seed}", [seen], seed)[0]
             for seed in range(self.seed, self.seed + self.seeds)
         }
         read = self.given.get((layer.model, layer.name), {})
@@ -275,17 +275,17 @@ class Features(StudyOfRows):
         every = {**made, **{name: dictionary.to(self.hardware.device) for name, dictionary in read.items()}}
         return [Known(name, dictionary, quality(dictionary, seen, held_out)) for name, dictionary in every.items()]
 
-    def _shared(self, run: Run, layer: Layer, known: Sequence[Known]) -> Any:
+    def _match_shared(self, run: Run, layer: Layer, known: Sequence[Known]) -> Any:
         """The matched latents of every two dictionaries of a layer, of those that are alive."""
         for first, second in combinations(known, 2):
             a, b = (directions(each.dictionary, each.quality.alive) for each in (first, second))
             if not (len(a["decoder"]) and len(b["decoder"])):
                 run.warn(f"{layer}: no latent of {first.name} or of {second.name} is alive; they are not matched")
                 continue
-            pairs = matched(a, b, self.absolute)
-            chance = matched(a, random_directions(b, self.seed), self.absolute)
+            pairs = match_latents(a, b, self.absolute)
+            chance = match_latents(a, random_directions(b, self.seed), self.absolute)
             name = f"{layer.model} {layer.name}, {first.name} and {second.name}"
-            values = np.stack([*_stacked(pairs), *_stacked(chance)])
+            values = np.stack([*_stack(pairs), *_stack(chance)])
             sides = [f"{of}{what}" for of in ("", "random ") for what in ("decoder", "encoder", "agree")]
             yield (
                 f"matched latents of {name}",
@@ -304,11 +304,11 @@ class Features(StudyOfRows):
         firsts = {layer: ones[0].dictionary for layer, ones in known.items() if ones}
         if len({layer.model for layer in firsts}) < 2:
             return
-        codes = {layer: coded(dictionary, rows[layer]) for layer, dictionary in firsts.items()}
+        codes = {layer: encode(dictionary, rows[layer]) for layer, dictionary in firsts.items()}
         pairs = [(a, b) for a, b in combinations(firsts, 2) if a.model != b.model]
         notices: Notices = {}
         for a, b in run.progress(pairs, label="feature spaces", unit="pairs of layers"):
-            with noticed(notices, ["feature spaces"]):
+            with file_warnings(notices, ["feature spaces"]):
                 compared = spaces(
                     (codes[a], codes[b]),
                     (firsts[a].decoder, firsts[b].decoder),
@@ -336,7 +336,7 @@ class Features(StudyOfRows):
         train, test = ([of[layer] for layer in layers] for of in (seen, held_out))
         names = [layer.name for layer in layers]
         label = names[0] if len(set(names)) == 1 else ", ".join(names)
-        made = self._trained(run, f"{label} of all models", train, self.seed)
+        made = self._train(run, f"{label} of all models", train, self.seed)
         models = [layer.model for layer in layers]
         stem = f"cross-reconstruction-{place:02d}"
         return {
@@ -360,5 +360,5 @@ def _check_width(name: str, dictionary: Dictionary, layer: Layer, width: int) ->
         )
 
 
-def _stacked(pair: Matched) -> list[np.ndarray]:
+def _stack(pair: Matched) -> list[np.ndarray]:
     return [pair.decoder, pair.encoder, pair.agree.astype(float)]

@@ -13,13 +13,13 @@ from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.hook_points import HookPoint, expand
 from repsim_cli.activations.next_token import HEAD, documents_of
 from repsim_cli.activations.places import rows_of
-from repsim_cli.activations.readings import loading, width
-from repsim_cli.activations.rows import used
+from repsim_cli.activations.readings import choose_loading, width
+from repsim_cli.activations.rows import find_used
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_memory, passing, shown
+from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cached import digest
 from repsim_cli.engine.cost import Cost, dictionaries_cost, forward_cost, needs
 from repsim_cli.engine.extraction import extraction_of
@@ -31,8 +31,8 @@ from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.dictionaries.columns import COLUMNS, IN_MODELS
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
-from repsim_cli.studies.dictionaries.spliced import CELLS, KINDS, Reader, Told, refusal, tell
-from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, trained_dictionary
+from repsim_cli.studies.dictionaries.spliced import CELLS, KINDS, SpliceReader, Told, refusal, tell
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, train_dictionary
 from repsim_cli.studies.dictionaries.worth import check_told, numbers_of
 
 LEAST = 8  # sequences
@@ -147,7 +147,7 @@ class DictionaryTransfer(Study):
         vocabulary = max(source.vocabulary for source in self.live.values())
         return {
             "Python and its libraries": 0.6e9,
-            **passing(self.live, self.extract, self.hardware, features * len(self.points)),
+            **bound_pass(self.live, self.extract, self.hardware, features * len(self.points)),
             "dictionaries": 4.0 * 3 * self.latents * features * len(self.points),
             "logits": 4.0 * 3 * batch * vocabulary,
             "codes": 4.0 * 4 * max(CELLS, self.latents) + 4.0 * 6 * batch * features,
@@ -156,7 +156,7 @@ class DictionaryTransfer(Study):
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown(self.live, self.hardware),
+            "models": describe_models(self.live, self.hardware),
             "dictionaries": {name: str(point) for name, point in self.points.items()},
             "trained here": not self.given,
             "latents of each, at most": self.latents,
@@ -182,7 +182,7 @@ class DictionaryTransfer(Study):
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            self.extraction.counted(run, sequences)
+            self.extraction.count_rows(run, sequences)
         texts = rows_of(sequences[self.base], self.extract) > 0
         chosen = np.flatnonzero(texts)
         if len(chosen) < LEAST:
@@ -194,7 +194,7 @@ class DictionaryTransfer(Study):
         for label in [self.base, *(label for label in self.live if label != self.base)]:
             reader = self._reader(run, label)
             if not dictionaries:
-                dictionaries = self._trained(run, reader, sequences[label].take(chosen[:kept]))
+                dictionaries = self._train(run, reader, sequences[label].take(chosen[:kept]))
             batches, members = self._batches(sequences[label].take(chosen[kept:]))
             moved = {name: (point, dictionaries[name].to(reader.device)) for name, point in self.points.items()}
             with run.stage(f"dictionaries in {label}"), torch.inference_mode():
@@ -208,8 +208,8 @@ class DictionaryTransfer(Study):
         ]  # fmt: skip
         return Results(study="dictionary_transfer", tables={IN_MODELS: Table(columns=COLUMNS, rows=rows)})
 
-    def _reader(self, run: Run, label: str) -> Reader:
-        source, how = self.live[label], loading(self.hardware, self.extraction.devices[label])
+    def _reader(self, run: Run, label: str) -> SpliceReader:
+        source, how = self.live[label], choose_loading(self.hardware, self.extraction.devices[label])
         head = predicts_next(source)
         if head:
             try:
@@ -220,7 +220,7 @@ class DictionaryTransfer(Study):
         if not head:
             model = source.load(False, how)
         counts = tally(run, self.extraction.models)
-        return Reader(
+        return SpliceReader(
             model=model,
             source=source,
             extract=self.extract,
@@ -230,11 +230,11 @@ class DictionaryTransfer(Study):
         )
 
     def _batches(self, given: Sequences) -> tuple[list[Sequences], list[Int[np.ndarray, " b"]]]:
-        lengths = lengths_of(used(given, self.extract))
+        lengths = lengths_of(find_used(given, self.extract))
         members = list(of_similar_length(lengths, self.hardware))
         return [given.take(part, int(lengths[part].max())) for part in members], members
 
-    def _trained(self, run: Run, reader: Reader, given: Sequences) -> dict[str, Dictionary]:
+    def _train(self, run: Run, reader: SpliceReader, given: Sequences) -> dict[str, Dictionary]:
         """Trains dictionaries of the base, or takes them from the cache."""
         parts: dict[HookPoint, list[torch.Tensor]] = {}
         with run.stage("activations"), torch.inference_mode():
@@ -245,7 +245,7 @@ class DictionaryTransfer(Study):
         with run.stage("dictionaries"):
             for name, point in self.points.items():
                 x = torch.cat(parts[point])
-                trained = trained_dictionary([x], self.recipe, seed=self.seed, digest=digest([x.numpy()]))
+                trained = train_dictionary([x], self.recipe, seed=self.seed, digest=digest([x.numpy()]))
                 label = f"{self.base}@{point}"
                 trained.folder(lambda items, *, label=label, **_: run.progress(items, label=label, unit="steps"))
                 made[name] = load(folders(trained, 1)[0])

@@ -122,7 +122,7 @@ def loss_of(
     return loss
 
 
-def trained_dictionary(
+def train_dictionary(
     rows: Sequence[Float[Tensor, "n _"]], recipe: DictionaryRecipe, *, seed: int, digest: str
 ) -> Trained:
     """A dictionary of the rows of one model, or of the same rows of several: a folder per model, by its number.

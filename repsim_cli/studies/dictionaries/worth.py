@@ -13,7 +13,7 @@ from repsim_cli.studies.dictionaries.spliced import Told
 Sums = Float[np.ndarray, "p ..."]
 
 
-def jackknifed(value: Callable[[Sums], Any], sums: Float[np.ndarray, "p N"], documents: Int[np.ndarray, " N"]) -> tuple:
+def jackknife(value: Callable[[Sums], Any], sums: Float[np.ndarray, "p N"], documents: Int[np.ndarray, " N"]) -> tuple:
     """Computes value(sums over all sequences), and its standard error from leaving out one document at a time; None for
     what has no value, and for an error of fewer than three documents."""
     known = ~np.isnan(sums).any(0)
@@ -30,7 +30,7 @@ def jackknifed(value: Callable[[Sums], Any], sums: Float[np.ndarray, "p N"], doc
     return found, float(error) if count > 2 and np.isfinite(error) else None
 
 
-def explained(sums: Sums) -> Any:
+def explain(sums: Sums) -> Any:
     """The share of squares (second) that is not left (first)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return 1 - sums[0] / sums[1]
@@ -41,9 +41,9 @@ def mean(sums: Sums) -> Any:
         return sums[0] / sums[1]
 
 
-def differing(sums: Sums) -> Any:
+def subtract(sums: Sums) -> Any:
     """What the first two explain, less what the last two do."""
-    return explained(sums[:2]) - explained(sums[2:])
+    return explain(sums[:2]) - explain(sums[2:])
 
 
 def check_told(told: Told, layer: str) -> None:
@@ -59,24 +59,24 @@ def numbers_of(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) 
     """Makes the cells of `COLUMNS` behind the documents. base: the same dictionary in the base, of the same sequences;
     None for the base itself."""
     by_rows = {kind: np.stack([told.left[kind], told.squares]) for kind in (SAID, SHUFFLED)}
-    cells: list[Any] = [*jackknifed(explained, by_rows[SAID], documents)]
-    cells.append(jackknifed(explained, by_rows[SHUFFLED], documents)[0])
+    cells: list[Any] = [*jackknife(explain, by_rows[SAID], documents)]
+    cells.append(jackknife(explain, by_rows[SHUFFLED], documents)[0])
     by_loss, more, divergence = None, (None, None), None
     if told.loss is not None and told.kl is not None:
         ones = np.ones_like(told.rows)
         by_loss = {kind: np.stack([told.loss[kind], told.loss[MEAN]]) for kind in (SAID, SHUFFLED)}
-        more = jackknifed(mean, np.stack([told.loss[SAID], ones]), documents)
-        divergence = jackknifed(mean, np.stack([told.kl[SAID], ones]), documents)[0]
-        by_loss = by_loss if (jackknifed(mean, np.stack([told.loss[MEAN], ones]), documents)[0] or 0) > 0 else None
-    recovered: tuple[Any, Any] = (None, None) if by_loss is None else jackknifed(explained, by_loss[SAID], documents)
-    cells += [*recovered, None if by_loss is None else jackknifed(explained, by_loss[SHUFFLED], documents)[0]]
+        more = jackknife(mean, np.stack([told.loss[SAID], ones]), documents)
+        divergence = jackknife(mean, np.stack([told.kl[SAID], ones]), documents)[0]
+        by_loss = by_loss if (jackknife(mean, np.stack([told.loss[MEAN], ones]), documents)[0] or 0) > 0 else None
+    recovered: tuple[Any, Any] = (None, None) if by_loss is None else jackknife(explain, by_loss[SAID], documents)
+    cells += [*recovered, None if by_loss is None else jackknife(explain, by_loss[SHUFFLED], documents)[0]]
     cells += [*more, divergence, float(told.active.sum() / told.rows.sum()), 1 - float(told.alive.mean())]
     if base is None:
         return [*cells, None, None, None, None]
-    cells += jackknifed(differing, np.stack([*by_rows[SAID], base.left[SAID], base.squares]), documents)
+    cells += jackknife(subtract, np.stack([*by_rows[SAID], base.left[SAID], base.squares]), documents)
     if by_loss is None or base.loss is None:
         return [*cells, None, None]
     return [
         *cells,
-        *jackknifed(differing, np.stack([*by_loss[SAID], base.loss[SAID], base.loss[MEAN]]), documents),
+        *jackknife(subtract, np.stack([*by_loss[SAID], base.loss[SAID], base.loss[MEAN]]), documents),
     ]

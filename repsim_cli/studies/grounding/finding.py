@@ -12,7 +12,7 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS, OPTIONS
-from repsim_cli.figures.heatmap import chosen
+from repsim_cli.figures.heatmap import choose_colours
 from repsim_cli.figures.layout import available
 from repsim_cli.figures.panels import bar_beside, headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -20,7 +20,7 @@ from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.groups import codes, points_of
 from repsim_cli.runs.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
 from repsim_cli.studies.grounding import scores
-from repsim_cli.studies.grounding.grading import GRADES, MEASURES, Case, by_test, costs, graded, standings
+from repsim_cli.studies.grounding.grading import GRADES, MEASURES, Case, by_test, costs, grade_all, standings
 from repsim_cli.studies.grounding.scores import Models, Truncated
 
 GROUPS = ["data", "models of", "group", "models", "mean", "least", "largest"]
@@ -86,7 +86,7 @@ def _of_tests(run: Finished) -> Iterator[Case]:
                         similar=by_model(kinds[COMPARED], len(labels)),
                         groups=codes(groups),
                         apart=apart,
-                        truncated=truncated_of(
+                        truncated=compare_truncated(
                             kinds.get(TRUNCATED), sample["probes"].get(f"{test}, {point}"), len(labels)
                         ),
                     )
@@ -100,7 +100,7 @@ def by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray,
     return values.reshape(models, layers, models, layers).transpose(0, 2, 1, 3)
 
 
-def truncated_of(similar: np.ndarray | None, probes: Mapping[str, Any] | None, models: int) -> Truncated | None:
+def compare_truncated(similar: np.ndarray | None, probes: Mapping[str, Any] | None, models: int) -> Truncated | None:
     if similar is None or probes is None:
         return None
     accuracy, whole = np.array(probes["accuracy"]), np.array(probes["whole"])
@@ -202,7 +202,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     left.set_xlabel("mean rank", fontsize=7)
     left.tick_params(axis="x", labelsize=6)
     left.grid(alpha=0.25, linewidth=0.5)
-    shown = right.imshow(values, cmap=chosen(small_is_bright=True), aspect="auto")
+    shown = right.imshow(values, cmap=choose_colours(small_is_bright=True), aspect="auto")
     right.set_facecolor("0.85")
     right.set_yticks([])
     names = [f"{SAID[test].format(models=models) if test in SAID else test}, {data}" for test, data, models in tests]
@@ -293,7 +293,7 @@ def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]
 @analysis(studies=("similarity", "grounding"), unasked=lambda planned: planned.study == "grounding", figures=figures)
 def grades(run: Finished, options: Grades, claims: Sequence[Claim]) -> Part:
     cases = cases_of(run, options.metric)
-    tests = [each for case in cases for each in graded(case)]
+    tests = [each for case in cases for each in grade_all(case)]
     if not any(each.of for each in tests):
         raise BadInput(
             "no test applies, got a run without two models of the same layers and without three layers of one hook "

@@ -17,7 +17,7 @@ from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ranks
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.grounding.finding import cases_of
-from repsim_cli.studies.grounding.grading import graded, rank
+from repsim_cli.studies.grounding.grading import grade_all, rank
 
 FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "published" / "resi.csv"
 PUBLISHED = ("labels", "shortcut", "augmentation")
@@ -51,7 +51,7 @@ class Resi:
                 raise BadInput(f"tests.{name}: no such test, got '{published}'; {did_you_mean(published, PUBLISHED)}")
 
 
-def published() -> dict[str, dict[str, float]]:
+def read_published() -> dict[str, dict[str, float]]:
     """By test, the average precision of every measure, averaged over the data sets for which it was published."""
     lines = FILE.read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
@@ -80,7 +80,7 @@ def agreement(
 @analysis(studies=("grounding",))
 def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
     ours = scores(run, options.pairs)
-    theirs = published()
+    theirs = read_published()
     rows, agreements = [], []
     places: dict[str, list[tuple[float, float]]] = {}
     for test, measures in ours.items():
@@ -112,7 +112,7 @@ def scores(run: Finished, tests: Mapping[str, str]) -> dict[str, dict[str, float
     """By test, the average precision of every measure, averaged over samples and hook points."""
     precisions: dict[str, dict[str, list[float]]] = {}
     for case in cases_of(run, "accuracy"):
-        for each in graded(case) if case.of in tests else ():
+        for each in grade_all(case) if case.of in tests else ():
             if each.test == "separation":
                 for measure, (value, _) in each.of.items():
                     precisions.setdefault(case.of, {}).setdefault(measure, []).append(value)

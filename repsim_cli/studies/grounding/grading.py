@@ -52,7 +52,7 @@ class Graded(NamedTuple):
     models: int
 
 
-def graded(case: Case) -> Iterator[Graded]:
+def grade_all(case: Case) -> Iterator[Graded]:
     """Every test that the models of a case allow."""
     if not case.models:
         return
@@ -63,7 +63,7 @@ def graded(case: Case) -> Iterator[Graded]:
             continue
         for label, models in allowing.items():
             try:
-                of[label] = (score.of(models), left_out(score.of, score.applies, models))
+                of[label] = (score.of(models), leave_out(score.of, score.applies, models))
             except Degenerate as error:
                 why[label] = str(error)
                 continue
@@ -73,7 +73,7 @@ def graded(case: Case) -> Iterator[Graded]:
         yield Graded(name, case, of, why, p, score.chance(first), first.count)
 
 
-def left_out(
+def leave_out(
     score: Callable[[Models], float], applies: Callable[[Models], bool], models: Models
 ) -> Float[np.ndarray, " m"]:
     """The score without each model in turn, NaN where it has none; of no more than two models, none."""
@@ -232,7 +232,7 @@ def _scores(each: Graded, labels: Sequence[str], left: int | None = None) -> Flo
 # ---- cost ----
 
 
-class Cost(NamedTuple):
+class MeasureCost(NamedTuple):
     """seconds: of a pair on a CPU thread, rows: on so many rows. needed: the fewest rows from which on it ranks
     similarities as on all rows, None if it never does on fewer than all."""
 
@@ -241,16 +241,16 @@ class Cost(NamedTuple):
     needed: int
 
 
-def costs(table: Table) -> dict[str, Cost]:
+def costs(table: Table) -> dict[str, MeasureCost]:
     """By measure, over all data: mean seconds per pair, and the largest number of rows that is needed."""
-    by_measure: dict[str, Cost] = {}
+    by_measure: dict[str, MeasureCost] = {}
     for label in dict.fromkeys(table.column("measure")):
         series: dict[str, list[tuple[int, float, float]]] = {}
         for measure, data, rows, _, seconds, rho in table.rows:
             if measure == label:
                 series.setdefault(data, []).append((rows, seconds, rho))
         largest = [max(each) for each in series.values()]
-        by_measure[label] = Cost(
+        by_measure[label] = MeasureCost(
             float(np.mean([seconds for _, seconds, _ in largest])),
             max(rows for rows, _, _ in largest),
             max(rows_needed([(rows, rho) for rows, _, rho in each]) for each in series.values()),

@@ -22,7 +22,7 @@ Place = tuple[str, str]  # a test and a hook point
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
+class GradedLayers:
     """Layers on the same n rows. compared: of a test at a hook point, the places of layer l of model m among `rows`.
     truncated: those layers with fewer and fewer components, by how many are left. labels: a
     class per row."""
@@ -33,9 +33,9 @@ class Layers:
     truncated: Mapping[Place, Sequence[Mapping[int, Float[Tensor, "n _"]]]]
     labels: Int[Tensor, " n"] | None = None
 
-    def first(self, rows: int) -> "Layers":
+    def first(self, rows: int) -> "GradedLayers":
         """On the first so many rows."""
-        return Layers(
+        return GradedLayers(
             names=self.names,
             rows=[x[:rows] for x in self.rows],
             compared=self.compared,
@@ -56,7 +56,7 @@ class Layers:
         return wanted
 
 
-class Cost(NamedTuple):
+class PairCost(NamedTuple):
     """Of so many pairs on so many rows. seconds: of CPU time per pair. rho: Spearman's, with the similarities on all
     rows."""
 
@@ -74,11 +74,11 @@ class Measurement:
     compared: dict[Place, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
     truncated: dict[Place, Float[np.ndarray, "_ _"]] = field(default_factory=dict)
     failed: dict[Place, str] = field(default_factory=dict)
-    costs: list[Cost] = field(default_factory=list)
+    costs: list[PairCost] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
 
-def measurement(measure: Measure, layers: Layers) -> Measurement:
+def measurement(measure: Measure, layers: GradedLayers) -> Measurement:
     """Everything that the tests need of a measure."""
     made = Measurement()
     try:
@@ -138,14 +138,14 @@ def _values(
     return values, time.process_time() - began, notices
 
 
-def _costs(measure: Measure, layers: Layers, whole: Float[Tensor, "r r"], seconds: float) -> list[Cost]:
+def _costs(measure: Measure, layers: GradedLayers, whole: Float[Tensor, "r r"], seconds: float) -> list[PairCost]:
     """On all rows, and on half of them as long as the measure takes so few."""
     one_by_one = isinstance(measure, Pairwise) and measure.compare_all is None
     computed = layers.wanted if one_by_one else torch.ones_like(layers.wanted)
     pairs = int((computed.triu() if measure.card.symmetric else computed).sum())
     above = layers.wanted.triu(1)
     rows = len(layers.rows[0])
-    costs = [Cost(rows, pairs, seconds / pairs, 1.0)]
+    costs = [PairCost(rows, pairs, seconds / pairs, 1.0)]
     while (rows := rows // 2) >= FEWEST:
         some = layers.first(rows)
         try:
@@ -155,7 +155,7 @@ def _costs(measure: Measure, layers: Layers, whole: Float[Tensor, "r r"], second
         rho = _spearman(values[above], whole[above])
         if rho is None:
             break
-        costs.append(Cost(rows, pairs, seconds / pairs, rho))
+        costs.append(PairCost(rows, pairs, seconds / pairs, rho))
     return costs
 
 
@@ -187,10 +187,10 @@ def truncations(layers: Sequence[Float[Tensor, "n _"]]) -> list[dict[int, Float[
     layer, a quarter, ..., 1 (Ding et al. 2021)."""
     most = min(min(x.shape) for x in layers)
     numbers = [most >> halvings for halvings in range(1, most.bit_length())]
-    return [_truncated(x, numbers) for x in layers]
+    return [_truncate(x, numbers) for x in layers]
 
 
-def _truncated(x: Float[Tensor, "n d"], numbers: Sequence[int]) -> dict[int, Float[Tensor, "n d"]]:
+def _truncate(x: Float[Tensor, "n d"], numbers: Sequence[int]) -> dict[int, Float[Tensor, "n d"]]:
     mean = x.double().mean(0)
     u, s, v = torch.linalg.svd(x.double() - mean, full_matrices=False)
     return {left: ((u[:, :left] * s[:left]) @ v[:left] + mean).to(x.dtype) for left in numbers}

@@ -15,9 +15,16 @@ from repsim_cli.findings.groups import codes
 from repsim_cli.measures import Card, Measure, Pairwise
 from repsim_cli.runs import folders, reader
 from repsim_cli.studies.grounding import grading
-from repsim_cli.studies.grounding.finding import by_model, cases_of, truncated_of
+from repsim_cli.studies.grounding.finding import by_model, cases_of, compare_truncated
 from repsim_cli.studies.grounding.grading import GRADES, Case
-from repsim_cli.studies.grounding.measure import Layers, Measurement, Place, measurement, probe_accuracy, truncations
+from repsim_cli.studies.grounding.measure import (
+    GradedLayers,
+    Measurement,
+    Place,
+    measurement,
+    probe_accuracy,
+    truncations,
+)
 from repsim_cli.studies.grounding.scores import Models
 
 BESIDE = ("cka_unbiased", "procrustes", "rsa", "mutual_knn", "svcca", "euclidean")
@@ -79,8 +86,8 @@ def grade(
     (7, 7, True)
     """
     mine = Pairwise(name=MINE, card=card, prepare=prepare, compare=compare)
-    cases, seconds = _of_run(mine, folders.find(str(run))) if run is not None else _planted(mine)
-    tests = [each for case in cases for each in grading.graded(case)]
+    cases, seconds = _of_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine)
+    tests = [each for case in cases for each in grading.grade_all(case)]
     standings = grading.standings(tests, level)
     standing = next((each for each in standings if each.measure == MINE), None)
     if standing is None:
@@ -100,14 +107,14 @@ def _of_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
         )
     made, seconds = {}, []
     for data, about in finished.results.about["samples"].items():
-        layers = _stored(finished, about)
+        layers = _read_stored(finished, about)
         made[data] = measurement(mine, layers)
         seconds += [cost.seconds for cost in made[data].costs[:1]]
     cases = [_beside(case, made[case.data], mine) for case in cases_of(finished, "accuracy")]
     return cases, float(np.mean(seconds)) if seconds else float("nan")
 
 
-def _stored(run: Finished, about: dict[str, Any]) -> Layers:
+def _read_stored(run: Finished, about: dict[str, Any]) -> GradedLayers:
     """The representations of a sample, as the study compared them."""
     rows = [torch.from_numpy(run.array(path)).float() for _, path in about["layers"]]
     compared: dict[Place, np.ndarray] = {}
@@ -115,7 +122,7 @@ def _stored(run: Finished, about: dict[str, Any]) -> Layers:
         test, _, point = place.rpartition(", ")
         compared[test, point] = np.array(at)
     labels = None if about["labels"] is None else torch.from_numpy(run.array(about["labels"])).long()
-    return Layers(
+    return GradedLayers(
         names=[name for name, _ in about["layers"]],
         rows=rows,
         compared=compared,
@@ -150,9 +157,9 @@ def _beside(case: Case, made: Measurement, mine: Measure) -> Case:
 ROWS, WIDTH, DEPTH, SEEDS, NOISE = 200, 16, 4, 5, 0.6
 
 
-def _planted(mine: Measure) -> tuple[list[Case], float]:
+def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
     """The tests on planted representations, with six measures beside this one, and its seconds per pair."""
-    layers, tests = planted()
+    layers, tests = plant_models()
     probes = {
         place: {
             "whole": [probe_accuracy(layers.rows[i], _labels(layers), 0) for i in layers.compared[place].ravel()],
@@ -176,18 +183,18 @@ def _planted(mine: Measure) -> tuple[list[Case], float]:
                 similar=by_model(sign * made[name].compared[place], count),
                 groups=codes(groups),
                 apart={},
-                truncated=truncated_of(None if cut is None else sign * cut, probes.get(place), count),
+                truncated=compare_truncated(None if cut is None else sign * cut, probes.get(place), count),
             )
         cases.append(Case("planted", test, point, groups, of, failed))
     return cases, made[MINE].costs[0].seconds if made[MINE].costs else float("nan")
 
 
-def _labels(layers: Layers) -> torch.Tensor:
+def _labels(layers: GradedLayers) -> torch.Tensor:
     assert layers.labels is not None
     return layers.labels
 
 
-def planted() -> tuple[Layers, Mapping[Place, Mapping[str, Sequence[str]]]]:
+def plant_models() -> tuple[GradedLayers, Mapping[Place, Mapping[str, Sequence[str]]]]:
     """Two groups of models: within a group, layers differ by a rotation and noise; a layer is a nonlinear map of the
     one before, with weights of the group."""
     generator = torch.Generator().manual_seed(0)
@@ -209,7 +216,7 @@ def planted() -> tuple[Layers, Mapping[Place, Mapping[str, Sequence[str]]]]:
                 names.append(f"layer {layer} of '{model}'")
     at = np.arange(2 * SEEDS * DEPTH).reshape(2 * SEEDS, DEPTH)
     seeds, apart = ("seeds", "layers"), ("groups", "layers")
-    layers = Layers(
+    layers = GradedLayers(
         names=names,
         rows=rows,
         compared={seeds: at[:SEEDS], apart: at[:, -1:]},

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Int
 
 from repsim_cli.activations.batching import lengths_of, of_similar_length
-from repsim_cli.activations.inputs import named
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.activations.outputs import output_padding, outputs
 from repsim_cli.activations.places import rows_of
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.labels import scoring
+from repsim_cli.data.labels import match_labels
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.study import OfModels
 from repsim_cli.findings.groups import points_of
@@ -42,14 +42,14 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader(Extraction):
+class SampleReader(Extraction):
     """What is read of the models of a sample. tests: the models of every group. points: by hook point, the layers of
     each model there."""
 
     tests: dict[str, dict[str, list[str]]]
     points: dict[str, dict[str, list[str]]]
 
-    def compared(self, test: str, point: str) -> list[list[str]]:
+    def choose_layers(self, test: str, point: str) -> list[list[str]]:
         """The layers of each model of a test: all of a single group, the last of several groups."""
         groups = self.tests[test]
         every = [self.points[point][model] for members in groups.values() for model in members]
@@ -63,7 +63,7 @@ class Reader(Extraction):
         return [(test, point) for test in self.tests for point in self.points]
 
 
-def reader_of(where: str, sample: Sample, given: OfModels) -> Reader:
+def reader_of(where: str, sample: Sample, given: OfModels) -> SampleReader:
     """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
     every = given["model"]
     tests = {test: _members(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
@@ -77,7 +77,7 @@ def reader_of(where: str, sample: Sample, given: OfModels) -> Reader:
     for test, groups in tests.items():
         if len(groups) == 1:
             _check_equal_layers(f"{where}.tests.{test}", next(iter(groups.values())), points)
-    return read.extended(Reader, tests=tests, points=points)
+    return read.extend(SampleReader, tests=tests, points=points)
 
 
 def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySource]) -> dict[str, list[str]]:
@@ -125,7 +125,7 @@ def _check_equal_layers(where: str, models: Sequence[str], points: Mapping[str, 
 # ---- what they predict ----
 
 
-class Predicted(NamedTuple):
+class PredictedClasses(NamedTuple):
     """What a classifier predicts for the rows, and its accuracy there."""
 
     labels: list[str]
@@ -134,8 +134,8 @@ class Predicted(NamedTuple):
 
 
 def predictions(
-    reader: Reader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
-) -> dict[str, Predicted]:
+    reader: SampleReader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
+) -> dict[str, PredictedClasses]:
     """Of the classifiers among the models."""
     labels = next(iter(sequences.values())).labels
     made = {}
@@ -145,12 +145,12 @@ def predictions(
         if labels is None or not (source.has_head and source.labels):
             continue
         given = sequences[label].take(at)
-        module = named(label, partial(source.with_head, HEAD)).to(reader.devices[label])
+        module = name_errors(label, partial(source.with_head, HEAD)).to(reader.devices[label])
         padding = output_padding(module, given, segments=source.segments)
         batches = list(of_similar_length(lengths_of(given.mask), reader.hardware, padding))
         logits = torch.cat(list(outputs(module, given, batches, segments=source.segments))).cpu()
         probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]
-        right = scoring(source.labels, labels.names, f"model.{label}")
+        right = match_labels(source.labels, labels.names, f"model.{label}")
         correct = right.correct(probabilities.argmax(-1), labels.codes[at])
-        made[label] = Predicted(list(source.labels), probabilities, float(correct.mean()))
+        made[label] = PredictedClasses(list(source.labels), probabilities, float(correct.mean()))
     return made

@@ -124,19 +124,21 @@ def order_of_layers(models: Models) -> float:
 # ---- groups of models ----
 
 
-class Pairs(NamedTuple):
+class GroupPairs(NamedTuple):
     """The similarities of the pairs of a group, and of its models with others."""
 
     within: Float[np.ndarray, " p"]
     across: Float[np.ndarray, " q"]
 
 
-def _by_group(models: Models) -> list[Pairs]:
+def _by_group(models: Models) -> list[GroupPairs]:
     pairs = []
     for group in np.unique(models.groups):
         members = models.groups == group
         within = models.last[np.ix_(members, members)]
-        pairs.append(Pairs(within[np.triu_indices(len(within), 1)], models.last[np.ix_(members, ~members)].ravel()))
+        pairs.append(
+            GroupPairs(within[np.triu_indices(len(within), 1)], models.last[np.ix_(members, ~members)].ravel())
+        )
     return [each for each in pairs if len(each.within) and len(each.across)]
 
 
@@ -266,7 +268,7 @@ def _mean_rho(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score:
+class TestScore:
     """of(models): the score, at most 1. chance: what a measure of noise is expected to have. lowest: the least score.
     applies: whether the models are such that it is defined, whatever the measure. p: of a score at least as large."""
 
@@ -277,8 +279,8 @@ class Score:
     p: Callable[[Models], float] | None = None
 
 
-def _known(name: str) -> Score:
-    return Score(
+def _correlate_known(name: str) -> TestScore:
+    return TestScore(
         of=correlation(name),
         chance=lambda models: 0.0,
         applies=lambda models: (
@@ -295,25 +297,25 @@ def _has_damage(models: Models) -> bool:
 
 
 ACCURACY, DIVERGENCE, DISAGREEMENT = "accuracy", "output divergence", "output disagreement"
-SCORES: Mapping[str, Score] = {
-    "identification": Score(
+SCORES: Mapping[str, TestScore] = {
+    "identification": TestScore(
         of=identification,
         chance=lambda models: 1 / models.layers,
         applies=lambda models: models.layers > 1 and bool(models.pairs()),
     ),
-    "monotonicity": Score(of=monotonicity, chance=lambda models: 0.5, applies=lambda models: models.layers > 2),
-    "order of layers": Score(
+    "monotonicity": TestScore(of=monotonicity, chance=lambda models: 0.5, applies=lambda models: models.layers > 2),
+    "order of layers": TestScore(
         of=order_of_layers, chance=lambda models: 0.0, applies=lambda models: models.layers > 2, lowest=-1.0
     ),
-    **{name: _known(name) for name in (ACCURACY, DIVERGENCE, DISAGREEMENT)},
-    "sensitivity": Score(
+    **{name: _correlate_known(name) for name in (ACCURACY, DIVERGENCE, DISAGREEMENT)},
+    "sensitivity": TestScore(
         of=sensitivity,
         chance=lambda models: 0.0,
         applies=lambda models: models.truncated is not None and bool(np.ptp(models.truncated.loss, 2).any()),
         lowest=-1.0,
     ),
-    "specificity": Score(of=specificity, chance=lambda models: 0.5, applies=_has_damage),
-    "separation": Score(
+    "specificity": TestScore(of=specificity, chance=lambda models: 0.5, applies=_has_damage),
+    "separation": TestScore(
         of=separation,
         chance=lambda models: float(
             np.mean(
@@ -322,5 +324,5 @@ SCORES: Mapping[str, Score] = {
         ),
         applies=lambda models: bool(_by_group(models)),
     ),
-    "conformity": Score(of=conformity, chance=lambda models: 0.5, applies=lambda models: bool(_by_group(models))),
+    "conformity": TestScore(of=conformity, chance=lambda models: 0.5, applies=lambda models: bool(_by_group(models))),
 }

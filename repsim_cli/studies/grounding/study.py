@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.inputs import described, sequences_of
+from repsim_cli.activations.inputs import describe, sequences_of
 from repsim_cli.activations.places import row_labels
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import Several
 from repsim_cli.engine import cost, footprint
-from repsim_cli.engine.bounds import check_rows_fit, passing, shown
-from repsim_cli.engine.cached import Content, finished_units
+from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models
+from repsim_cli.engine.cached import Content, open_units
 from repsim_cli.engine.checks import check_measure, suitable
 from repsim_cli.engine.record import card_record
-from repsim_cli.engine.rows import identified, opened, prepare
+from repsim_cli.engine.rows import hash_models, open_rows, prepare
 from repsim_cli.engine.study import OfModels, Study
 from repsim_cli.measures import Measure
 from repsim_cli.runs.cache import key
@@ -41,15 +41,15 @@ from repsim_cli.runs.content import (
 )
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.grounding.measure import (
-    Cost,
-    Layers,
+    GradedLayers,
     Measurement,
+    PairCost,
     Place,
     measurement,
     probe_accuracy,
     truncations,
 )
-from repsim_cli.studies.grounding.readers import Predicted, Reader, Sample, predictions, reader_of
+from repsim_cli.studies.grounding.readers import PredictedClasses, Sample, SampleReader, predictions, reader_of
 
 
 @studies.register("grounding")
@@ -104,7 +104,7 @@ class Grounding(Study):
         live = {label: source for reader in self.samples.values() for label, source in reader.live.items()}
         return {
             "Python and its libraries": 0.5e9,
-            **passing(live, self.extract, self.hardware, max(features)),
+            **bound_pass(live, self.extract, self.hardware, max(features)),
             "rows": 4.0 * 4 * rows * max(features),
             "matrices": 8.0 * rows**2 * max([1, *(bound.squares for bound in self.measures.values())]) * layers,
         }
@@ -116,13 +116,13 @@ class Grounding(Study):
         forward, stored = 0, 0.0
         for name, reader in self.samples.items():
             widths = [layer.width for layer in reader.layers]
-            stored += 2 * footprint.stored(reader)
+            stored += 2 * footprint.count_stored(reader)
             forward += 2 * footprint.passes_of_all(reader)
             costs["forward passes"] += 2 * footprint.cost_of_passes(reader)
             for label, bound in self.measures.items():
                 costs["similarity"] += 2 * cost.pairs_cost([bound], widths, pairs[name], self.rows_of(label), hardware)
         return {
-            "models": shown(self.models, self.hardware),
+            "models": describe_models(self.models, self.hardware),
             "tests": {
                 name: {
                     test: {group: len(members) for group, members in groups.items()}
@@ -139,24 +139,24 @@ class Grounding(Study):
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         every = replace(next(iter(self.samples.values())), models=self.models, readings=self.readings)
-        identities = identified(run, every)
-        made = {name: self._sampled(run, name, reader, identities) for name, reader in self.samples.items()}
+        identities = hash_models(run, every)
+        made = {name: self._read_sample(run, name, reader, identities) for name, reader in self.samples.items()}
         run.manifest["models_run"] = sorted({label for each in made.values() for label in each.models_run})
         with run.stage("results"):
             return self._results(run, made)
 
-    def _sampled(self, run: Run, name: str, reader: Reader, identities: Identities) -> "Made":
+    def _read_sample(self, run: Run, name: str, reader: SampleReader, identities: Identities) -> "Made":
         """A sample read by all its models, and measured."""
         with run.stage(f"data of {name}"):
             sequences = sequences_of(reader.live, reader.tokenizers, reader.data, self.extract, self.seed)
-            description, notices = described(sequences, reader.data, self.extract)
+            description, notices = describe(sequences, reader.data, self.extract)
             run.input(f"data of {name}", description)
             for notice in notices:
                 run.warn(f"{name}: {notice}")
         # what the rows of this sample note in the manifest stands under its name
         part = replace(run, manifest={**run.manifest, "data": dict(description)})
-        reader = reader.counted(part, sequences)
-        reading = opened(part, reader, sequences, identities=identities, diagnose=False)
+        reader = reader.count_rows(part, sequences)
+        reading = open_rows(part, reader, sequences, identities=identities, diagnose=False)
         with reading as rows, run.stage(f"activations of {name}"):
             (taken,) = rows.stream(partial(run.progress, label=f"activations, {name}", unit="batches"))
         numbers = reader.numbers(0)
@@ -167,7 +167,7 @@ class Grounding(Study):
         layers, probes = self._layers(reader, taken, labels)
         content = Content.of(reader, sequences, identities, by=__name__, tests=reader.tests)
         with run.stage(f"similarity, {name}"):
-            measured = self._measured(run, name, layers, content if self.cache else None)
+            measured = self._measure(run, name, layers, content if self.cache else None)
         run.manifest[f"data of {name}"] = part.manifest["data"] | {"rows": len(numbers)}
         return Made(
             reader=reader, layers=layers, predicted=predicted, probes=probes, measured=measured,
@@ -175,15 +175,15 @@ class Grounding(Study):
         )  # fmt: skip
 
     def _layers(
-        self, reader: Reader, rows: Sequence[Tensor], labels: Tensor | None
-    ) -> tuple[Layers, dict[Place, dict[str, Any]]]:
+        self, reader: SampleReader, rows: Sequence[Tensor], labels: Tensor | None
+    ) -> tuple[GradedLayers, dict[Place, dict[str, Any]]]:
         """The layers that tests compare, and how well probes predict the labels from truncated ones."""
         read = [(layer.model, layer.name) for reading in reader.readings for layer in reading.layers]
         of = dict(zip(read, rows, strict=True))
         compared = {
             (test, point): [
                 [(model, name) for name in names]
-                for model, names in zip(reader.members(test), reader.compared(test, point), strict=True)
+                for model, names in zip(reader.members(test), reader.choose_layers(test, point), strict=True)
             ]
             for test, point in reader.places
         }
@@ -200,7 +200,7 @@ class Grounding(Study):
                 "whole": [probe_accuracy(x, labels, self.seed) for x in whole],
                 "accuracy": [[probe_accuracy(x, labels, self.seed) for x in each.values()] for each in cut],
             }
-        layers = Layers(
+        layers = GradedLayers(
             names=[f"{name} of '{model}'" for model, name in used],
             rows=[of[layer] for layer in used],
             compared={
@@ -212,12 +212,12 @@ class Grounding(Study):
         )
         return layers, probes
 
-    def _measured(self, run: Run, sample: str, layers: Layers, content: Content | None) -> dict[str, Measurement]:
+    def _measure(self, run: Run, sample: str, layers: GradedLayers, content: Content | None) -> dict[str, Measurement]:
         """Every measure, a unit of work each."""
         keys = {} if content is None else {label: content.of_matrix(bound) for label, bound in self.measures.items()}
         keys = {label: of and key({"matrix": of, "rows": self.rows_of(label)}) for label, of in keys.items()}
         measured = {}
-        with finished_units(run, "grounding", keys) as (known, keep):
+        with open_units(run, "grounding", keys) as (known, keep):
             for label in run.progress(list(self.measures), label=f"measures, {sample}", unit="measures"):
                 if label in known:
                     made = _from_tensors(known[label], layers)
@@ -286,16 +286,16 @@ class Grounding(Study):
 class Made:
     """A sample that was read and measured."""
 
-    reader: Reader
-    layers: Layers
-    predicted: dict[str, Predicted]
+    reader: SampleReader
+    layers: GradedLayers
+    predicted: dict[str, PredictedClasses]
     probes: dict[Place, dict[str, Any]]
     measured: dict[str, Measurement]
     models_run: list[str]
 
     def sides(self, test: str, point: str, kind: str) -> tuple[Side, Side]:
         """What the rows and columns of a matrix are."""
-        models, compared = self.reader.members(test), self.reader.compared(test, point)
+        models, compared = self.reader.members(test), self.reader.choose_layers(test, point)
         names = [f"{model} {name}" for model, layers in zip(models, compared, strict=True) for name in layers]
         whole = Side(model=test, layers=names)
         if kind == TRUNCATED:
@@ -340,7 +340,7 @@ def _to_tensors(made: Measurement) -> dict[str, Tensor]:
     return parts
 
 
-def _from_tensors(parts: Mapping[str, Tensor], layers: Layers) -> Measurement:
+def _from_tensors(parts: Mapping[str, Tensor], layers: GradedLayers) -> Measurement:
     about = json.loads(bytes(parts["about"].tolist()))
     kinds: dict[str, dict[Place, np.ndarray]] = {COMPARED: {}, TRUNCATED: {}}
     for name, values in parts.items():
@@ -351,12 +351,12 @@ def _from_tensors(parts: Mapping[str, Tensor], layers: Layers) -> Measurement:
         compared={place: kinds[COMPARED][place] for place in layers.compared if place in kinds[COMPARED]},
         truncated={place: kinds[TRUNCATED][place] for place in layers.truncated if place in kinds[TRUNCATED]},
         failed={(test, point): why for test, point, why in about["failed"]},
-        costs=[Cost(*cost) for cost in about["costs"]],
+        costs=[PairCost(*cost) for cost in about["costs"]],
         notices=about["notices"],
     )
 
 
-def _pairs(reader: Reader) -> int:
+def _pairs(reader: SampleReader) -> int:
     """Pairs of layers that some test compares, at most."""
-    counts = [sum(map(len, reader.compared(test, point))) for test, point in reader.places]
+    counts = [sum(map(len, reader.choose_layers(test, point))) for test, point in reader.places]
     return sum(count * (count + 1) // 2 for count in counts)

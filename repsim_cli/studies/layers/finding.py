@@ -10,7 +10,7 @@ import numpy as np
 
 from repsim_cli.base.plain import blocks_named
 from repsim_cli.figures.lines import quantities
-from repsim_cli.figures.panels import headline, listed
+from repsim_cli.figures.panels import headline, list_models
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -74,7 +74,7 @@ def sentences(rows: Rows, errors: Rows) -> Iterator[list[str]]:
     """Says of each model which layers stand out: those that cannot be told apart from the first of them."""
     for model, layers in rows.items():
         found = [
-            said(layers, errors[model], column, highest, form)
+            say_extreme(layers, errors[model], column, highest, form)
             for column, highest, form in FORMS
             if column != INFLUENCE or all(row[KL_WITHOUT] is None for row in layers)
         ]
@@ -82,7 +82,7 @@ def sentences(rows: Rows, errors: Rows) -> Iterator[list[str]]:
             yield [model, "; ".join(filter(None, found))]
 
 
-def said(layers: Layers, errors: Layers, column: str, highest: bool, form: str) -> str:
+def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form: str) -> str:
     """Says where a number is highest or lowest; empty where no two layers have it."""
     known = [i for i, row in enumerate(layers) if row[column] is not None]
     if len(known) < 2:
@@ -188,18 +188,22 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
         if curve.analysis == "layers":
             groups.setdefault(curve.about["quantity"], []).append(curve)
     if groups:
-        yield "layers", partial(_drawn, list(groups.values()), run)
+        yield "layers", partial(_draw, list(groups.values()), run)
 
 
-def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
+def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     figure = quantities(groups, (KL_WITHOUT,))
     rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     column, highest, form = FORMS[0]
-    found = [(model, said(layers, errors[model], column, highest, form)) for model, layers in rows.items()]
+    found = [(model, say_extreme(layers, errors[model], column, highest, form)) for model, layers in rows.items()]
     k = run.results.about["k"]
     headline(
         figure,
-        *([f"{model}: {what}" for model, what in found] if len(found) <= SAID else [f"Layers of {listed(list(rows))}"]),
+        *(
+            [f"{model}: {what}" for model, what in found]
+            if len(found) <= SAID
+            else [f"Layers of {list_models(list(rows))}"]
+        ),
         f"dimension (neighbours {k} and {2 * k}), rank, CKA: of the last tokens of texts; the others: of all tokens",
     )
     return figure

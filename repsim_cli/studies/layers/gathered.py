@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.rows import Block
+from repsim_cli.activations.rows import RowBlock
 from repsim_cli.studies.layers.scores import curvatures, entropies, influences
 
 STRAIGHT, MIXED = 3, 2  # tokens of a text of which there are two steps, and an entropy
@@ -29,7 +29,7 @@ class OfLayer:
         return np.concatenate(getattr(self, name)) if getattr(self, name) else np.zeros(0)
 
 
-def gather(stream: Iterator[Block], counts: Int[np.ndarray, " N"], layers: int) -> list[OfLayer]:
+def gather(stream: Iterator[RowBlock], counts: Int[np.ndarray, " N"], layers: int) -> list[OfLayer]:
     """counts: how many rows each sequence gives; those without rows are no texts. A block has whole sequences."""
     made, sizes, at = [OfLayer() for _ in range(layers)], counts[counts > 0], 0
     ends = sizes.cumsum()

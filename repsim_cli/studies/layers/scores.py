@@ -17,21 +17,21 @@ DISTINCT = 0.9  # of the rows, which must have neighbours at a distance
 FLAT = 1e-12  # of the largest squared distance, below which two rows are equal
 
 
-class Estimate(NamedTuple):
+class LayerEstimate(NamedTuple):
     """se: standard error; NaN where it is not known."""
 
     value: float
     se: float
 
 
-class Distances(NamedTuple):
+class NearestDistances(NamedTuple):
     """Lists the nearest rows of every row, nearest first."""
 
     rows: Int[Tensor, "n m"]
     values: Float[Tensor, "n m"]
 
 
-def nearest(x: Float[Tensor, "n d"], count: int) -> Distances:
+def nearest(x: Float[Tensor, "n d"], count: int) -> NearestDistances:
     """Finds the nearest rows of every row, and how far they are, float64."""
     x = x.double()
     x = x - x.mean(0)
@@ -44,10 +44,10 @@ def nearest(x: Float[Tensor, "n d"], count: int) -> Distances:
         rows.append(found.indices)
         values.append(found.values)
     squared = torch.cat(values)
-    return Distances(torch.cat(rows), torch.where(squared > FLAT * 4 * squares.max(), squared, 0.0).sqrt())
+    return NearestDistances(torch.cat(rows), torch.where(squared > FLAT * 4 * squares.max(), squared, 0.0).sqrt())
 
 
-def dimension(near: Distances, k: int, texts: Int[np.ndarray, " n"]) -> Estimate:
+def dimension(near: NearestDistances, k: int, texts: Int[np.ndarray, " n"]) -> LayerEstimate:
     """Estimates the intrinsic dimension at the scale of k neighbours: the most likely one by the ratios of the
     distances to neighbour 2k and neighbour k (Gride, Denti et al. 2022); TwoNN (Facco et al. 2017) where k is 1.
 
@@ -62,10 +62,10 @@ def dimension(near: Distances, k: int, texts: Int[np.ndarray, " n"]) -> Estimate
     value = _dimension(near, k, torch.ones_like(group, dtype=torch.bool))
     parts = [_dimension(near, k, group != left) for left in range(int(group.max()) + 1)]
     spread = np.sqrt((len(parts) - 1) * np.var(parts)) if len(parts) > 1 else np.nan
-    return Estimate(value, float(spread))
+    return LayerEstimate(value, float(spread))
 
 
-def _dimension(near: Distances, k: int, kept: Tensor) -> float:
+def _dimension(near: NearestDistances, k: int, kept: Tensor) -> float:
     """Estimates the dimension of the rows that are kept, among themselves."""
     here = kept[near.rows[kept]]
     place = here.cumsum(1)
@@ -135,18 +135,18 @@ def mean_cosine(sums: Float[Tensor, "s d"], counts: Float[Tensor, " s"]) -> floa
     return float((sums.sum(0).square().sum() - sums.square().sum()) / pairs)
 
 
-def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> Estimate:
+def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> LayerEstimate:
     """Computes the mean over documents of their texts' means, and its standard error."""
     known = ~np.isnan(values)
     _, place = np.unique(documents[known], return_inverse=True)
     if not len(place):
-        return Estimate(np.nan, np.nan)
+        return LayerEstimate(np.nan, np.nan)
     means = np.bincount(place, values[known]) / np.bincount(place)
     error = means.std(ddof=1) / len(means) ** 0.5 if len(means) > 1 else np.nan
-    return Estimate(float(means.mean()), float(error))
+    return LayerEstimate(float(means.mean()), float(error))
 
 
-def same_class(near: Distances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float]:
+def same_class(near: NearestDistances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float]:
     """Counts for each row the share of its k nearest rows that are of its own class; and what random rows give."""
     codes = torch.from_numpy(classes)
     shares = (codes[near.rows[:, :k]] == codes[:, None]).double().mean(1)

@@ -14,17 +14,17 @@ from repsim_cli.activations.batching import lengths_of, of_similar_length
 from repsim_cli.activations.hook_points import HookPoint
 from repsim_cli.activations.next_token import HEAD, documents_of, has_next
 from repsim_cli.activations.places import rows_of
-from repsim_cli.activations.readings import loading
-from repsim_cli.activations.rows import used
+from repsim_cli.activations.readings import choose_loading
+from repsim_cli.activations.rows import find_used
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Medium0, Small
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_memory, passing, shown
+from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cost import Cost, distances_cost, forward_cost, needs
 from repsim_cli.engine.extraction import Extraction, extraction_of
-from repsim_cli.engine.rows import opened, prepare, tally
+from repsim_cli.engine.rows import open_rows, prepare, tally
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.findings.layers import in_order
 from repsim_cli.measures import get
@@ -49,13 +49,13 @@ from repsim_cli.studies.layers.columns import (
     SAME_CLASS,
 )
 from repsim_cli.studies.layers.gathered import OfLayer, gather, texts_of
-from repsim_cli.studies.layers.scores import Estimate, over_texts
-from repsim_cli.studies.layers.without import Lost, lost, refusal
+from repsim_cli.studies.layers.scores import LayerEstimate, over_texts
+from repsim_cli.studies.layers.without import BlockLosses, compute_lost, refusal
 
 LEAST = 40  # texts of which an intrinsic dimension is estimated
 SCALE = (1, 2, 4, 8, 16, 32, 64)
 NEIGHBOURS = 10
-UNKNOWN = Estimate(np.nan, np.nan)
+UNKNOWN = LayerEstimate(np.nan, np.nan)
 
 
 @studies.register("layers")
@@ -119,7 +119,7 @@ class Layers(Study):
             features = sum(layer.width for layer in each.layers)
             return {
                 "Python and its libraries": 0.6e9,
-                **passing(each.live, self.extract, self.hardware, features),
+                **bound_pass(each.live, self.extract, self.hardware, features),
                 "texts": 16.0 * self.extract.sequences * features,
             }
 
@@ -128,7 +128,7 @@ class Layers(Study):
     def plan(self) -> dict[str, Any]:
         models = {label: each.models[label] for label, each in self.extractions.items()}
         return {
-            "models": shown(models, self.hardware),
+            "models": describe_models(models, self.hardware),
             "layers": sum(len(reading.layers) for reading in self.readings),
             "texts, at most": self.extract.sequences,
             "each block left out": [
@@ -156,7 +156,7 @@ class Layers(Study):
         for label, extraction in self.extractions.items():
             with run.stage("data"):
                 sequences = extraction.sequences(run, label)
-                counted = extraction.counted(run, sequences)
+                counted = extraction.count_rows(run, sequences)
                 skipped = run.manifest.get("remedies", {}).get("rows_left_out", 0)
                 counted_rows.update({"rows": run.manifest["rows"], "rows_left_out": skipped})
             given, counts = sequences[label], rows_of(sequences[label], self.extract)
@@ -167,7 +167,7 @@ class Layers(Study):
                 raise BadInput(
                     f"extract.sequences: an intrinsic dimension needs {LEAST} texts, the data have {texts}; give more"
                 )
-            with opened(run, counted, sequences) as read, run.stage("activations"):
+            with open_rows(run, counted, sequences) as read, run.stage("activations"):
                 progress = partial(run.progress, label=f"activations of {label}", unit="batches")
                 gathered = gather(read.every(progress), counts, len(counted.layers))
                 for name, table in read.tables(counted.layers).items():
@@ -188,7 +188,9 @@ class Layers(Study):
         tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
         return Results(study="layers", tables=tables | diagnosed, about={"k": self.k})
 
-    def _without(self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]) -> Lost | None:
+    def _without(
+        self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]
+    ) -> BlockLosses | None:
         """Measures what is lost without each block, on the first sequences; None where blocks cannot be left out."""
         ((label, source),) = extraction.live.items()
         if not self.without:
@@ -196,7 +198,7 @@ class Layers(Study):
         model, why = None, refusal(source)
         if why is None:
             try:
-                model = source.with_head(HEAD, loading(self.hardware, extraction.devices[label]))
+                model = source.with_head(HEAD, choose_loading(self.hardware, extraction.devices[label]))
             except BadInput as error:
                 why = str(error)
         if model is None:
@@ -204,14 +206,14 @@ class Layers(Study):
             return None
         chosen = np.flatnonzero(has_next(given))[: self.without]
         some = given.take(chosen)
-        lengths = lengths_of(used(some, self.extract))
+        lengths = lengths_of(find_used(some, self.extract))
         parts = list(of_similar_length(lengths, self.hardware))
         batches = [some.take(part, int(lengths[part].max())) for part in parts]
         with run.stage("without blocks"):
             counts = tally(run, extraction.models)
             progress = partial(run.progress, label=f"without blocks of {label}", unit="batches")
             with torch.inference_mode():
-                found = lost(model, source, batches, progress, lambda mask: counts(label, mask))
+                found = compute_lost(model, source, batches, progress, lambda mask: counts(label, mask))
         return found._replace(units=units[chosen][np.concatenate(parts)])
 
     def _rows(
@@ -221,7 +223,7 @@ class Layers(Study):
         given: Sequences,
         units: Int[np.ndarray, " N"],
         found: Sequence[OfLayer],
-        without: Lost | None,
+        without: BlockLosses | None,
     ) -> Sequence[list[list[Any]]]:
         """Makes the rows of OF_LAYER_COLUMNS, of their standard errors, and of the dimension by scale."""
         (reading,) = extraction.readings
@@ -241,7 +243,7 @@ class Layers(Study):
             most = max(*steps, self.k)
             near = scores.nearest(x, min(3 * most + 20, len(x) - 1))
             by_scale = {
-                k: _known(partial(scores.dimension, near, k, documents), lacking if k == self.k else [])
+                k: _compute(partial(scores.dimension, near, k, documents), lacking if k == self.k else [])
                 for k in dict.fromkeys([*steps, self.k])
             }
             scales += [[reading.label, name, k, *by_scale[k]] for k in steps if by_scale[k] is not None]
@@ -251,11 +253,11 @@ class Layers(Study):
                 same = over_texts(shares, documents)
             numbers = {
                 DIMENSION: by_scale[self.k] or UNKNOWN,
-                RANK: _known(partial(scores.effective_rank, x), lacking),
+                RANK: _compute(partial(scores.effective_rank, x), lacking),
                 ENTROPY: over_texts(layer.whole("entropy"), documents),
                 CURVATURE: over_texts(layer.whole("curvature"), documents),
                 COSINE: scores.mean_cosine(torch.cat(layer.sums), sizes),
-                ALIKE: None if before is None else _known(partial(get("cka_unbiased"), before, x), lacking),
+                ALIKE: None if before is None else _compute(partial(get("cka_unbiased"), before, x), lacking),
                 INFLUENCE: over_texts(layer.whole("influence"), documents) if at else UNKNOWN,
                 SAME_CLASS: same,
                 BY_CHANCE: by_chance,
@@ -269,7 +271,7 @@ class Layers(Study):
         return rows, errors, scales
 
 
-def _effects(without: Lost | None, point: HookPoint) -> dict[str, Estimate]:
+def _effects(without: BlockLosses | None, point: HookPoint) -> dict[str, LayerEstimate]:
     """Averages what is lost without the block that ends here."""
     if without is None or point.kind != "resid_post" or point.layer is None:
         return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
@@ -277,7 +279,7 @@ def _effects(without: Lost | None, point: HookPoint) -> dict[str, Estimate]:
     return {name: over_texts(each[point.layer], without.units) for name, each in numbers.items()}
 
 
-def _known(make: Callable[[], Any], lacking: list[str]) -> Any:
+def _compute(make: Callable[[], Any], lacking: list[str]) -> Any:
     """Computes a number; where it has no value, notes why."""
     try:
         return make()
@@ -287,9 +289,9 @@ def _known(make: Callable[[], Any], lacking: list[str]) -> Any:
 
 
 def _number(number: Any) -> float | None:
-    value = number.value if isinstance(number, Estimate) else number
+    value = number.value if isinstance(number, LayerEstimate) else number
     return None if value is None or np.isnan(value) else value
 
 
 def _error(number: Any) -> float | None:
-    return _number(number.se) if isinstance(number, Estimate) else None
+    return _number(number.se) if isinstance(number, LayerEstimate) else None

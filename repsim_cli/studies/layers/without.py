@@ -8,15 +8,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from repsim_cli.activations.next_token import by_sequence, compared, following, logits_at
+from repsim_cli.activations.next_token import by_sequence, compare, find_next, logits_at
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data.base import Sequences
-from repsim_cli.models.calls import Hooks, entering
+from repsim_cli.models.calls import Hooks, find_entering
 from repsim_cli.models.source import Source, backbone_path
 from repsim_cli.models.transformers import predicts_next
 
 
-class Lost(NamedTuple):
+class BlockLosses(NamedTuple):
     """Without each block, of every text the mean over its tokens that have a next one: KL(whole || without it) in nats,
     and how much more the loss is. units: what errors are over, of each text."""
 
@@ -35,20 +35,20 @@ def refusal(source: Source) -> str | None:
     return "its blocks share their weights" if table.shared is not None else None
 
 
-def lost(
+def compute_lost(
     model: nn.Module,
     source: Source,
     batches: Sequence[Sequences],
     progress: Callable[[Sequence[Any]], Iterator[Any]],
     count: Callable[[np.ndarray], None],
-) -> Lost:
+) -> BlockLosses:
     """model: with its head. batches: of sequences that have tokens with a next one. count: called with the mask of
     every pass."""
     assert source.architecture is not None
     blocks: Any = source.modules(model.get_submodule(backbone_path(model, source)))[source.architecture.blocks]
     parts = []
     for batch in progress(batches):
-        places, wanted = following(batch)
+        places, wanted = find_next(batch)
         with_all = logits_at(model, source, batch, places)
         count(batch.mask)
         found = []
@@ -60,15 +60,15 @@ def lost(
             finally:
                 hooks.remove()
             count(batch.mask)
-            found.append(torch.stack(compared(with_all, without, wanted.to(with_all.device))).cpu())
+            found.append(torch.stack(compare(with_all, without, wanted.to(with_all.device))).cpu())
         parts.append(by_sequence(torch.stack(found), places))
     kl, loss = torch.cat(parts, 2).unbind(1)
-    return Lost(kl.numpy(), loss.numpy(), np.arange(kl.shape[1]))
+    return BlockLosses(kl.numpy(), loss.numpy(), np.arange(kl.shape[1]))
 
 
 def _as_it_came(args: tuple, kwargs: dict, out: Any) -> Any:
     """Gives what a block that does nothing would give."""
-    found = entering(args, kwargs)
+    found = find_entering(args, kwargs)
     if found is None:
         raise BadInput("options.without: a block takes no stream; set options.without=0")
     return (found[1], *out[1:]) if isinstance(out, tuple) else found[1]

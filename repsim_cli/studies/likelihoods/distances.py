@@ -9,7 +9,7 @@ LIKELIHOODS, OF_MODELS = "log_likelihoods", "likelihoods of models"
 COLUMNS = ["model", "nats per text", "se", "nats per word", "texts", "words"]
 
 
-class Between(NamedTuple):
+class LikelihoodDistances(NamedTuple):
     """Half the variance over texts of the difference of two models' log-likelihoods, nats, with standard errors over
     documents."""
 
@@ -17,7 +17,7 @@ class Between(NamedTuple):
     se: Float[np.ndarray, "m m"]
 
 
-def between(logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]) -> Between:
+def between(logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]) -> LikelihoodDistances:
     """Computes the distances of models. logs: of each model, of each text. documents: of the texts.
 
     Half the squared distance of the rows of the matrix that is centred both ways, over n - 1, is the KL divergence of
@@ -37,19 +37,19 @@ def between(logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]) ->
         values[a] = squares.sum(1) / (n - 1) / 2
         by_document = (squares / 2 - values[a][:, None]) @ sums.T
         errors[a] = np.sqrt(np.square(by_document).sum(1) * count / max(count - 1, 1)) / n
-    return Between(values, errors)
+    return LikelihoodDistances(values, errors)
 
 
-def centred(logs: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:
+def centre_twice(logs: Float[np.ndarray, "m n"]) -> Float[np.ndarray, "m n"]:
     """Takes out the mean of each model over texts, and that of each text over models."""
     rows = logs - logs.mean(1, keepdims=True)
     return rows - rows.mean(0)
 
 
-def placed(logs: Float[np.ndarray, "m n"]) -> tuple[Float[np.ndarray, "m 2"], Float[np.ndarray, " 2"]]:
+def place_models(logs: Float[np.ndarray, "m n"]) -> tuple[Float[np.ndarray, "m 2"], Float[np.ndarray, " 2"]]:
     """Places the models on the plane that keeps most of their squared distances, in nats; and gives the share of each
     axis."""
-    left, sizes, _ = np.linalg.svd(centred(logs) / np.sqrt(2 * (logs.shape[1] - 1)), full_matrices=False)
+    left, sizes, _ = np.linalg.svd(centre_twice(logs) / np.sqrt(2 * (logs.shape[1] - 1)), full_matrices=False)
     places = np.zeros((len(logs), 2))
     places[:, : len(sizes)] = (left * sizes)[:, :2]
     shares = np.square(np.append(sizes, 0)[:2]) / max(np.square(sizes).sum(), np.finfo(float).tiny)

@@ -14,7 +14,7 @@ from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import NEAREST, Table
-from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, placed
+from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, place_models
 
 MAP = "map of models"
 PANEL = (3.6, 3.0)  # inches
@@ -43,10 +43,10 @@ def sentences(run: Finished) -> Iterator[list[str]]:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """likelihoods-map: the models on the plane that keeps most of their distances"""
-    yield "likelihoods-map", partial(_drawn, run)
+    yield "likelihoods-map", partial(_draw, run)
 
 
-def _drawn(run: Finished) -> Any:
+def _draw(run: Finished) -> Any:
     from matplotlib.figure import Figure
 
     table = run.results.tables[MAP]
@@ -69,7 +69,7 @@ def _drawn(run: Finished) -> Any:
 def likelihoods(run: Finished, options: LikelihoodOptions, claims: Sequence[Claim]) -> Part:
     """Says which models are closest and furthest, and places them on a map."""
     logs = run.array(run.results.matrices[LIKELIHOODS].values)
-    places, shares = placed(np.asarray(logs))
+    places, shares = place_models(np.asarray(logs))
     labels = run.results.matrices[LIKELIHOODS].rows.layers
     rows = [[label, *map(float, place), *map(float, shares)] for label, place in zip(labels, places, strict=True)]
     columns = ["model", "first", "second", "share of the first", "share of the second"]

@@ -8,13 +8,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
-from repsim_cli.activations.inputs import check_modality, named, tokenizers
+from repsim_cli.activations.inputs import check_modality, name_errors, tokenizers
 from repsim_cli.activations.next_token import HEAD, documents_of, logits_at
-from repsim_cli.activations.readings import devices, loading
+from repsim_cli.activations.readings import choose_loading, devices
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.bounds import check_memory, other_settings, places, shown, usual_length
+from repsim_cli.engine.bounds import check_memory, describe_models, other_settings, places, usual_length
 from repsim_cli.engine.cost import forward_cost, needs
 from repsim_cli.engine.extraction import inputs
 from repsim_cli.engine.rows import prepare, tally
@@ -83,7 +83,7 @@ class Likelihoods(Study):
         count, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
         cost = forward_cost(self.models.values(), count, length, self.hardware, vocabularies=True)
         return {
-            "models": shown(self.models, self.hardware, self.devices),
+            "models": describe_models(self.models, self.hardware, self.devices),
             "texts, at most": count,
             "forward passes": passes(count, length, self.hardware) * len(self.models),
             **needs({"forward passes": cost}, self.hardware, memory=self.memory(), figures=2),
@@ -105,7 +105,7 @@ class Likelihoods(Study):
         with run.stage("data"):
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             first = next(iter(sequences.values()))
-            kept = np.all([scored(given).any(1) for given in sequences.values()], axis=0)
+            kept = np.all([mark_scored(given).any(1) for given in sequences.values()], axis=0)
             if kept.sum() < LEAST:
                 raise BadInput(
                     f"data: {LEAST} texts of two words or more are needed, got {kept.sum()}; read more "
@@ -123,7 +123,7 @@ class Likelihoods(Study):
 
     def _of_model(self, run: Run, label: str, texts: Sequences) -> Float[np.ndarray, " n"]:
         source = self.models[label]
-        model = named(label, source.with_head, HEAD, loading(self.hardware, self.devices[label]))
+        model = name_errors(label, source.with_head, HEAD, choose_loading(self.hardware, self.devices[label]))
         lengths, counts = lengths_of(texts.mask), tally(run, self.models)
         batches = list(of_similar_length(lengths, self.hardware))
         found = np.zeros(len(lengths))
@@ -170,7 +170,7 @@ def _words(texts: Sequences) -> np.ndarray:
     return texts.word
 
 
-def scored(texts: Sequences) -> Bool[np.ndarray, "N L"]:
+def mark_scored(texts: Sequences) -> Bool[np.ndarray, "N L"]:
     """Marks the tokens of the text after its first word, which has nothing before it under some tokenizers."""
     words = _words(texts)
     first = np.where(words >= 0, words, np.iinfo(words.dtype).max).min(1, keepdims=True)
@@ -182,7 +182,7 @@ def scored(texts: Sequences) -> Bool[np.ndarray, "N L"]:
 @torch.inference_mode()
 def log_likelihoods(model: nn.Module, source: Source, texts: Sequences) -> Float[np.ndarray, " b"]:
     """Sums the log-likelihood of what follows the first word of each text, in nats."""
-    wanted = scored(texts)
+    wanted = mark_scored(texts)
     before = np.zeros_like(wanted)
     before[:, :-1] = wanted[:, 1:]
     logits = logits_at(model, source, texts, before)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
+from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
 from repsim_cli.figures.lines import gaps, plain
 from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -44,17 +44,17 @@ def all_models_reach_full_accuracy(metrics: Mapping[str, Mapping[str, float]]) -
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """learning-curves"""
-    yield "learning-curves", partial(_learning, list(run.results.curves.values()))
+    yield "learning-curves", partial(_draw_learning, list(run.results.curves.values()))
 
 
-def _learning(curves: Sequence[Curve]) -> Any:
+def _draw_learning(curves: Sequence[Curve]) -> Any:
     """Both quantities side by side; a colour per model and stage."""
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(curve.about["quantity"] for curve in curves))
     stages = list(dict.fromkeys((curve.about["model"], curve.about["stage"]) for curve in curves))
     alone = {model for model, _ in stages if sum(model == other for other, _ in stages) == 1}
-    shades = cycled(COLOURS, len(stages))
+    shades = cycle(COLOURS, len(stages))
     figure = Figure(figsize=(len(quantities) * PANEL[0], PANEL[1]))
     panels = figure.subplots(1, len(quantities), gridspec_kw={"wspace": 0.28})
     for panel, quantity in zip(panels, quantities, strict=True):

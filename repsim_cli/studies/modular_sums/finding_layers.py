@@ -24,14 +24,14 @@ class ModularLayers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layers:
+class TrainedLayers:
     """By how models were trained: the names of their layers, and of each seed the distances between them (of
     similarities how far they are below the largest), both in the order of the network."""
 
     names: Mapping[str, Sequence[str]]
     apart: Mapping[str, Sequence[Square]]
 
-    def missing(self, *trainings: str) -> str:
+    def say_missing(self, *trainings: str) -> str:
         """Why a claim on models with this training cannot be tested; empty where all are there."""
         absent = [training for training in trainings if training not in self.apart]
         return f"needs {FEWEST} seeds trained {' and '.join(absent)}" if absent else ""
@@ -45,9 +45,9 @@ class Layers:
     published="below",
     of=(END_TO_END,),
 )
-def end_to_end_training_ends_alike(models: Layers) -> Weighed | Untestable:
+def end_to_end_training_ends_alike(models: TrainedLayers) -> Weighed | Untestable:
     """In Model E all layers from 64 on, those of block 3, are similar."""
-    if missing := models.missing(END_TO_END):
+    if missing := models.say_missing(END_TO_END):
         return Untestable(missing)
     blocks = [block_of(name) for name in models.names[END_TO_END]]
     last = np.array([block == blocks[-1] for block in blocks])
@@ -65,9 +65,9 @@ def end_to_end_training_ends_alike(models: Layers) -> Weighed | Untestable:
     unit="seed",
     of=(BY_BLOCK, END_TO_END),
 )
-def layer_wise_distances_are_larger(models: Layers) -> Weighed | Untestable:
+def layer_wise_distances_are_larger(models: TrainedLayers) -> Weighed | Untestable:
     """Distances are larger in Model L than in Model E."""
-    if missing := models.missing(BY_BLOCK, END_TO_END):
+    if missing := models.say_missing(BY_BLOCK, END_TO_END):
         return Untestable(missing)
     if min(len(x) for training in (BY_BLOCK, END_TO_END) for x in models.apart[training]) < LEAST:
         return Untestable(FOUR)
@@ -85,17 +85,17 @@ def layer_wise_distances_are_larger(models: Layers) -> Weighed | Untestable:
     published="below",
     of=(BY_BLOCK, END_TO_END),
 )
-def training_changes_the_pattern(models: Layers) -> Weighed | Untestable:
+def training_changes_the_pattern(models: TrainedLayers) -> Weighed | Untestable:
     """The patterns of Models L and E differ."""
     trainings = (BY_BLOCK, END_TO_END)
-    if missing := models.missing(*trainings):
+    if missing := models.say_missing(*trainings):
         return Untestable(missing)
     if list(models.names[BY_BLOCK]) != list(models.names[END_TO_END]):
         return Untestable("the two models have different layers")
     if len(models.names[BY_BLOCK]) < LEAST:
         return Untestable(FOUR)
     for training in trainings:  # two matrices of noise differ, too
-        found = [_ordered(x) for x in models.apart[training]]
+        found = [_correlate_order(x) for x in models.apart[training]]
         if not min(found) >= ORDERED:
             return Untestable(
                 f"the distances of a model trained {training} do not grow with the layers between "
@@ -107,7 +107,7 @@ def training_changes_the_pattern(models: Layers) -> Weighed | Untestable:
     return Weighed(float(np.mean(rhos)), by_units(rhos, 0.5, "pair of models"))
 
 
-def _ordered(values: Square) -> float:
+def _correlate_order(values: Square) -> float:
     """Spearman's rho of the distances and the number of layers between; NaN where all are equal."""
     a, b = np.triu_indices(len(values), k=1)
     return float(ranks(_cells(values)) @ ranks(b - a))
@@ -120,9 +120,9 @@ def _ordered(values: Square) -> float:
     unit="seed",
     of=(ONE_SUM,),
 )
-def attention_makes_the_first_differences(models: Layers) -> Weighed | Untestable:
+def attention_makes_the_first_differences(models: TrainedLayers) -> Weighed | Untestable:
     """In Model 0 the major differences occur at the attention scores and patterns."""
-    if missing := models.missing(ONE_SUM):
+    if missing := models.say_missing(ONE_SUM):
         return Untestable(missing)
     attention = np.array([name.startswith(("attn_scores", "pattern")) for name in models.names[ONE_SUM]])
     if not attention.any():
@@ -157,5 +157,5 @@ def modular_layers(run: Finished, options: ModularLayers, claims: Sequence[Claim
                 if names.setdefault(training, its) == its:
                     values = distances(layers.values[place, place], layers.measure.larger_is_closer)
                     apart.setdefault(training, []).append(values[np.ix_(order, order)])
-        verdicts += [each.verdict(label, Layers(names=names, apart=apart)) for each in claims]
+        verdicts += [each.verdict(label, TrainedLayers(names=names, apart=apart)) for each in claims]
     return Part(claims=verdicts)

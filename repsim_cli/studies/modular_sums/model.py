@@ -22,14 +22,14 @@ from repsim_cli.data.files import json_file
 from repsim_cli.data.modular import Numbers, pairs
 from repsim_cli.models.architectures import MODULAR
 from repsim_cli.models.checkpoints import hash_files
-from repsim_cli.models.loading import WHOLE, placed
+from repsim_cli.models.loading import WHOLE, place_model
 from repsim_cli.models.source import Precomputed, Source
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ModularShape:
     """numbers: how many values a and b have. outputs: the number of classes of each head, by name."""
 
     numbers: int
@@ -77,7 +77,7 @@ class Modular(nn.Module):
 
     main_input_name = "input_ids"
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: ModularShape):
         super().__init__()
         self.embed = nn.Embedding(shape.numbers, shape.width)
         self.position = nn.Parameter(torch.empty(2, shape.width))
@@ -109,21 +109,21 @@ class Modular(nn.Module):
         return self.heads[name](stream[:, int(name.startswith("b"))])
 
 
-def saved(model: Modular, shape: Shape, folder: Path) -> None:
-    """Writes the model in the format that `loaded` reads."""
+def save(model: Modular, shape: ModularShape, folder: Path) -> None:
+    """Writes the model in the format that `load` reads."""
     state = {name: weights.detach().contiguous() for name, weights in model.state_dict().items()}
     safetensors.torch.save_file(state, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"model_type": "modular", **asdict(shape)}, indent=1) + "\n")
 
 
-def loaded(folder: Path) -> Modular:
+def load(folder: Path) -> Modular:
     settings = json_file(folder / CONFIG)
-    model = Modular(Shape(**{key: value for key, value in settings.items() if key != "model_type"}))
+    model = Modular(ModularShape(**{key: value for key, value in settings.items() if key != "model_type"}))
     model.load_state_dict(safetensors.torch.load_file(folder / WEIGHTS))
     return model.eval().requires_grad_(False)
 
 
-def modular_source(shape: Shape, folder: Callable[[], Path], **more: Any) -> Source:
+def modular_source(shape: ModularShape, folder: Callable[[], Path], **more: Any) -> Source:
     """The Source of the model in `folder()`, which need not exist before it is loaded."""
     with torch.device("meta"):
         skeleton = Modular(shape)
@@ -139,7 +139,7 @@ def modular_source(shape: Shape, folder: Callable[[], Path], **more: Any) -> Sou
         model_type="modular",
         skeleton=skeleton,
         tokenizer=lambda: Numbers(shape.numbers),
-        load=lambda eager, how=WHOLE: placed(loaded(folder()), how),
+        load=lambda eager, how=WHOLE: place_model(load(folder()), how),
         identity=lambda: {"source": str(folder()), "weights_hash": hash_files([folder() / WEIGHTS])},
         head_width=shape.width // shape.heads,
         modality="numbers",

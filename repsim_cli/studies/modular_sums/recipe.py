@@ -8,7 +8,7 @@ from pydantic import Field
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Above0, Fraction, From0, Medium, Modulus, NotNegative, Positive, Small
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
-from repsim_cli.studies.modular_sums.model import Shape
+from repsim_cli.studies.modular_sums.model import ModularShape
 
 Training = Literal["end_to_end", "by_block"]
 
@@ -18,7 +18,7 @@ class ModularRecipe:
     """All that decides about a model of modular sums, beside the seed.
 
     It is trained with AdamW (betas 0.9 and 0.98). A stream of large norm saturates the attention of the next block,
-    hence the penalty. The best look of a stage is chosen on the validation rows (see `kept_look`). Raises BadInput
+    hence the penalty. The best look of a stage is chosen on the validation rows (see `choose_look`). Raises BadInput
     where stages, rows or saved epochs do not fit together.
 
     moduli: p1, p2, ... of the sums c1 = (a + b) mod p1, c2 = (c1 + b) mod p2, ...; a and b are whole numbers below p1.
@@ -82,13 +82,13 @@ class ModularRecipe:
         return sorted(self.save or [])
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ModularShape:
         outputs = {f"c{k}": modulus for k, modulus in enumerate(self.moduli, 1)}
         if self.training == "end_to_end":
             outputs = {name: outputs[name] for name in list(outputs)[-1:]}
         else:
             outputs |= {f"b{k}": self.moduli[0] for k in range(1, len(self.moduli))}
-        return Shape(numbers=self.moduli[0], blocks=self.blocks, outputs=outputs)
+        return ModularShape(numbers=self.moduli[0], blocks=self.blocks, outputs=outputs)
 
     @property
     def stages(self) -> list[tuple[int, list[str]]]:

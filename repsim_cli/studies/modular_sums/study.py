@@ -6,14 +6,14 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Hardware
-from repsim_cli.engine.bounds import shown
+from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.cost import trainings
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.content import Axis, Curve, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.modular_sums.train import CURVES, MISTAKES
-from repsim_cli.training.trained import kept
+from repsim_cli.training.trained import read_kept
 
 COLUMNS = {
     "training accuracy": "training_accuracy",
@@ -48,7 +48,7 @@ class ModularTraining(Study):
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown(self.models, Hardware()),
+            "models": describe_models(self.models, Hardware()),
             **trainings(self.models.values(), Hardware()),
         }
 
@@ -57,7 +57,7 @@ class ModularTraining(Study):
             identities = {label: source.identity() for label, source in self.models.items()}
             run.input("models", identities)
             curves, wrong = (
-                {label: kept(identity["trained"], name) for label, identity in identities.items()}
+                {label: read_kept(identity["trained"], name) for label, identity in identities.items()}
                 for name in (CURVES, MISTAKES)
             )
         run.save_manifest()

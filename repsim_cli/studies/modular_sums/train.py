@@ -28,9 +28,9 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
 from repsim_cli.data.modular import pairs
 from repsim_cli.models.series import METRICS, read_metrics
-from repsim_cli.models.source import Checkpoint, Series, Short, Source, Work
+from repsim_cli.models.source import Checkpoint, Series, Short, Source, TrainingWork
 from repsim_cli.runs.results import SAVE_EVERY, Progress, dumps, quiet
-from repsim_cli.studies.modular_sums.model import Modular, chain, modular_source, saved
+from repsim_cli.studies.modular_sums.model import Modular, chain, modular_source, save
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
 from repsim_cli.training.state import restore_state, resumable, save_state
 from repsim_cli.training.trained import Metrics, Trained
@@ -63,11 +63,11 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
         def keep(model: Modular, epoch: int, scores: Metrics) -> None:
             place = steps / f"epoch{epoch}"
             place.mkdir(parents=True, exist_ok=True)
-            saved(model, recipe.shape, place)
+            save(model, recipe.shape, place)
             (place / METRICS).write_text(dumps(scores))
 
         model, curves = train(recipe, seed, progress, scratch, keep)
-        saved(model, recipe.shape, folder)
+        save(model, recipe.shape, folder)
         (folder / CURVES).write_text(dumps(curves))
         (folder / MISTAKES).write_text(dumps(mistakes(model, recipe, seed)))
         if recipe.kept:
@@ -94,30 +94,32 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
     if recipe.kept:
         checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
         return Series(checkpoints=checkpoints, local=False, make=make)
-    return of_place("", trained.metrics, make=make, work=trained.missing, short=lambda: short_of(trained.metrics()))
+    return of_place(
+        "", trained.metrics, make=make, work=trained.find_missing, short=lambda: short_of(trained.metrics())
+    )
 
 
-def work_of(recipe: ModularRecipe) -> Work:
+def work_of(recipe: ModularRecipe) -> TrainingWork:
     """Of all epochs; each pair of numbers is two tokens."""
     rows, epochs = round(recipe.train_share * recipe.moduli[0] ** 2), recipe.epochs * len(recipe.stages)
-    return Work(steps=epochs * math.ceil(rows / (recipe.batch_size or rows)), tokens=2 * rows * epochs)
+    return TrainingWork(steps=epochs * math.ceil(rows / (recipe.batch_size or rows)), tokens=2 * rows * epochs)
 
 
 def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:
     """Of each stage, the metrics of the weights that were kept, and after how many epochs."""
     return {
-        f"{stage}_{name}": looks[column][kept_look(looks, patience)]
+        f"{stage}_{name}": looks[column][choose_look(looks, patience)]
         for stage, looks in curves.items()
         for name, column in (("accuracy", "validation_accuracy"), ("loss", "validation_loss"), ("epochs", "epoch"))
     }
 
 
-def kept_look(looks: Columns, patience: int | None) -> int:
+def choose_look(looks: Columns, patience: int | None) -> int:
     """The index of the look with the largest validation accuracy, of equal ones with the smallest validation loss; of a
     training that never ends early, the last.
 
     >>> looks = {"validation_accuracy": [0.9, 1.0, 1.0, 0.8], "validation_loss": [0.1, 0.3, 0.2, 0.9]}
-    >>> kept_look(looks, 3), kept_look(looks, None)
+    >>> choose_look(looks, 3), choose_look(looks, None)
     (2, 3)
     """
     if patience is None:
@@ -139,7 +141,7 @@ def short_of(metrics: Metrics) -> Short | None:
     return Short(mark, f"validation accuracy of {stage.removesuffix('_accuracy')} is {mark}, below 100 %")
 
 
-class Sums(NamedTuple):
+class ModularTask(NamedTuple):
     """All pairs, the targets of each head, and which pairs are trained on and which held out."""
 
     ab: Int[Tensor, "n 2"]
@@ -148,7 +150,7 @@ class Sums(NamedTuple):
     held_out: Int[Tensor, " k"]
 
 
-def sums(recipe: ModularRecipe, seed: int) -> Sums:
+def sums(recipe: ModularRecipe, seed: int) -> ModularTask:
     ab = torch.from_numpy(pairs(recipe.moduli[0]))
     a, b = ab.unbind(1)
     targets = {f"c{k}": c for k, c in enumerate(chain(a, b, recipe.moduli), 1)}
@@ -156,7 +158,9 @@ def sums(recipe: ModularRecipe, seed: int) -> Sums:
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(ab)))
     seen, held_out = order.split([split := round(recipe.train_share * len(ab)), len(ab) - split])
     place = recipe.device
-    return Sums(ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place))
+    return ModularTask(
+        ab.to(place), {name: y.to(place) for name, y in targets.items()}, seen.to(place), held_out.to(place)
+    )
 
 
 def train(
@@ -180,7 +184,7 @@ def train(
     for blocks, names in recipe.stages:
         part = whole._replace(targets={name: whole.targets[name] for name in names})
         state = scratch and scratch / f"{names[0]}.safetensors"
-        looks = Stage(model, blocks, part, recipe, seed, before).trained(progress, state, keep)
+        looks = Stage(model, blocks, part, recipe, seed, before).train(progress, state, keep)
         curves[names[0]] = columns(looks)
         before += recipe.epochs
     return model.cpu().eval().requires_grad_(False), curves
@@ -196,7 +200,7 @@ class Stage:
     looks: the epoch and `SCORES` of every look. mean, best: averaged weights, now and as they are to be kept.
     """
 
-    def __init__(self, model: Modular, blocks: int, task: Sums, recipe: ModularRecipe, seed: int, before: int):
+    def __init__(self, model: Modular, blocks: int, task: ModularTask, recipe: ModularRecipe, seed: int, before: int):
         self.model, self.blocks, self.task, self.recipe, self.before = model, blocks, task, recipe, before
         self.first = 0 if recipe.training == "end_to_end" else blocks - 1
         parts = [*model.blocks[self.first : blocks], *(model.heads[name] for name in task.targets)]
@@ -213,7 +217,7 @@ class Stage:
         self.looks: list[list[float]] = []
         self.done = 0
 
-    def trained(self, progress: Progress, state: Path | None, keep: Keep) -> list[list[float]]:
+    def train(self, progress: Progress, state: Path | None, keep: Keep) -> list[list[float]]:
         """Trains the stage; its looks. state: where what is done is left, and from where it resumes."""
         recipe, name = self.recipe, next(iter(self.task.targets))
         if state is not None and resumable(state):
@@ -222,7 +226,7 @@ class Stage:
             self.start = self.model.stream(self.task.ab, self.first)
         if self.before + self.done == 0:
             self._keep(keep)
-        settled = _settled(self.looks, recipe.patience)
+        settled = _has_settled(self.looks, recipe.patience)
         left = time.monotonic()
         for epoch in progress(
             range(self.done + 1, 1 + (self.done if settled else recipe.epochs)), label=f"training {name}", unit="epochs"
@@ -232,7 +236,7 @@ class Stage:
             if epoch % recipe.check == 0 or epoch == recipe.epochs:
                 self._look(name)
             self._keep(keep)
-            if _settled(self.looks, recipe.patience):
+            if _has_settled(self.looks, recipe.patience):
                 break
             if time.monotonic() - left > SAVE_EVERY:
                 self._leave(state)
@@ -260,12 +264,12 @@ class Stage:
 
     def _look(self, name: str) -> None:
         """Notes the scores of the averaged weights, and keeps these where they are the best."""
-        with self._averaged():
+        with self._average():
             self.looks.append([float(self.done), *self._scores()])
         if not math.isfinite(self.looks[-1][1]):
             got = f"{self.looks[-1][1]} at epoch {self.done} of {name}"
             raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
-        if kept_look(columns(self.looks), self.recipe.patience) == len(self.looks) - 1:
+        if choose_look(columns(self.looks), self.recipe.patience) == len(self.looks) - 1:
             _replace(self.best, self.mean)
 
     def _stream(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
@@ -274,7 +278,7 @@ class Stage:
         return self.model.stream(self.task.ab[rows], self.blocks)
 
     @contextlib.contextmanager
-    def _averaged(self) -> Iterator[None]:
+    def _average(self) -> Iterator[None]:
         """The model with averaged weights."""
         last = [weights.detach().clone() for weights in self.parameters]
         _replace(self.parameters, self.mean)
@@ -292,7 +296,7 @@ class Stage:
     def _keep(self, keep: Keep) -> None:
         epoch = self.before + self.done
         if epoch in self.recipe.kept:
-            with self._averaged():
+            with self._average():
                 keep(self.model, epoch, dict(zip(SCORES, self._scores(), strict=True)))
 
     def _leave(self, state: Path | None) -> None:
@@ -332,12 +336,14 @@ def mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list
     return errors
 
 
-def _settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
+def _has_settled(looks: Sequence[Sequence[float]], patience: int | None) -> bool:
     """Whether all of the last looks had every validation row right."""
     return patience is not None and len(looks) >= patience and all(look[-1] == 1 for look in looks[-patience:])
 
 
-def _scores(model: Modular, stream: Float[Tensor, "m 2 d"], task: Sums, rows: Int[Tensor, " m"]) -> tuple[float, float]:
+def _scores(
+    model: Modular, stream: Float[Tensor, "m 2 d"], task: ModularTask, rows: Int[Tensor, " m"]
+) -> tuple[float, float]:
     """The cross-entropy in nats, summed over the outputs, and the share of rows on which all of them are right."""
     logits = {name: model.read(name, stream) for name in task.targets}
     loss = sum(float(nn.functional.cross_entropy(logits[name], y[rows])) for name, y in task.targets.items())

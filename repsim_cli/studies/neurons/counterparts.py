@@ -75,7 +75,7 @@ class CrossMoments:
         return squares.sqrt(), squares > CONSTANT * (squares + self.rows * mean.square())
 
 
-class Counterparts(NamedTuple):
+class NeuronCounterparts(NamedTuple):
     """Of every neuron of a model, its best counterpart in another.
 
     correlation: with it. neuron: its number among all neurons of the other model. rotated: the largest correlation with
@@ -100,13 +100,13 @@ def counterparts(
     seed: int,
     absolute: bool = False,
     progress: Callable[[Sequence[int]], Iterator[int]] = iter,
-) -> dict[tuple[int, int], Counterparts]:
+) -> dict[tuple[int, int], NeuronCounterparts]:
     """By the numbers of two models, the counterparts of the neurons of the first in the second; for all pairs, both
     ways. absolute: by absolute correlation."""
     models = range(len(moments.widths))
     lengths, varying = zip(*(moments.lengths(model) for model in models), strict=True)
 
-    def best_of(model: int, other: int) -> Counterparts:
+    def best_of(model: int, other: int) -> NeuronCounterparts:
         scale = torch.where(varying[model], 1 / lengths[model].clamp_min(TINY), 0.0)
         best, neuron = torch.full_like(scale, -1.0), torch.zeros_like(scale, dtype=torch.long)
         rotated = best.repeat(rotations, 1)
@@ -126,7 +126,7 @@ def counterparts(
                 turned = torch.where(norms > 0, products @ q / norms.clamp_min(TINY), 0.0)
                 rotated[draw] = rotated[draw].maximum(_strength(turned, absolute).amax(1))
         values = (best.clamp(max=1), neuron, rotated.clamp(max=1))
-        return Counterparts(*(x.cpu().numpy() for x in values))
+        return NeuronCounterparts(*(x.cpu().numpy() for x in values))
 
     pairs = list(permutations(models, 2))
     return {pairs[i]: best_of(*pairs[i]) for i in progress(range(len(pairs)))}

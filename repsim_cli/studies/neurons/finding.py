@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from repsim_cli.base.settings import Finite, Medium0
-from repsim_cli.figures.frame import COLOURS, cycled, legend_beside
+from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
 from repsim_cli.figures.lines import PANEL, of_layers, plain
-from repsim_cli.figures.panels import headline, listed
+from repsim_cli.figures.panels import headline, list_models
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_jackknife
@@ -27,7 +27,7 @@ PUBLISHED = 0.5  # excess above which a neuron is universal
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniversalNeurons:
+class UniversalNeuronOptions:
     """The share of universal neurons, by model and by layer. The excess of a neuron is its largest correlation with a
     neuron of another model minus the largest in a rotated basis (mean over rotations), averaged over the other models.
     As a control, each rotated basis is compared with the other rotated ones in the same way.
@@ -40,7 +40,7 @@ class UniversalNeurons:
     examples: Medium0 = 5
 
 
-class Neurons(NamedTuple):
+class VaryingNeurons(NamedTuple):
     """The neurons of a model that vary: of which layer, their number in it, their excess in each other model, and that
     of each rotated basis over the other ones."""
 
@@ -50,26 +50,28 @@ class Neurons(NamedTuple):
     control: Float[np.ndarray, "others rotations n"]
 
 
-def split(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
+def split_correlations(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
     """The correlations of a matrix of counterparts, and those in rotated bases."""
     return values[4], values[5:]
 
 
 def excess(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
     """Over the mean of the rotated bases; and that of each of these over the mean of the others."""
-    correlation, rotated = split(values)
+    correlation, rotated = split_correlations(values)
     others = (rotated.sum(0) - rotated) / (len(rotated) - 1)
     return correlation - rotated.mean(0), rotated - others
 
 
-def neurons_of(matrices: Sequence[np.ndarray]) -> Neurons:
+def neurons_of(matrices: Sequence[np.ndarray]) -> VaryingNeurons:
     """matrices: of one model, with each other model."""
     each, control = zip(*map(excess, matrices), strict=True)
     layer, number = matrices[0][:2].astype(int)
-    return Neurons(layer, number, np.stack(each), np.stack(control))
+    return VaryingNeurons(layer, number, np.stack(each), np.stack(control))
 
 
-def by_layer(model: str, layers: Sequence[str], neurons: Neurons, threshold: float) -> Iterator[tuple[str, Curve]]:
+def by_layer(
+    model: str, layers: Sequence[str], neurons: VaryingNeurons, threshold: float
+) -> Iterator[tuple[str, Curve]]:
     mean = neurons.excess.mean(0)
     at = [i for i in range(len(layers)) if (neurons.layer == i).any()]
     for quantity, values in ((SHARE, mean > threshold), (EXCESS, mean)):
@@ -137,7 +139,7 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(1.2 * PANEL[0], PANEL[1]))
     axes = figure.subplots()
     models = _models(run)
-    for (model, matrices), colour in zip(models.items(), cycled(COLOURS, len(models)), strict=True):
+    for (model, matrices), colour in zip(models.items(), cycle(COLOURS, len(models)), strict=True):
         neurons = neurons_of([run.array(matrix.values) for matrix in matrices])
         for values, style in ((neurons.excess.mean(0), "-"), (neurons.control.mean(0).ravel(), ":")):
             label = model if style == "-" else None
@@ -151,18 +153,20 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     axes.tick_params(labelsize=7)
     plain(axes)
     legend_beside(axes)
-    headline(figure, f"{listed(list(models))}: how many neurons have a counterpart in every other model")
+    headline(figure, f"{list_models(list(models))}: how many neurons have a counterpart in every other model")
     return figure
 
 
 def _models(run: Finished) -> dict[str, list[Matrix]]:
     """The matrices of each model."""
-    matrices = run.measured(COUNTERPARTS)
+    matrices = run.select_kind(COUNTERPARTS)
     names = dict.fromkeys(matrix.rows.model for matrix in matrices)
     return {name: [matrix for matrix in matrices if matrix.rows.model == name] for name in names}
 
 
-def _examples(matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons: Neurons, count: int) -> list[Any]:
+def _examples(
+    matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons: VaryingNeurons, count: int
+) -> list[Any]:
     mean, layers = neurons.excess.mean(0), matrices[0].about["layers"]
     rows = []
     for i in np.argsort(-mean, kind="stable")[:count]:
@@ -176,13 +180,13 @@ def _examples(matrices: Sequence[Matrix], arrays: Sequence[np.ndarray], neurons:
 
 
 @analysis(studies=("universal_neurons",), unasked=lambda planned: True, figures=figures)
-def universal_neurons(run: Finished, options: UniversalNeurons, claims: Sequence[Claim]) -> Part:
+def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Sequence[Claim]) -> Part:
     models, pairs, examples, curves = [], [], [], {}
     excesses: dict[str, dict[str, np.ndarray]] = {}
     for model, matrices in _models(run).items():
         arrays = [run.array(matrix.values) for matrix in matrices]
         neurons = neurons_of(arrays)
-        means = np.array([[part.mean() for part in split(x)] for x in arrays])
+        means = np.array([[part.mean() for part in split_correlations(x)] for x in arrays])
         above = neurons.excess.mean(0) > options.threshold
         controls = neurons.control.mean(0) > options.threshold
         about = matrices[0].about

@@ -12,15 +12,15 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Several
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_memory, most_rows, other_settings, passing, shown
+from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models, most_rows, other_settings
 from repsim_cli.engine.cost import Cost, needs, neurons_cost
 from repsim_cli.engine.extraction import extraction_of
 from repsim_cli.engine.recording import StudyOfRows
-from repsim_cli.engine.rows import opened, prepare
+from repsim_cli.engine.rows import open_rows, prepare
 from repsim_cli.engine.study import OfRows
 from repsim_cli.runs.content import COUNTERPARTS, Matrix, Results, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.neurons.counterparts import Counterparts, CrossMoments, counterparts
+from repsim_cli.studies.neurons.counterparts import CrossMoments, NeuronCounterparts, counterparts
 
 LEAST = 3  # rows
 
@@ -80,7 +80,7 @@ class UniversalNeurons(StudyOfRows):
         squares = sum(width**2 for widths in self.widths for width in widths)
         return {
             "Python and its libraries": 0.5e9,
-            **passing(self.extraction.live, self.extract, self.hardware, sum(neurons)),
+            **bound_pass(self.extraction.live, self.extract, self.hardware, sum(neurons)),
             "rows": (4.0 * 3 + 8.0) * self.extract.batch_rows * sum(neurons),
             "products": 8.0 * (pairs + squares + 4 * max(neurons) * widest),
         }
@@ -88,7 +88,7 @@ class UniversalNeurons(StudyOfRows):
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, neurons, forward passes, memory in GB."""
         return {
-            "models": shown(self.extraction.models, self.hardware),
+            "models": describe_models(self.extraction.models, self.hardware),
             "layers": sum(map(len, self.widths)),
             "neurons, at most": sum(map(sum, self.widths)),
             "rotations": self.rotations,
@@ -97,7 +97,7 @@ class UniversalNeurons(StudyOfRows):
                 self._costs(),
                 self.hardware,
                 memory=self.memory(),
-                activations=footprint.stored(self.extraction),
+                activations=footprint.count_stored(self.extraction),
                 figures=3,
             ),
         }
@@ -116,11 +116,11 @@ class UniversalNeurons(StudyOfRows):
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             self._check_rows(extraction.total)
         moments = CrossMoments()
         ends = np.cumsum([0, *map(len, self.widths)])
-        with opened(run, extraction, sequences) as rows, run.stage("activations and products"):
+        with open_rows(run, extraction, sequences) as rows, run.stage("activations and products"):
             for batch in rows.stream(partial(run.progress, label="activations and products", unit="batches")):
                 moments.add([batch[start:end] for start, end in pairwise(ends)])
             tables = rows.tables(extraction.layers)
@@ -143,12 +143,17 @@ class UniversalNeurons(StudyOfRows):
         return Results(study="universal_neurons", matrices=matrices, tables=tables)
 
     def _matrix(
-        self, run: Run, pair: tuple[int, int], best: Counterparts, varying: Sequence[np.ndarray], moments: CrossMoments
+        self,
+        run: Run,
+        pair: tuple[int, int],
+        best: NeuronCounterparts,
+        varying: Sequence[np.ndarray],
+        moments: CrossMoments,
     ) -> tuple[str, Matrix]:
         """A row for each property of the neurons of a model, a column for each neuron that varies."""
         a, b = pair
         model, other = self.readings[a].label, self.readings[b].label
-        (layers, neurons), (layers_of_others, neurons_of_others) = (_numbered(moments.widths[side]) for side in pair)
+        (layers, neurons), (layers_of_others, neurons_of_others) = (_number(moments.widths[side]) for side in pair)
         kept = varying[a]
         values = np.stack(
             [
@@ -178,6 +183,6 @@ class UniversalNeurons(StudyOfRows):
         )
 
 
-def _numbered(widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _number(widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """The layer of every neuron, and its number in it."""
     return np.repeat(np.arange(len(widths)), widths), np.concatenate([np.arange(width) for width in widths])

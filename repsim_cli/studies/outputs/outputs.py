@@ -69,7 +69,7 @@ CARDS: Mapping[str, Card] = {
 
 
 @dataclass
-class Sums:
+class OutputSums:
     """Running sums over rows: of each measure per pair and of its square, and of right answers per model.
 
     rows: seen so far.

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
-from repsim_cli.activations.inputs import check_modality, named, tokenizers
+from repsim_cli.activations.inputs import check_modality, name_errors, tokenizers
 from repsim_cli.activations.outputs import output_padding, outputs
 from repsim_cli.activations.readings import devices
 from repsim_cli.base.errors import BadInput
@@ -18,8 +18,8 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.data.labels import Scoring, scoring
-from repsim_cli.engine.bounds import check_memory, other_settings, places, shown, usual_length
+from repsim_cli.data.labels import Scoring, match_labels
+from repsim_cli.engine.bounds import check_memory, describe_models, other_settings, places, usual_length
 from repsim_cli.engine.cost import Cost, forward_cost, needs
 from repsim_cli.engine.extraction import inputs
 from repsim_cli.engine.rows import prepare, tally
@@ -27,7 +27,7 @@ from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.content import Matrix, Measured, Results, Side, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.outputs.outputs import CARDS, Sums
+from repsim_cli.studies.outputs.outputs import CARDS, OutputSums
 
 CLASSIFIERS = ("output_jsd", "disagreement", "accuracy_difference")
 LANGUAGE_MODELS = ("output_kl", "output_jsd", "disagreement")
@@ -101,7 +101,7 @@ class Outputs(Study):
         length = usual_length(self.models, self.data, self.extract)
         batches = passes(self.extract.sequences, length, self.hardware)
         return {
-            "models": shown(self.models, self.hardware, self.devices),
+            "models": describe_models(self.models, self.hardware, self.devices),
             "head": HEADS[self.classify],
             "measures": self.outputs,
             "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
@@ -135,12 +135,12 @@ class Outputs(Study):
         prepare(run, hardware)
         with run.stage("data"):
             sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
-            scored = self._scored(sequences)
+            scored = self._choose_scoring(sequences)
         with run.stage("models"):
             run.input("models", {label: source.identity() for label, source in self.models.items()})
-            modules = {label: named(label, self._whole, label) for label in self.models}
+            modules = {label: name_errors(label, self._whole, label) for label in self.models}
         run.save_manifest()
-        sums = Sums(self.outputs)
+        sums = OutputSums(self.outputs)
         with run.stage("outputs"):
             count = tally(run, self.models)
             lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
@@ -159,7 +159,7 @@ class Outputs(Study):
     def _whole(self, label: str) -> nn.Module:
         return self.models[label].with_head(HEADS[self.classify]).to(self.devices[label])
 
-    def _scored(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
+    def _choose_scoring(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:
         """How the answers of each classifier are scored; empty where there is nothing to score them by."""
         labels = next(iter(sequences.values())).labels
         if labels is None and self.classify and "accuracy_difference" in self.outputs:
@@ -169,7 +169,9 @@ class Outputs(Study):
             )
         if labels is None or not self.classify:
             return {}
-        return {label: scoring(source.labels, labels.names, f"model.{label}") for label, source in self.models.items()}
+        return {
+            label: match_labels(source.labels, labels.names, f"model.{label}") for label, source in self.models.items()
+        }
 
     def _rows(
         self,
@@ -195,7 +197,7 @@ class Outputs(Study):
         right = next(iter(scored.values())).data[rows.labels.codes[batch]]
         return kept, torch.stack(answers), torch.from_numpy(right)
 
-    def _results(self, run: Run, sums: Sums) -> Results:
+    def _results(self, run: Run, sums: OutputSums) -> Results:
         labels = list(self.models)
         side = Side(model="outputs", layers=labels)
         measures = []

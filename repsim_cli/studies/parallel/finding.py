@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.base.plain import free
 from repsim_cli.figures.lines import quantities
-from repsim_cli.figures.panels import headline, listed
+from repsim_cli.figures.panels import headline, list_models
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim
@@ -113,10 +113,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     for curve in run.results.curves.values():
         if curve.analysis == "parallel":
             groups.setdefault(curve.about["quantity"], []).append(curve)
-    yield "parallel", partial(_drawn, list(groups.values()), run)
+    yield "parallel", partial(_draw, list(groups.values()), run)
 
 
-def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
+def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     figure = quantities(groups, ())
     ways = by_layer(run.results.tables[RETRIEVAL])
     there, back = ways.values()
@@ -126,7 +126,7 @@ def _drawn(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
     headline(
         figure,
-        f"{listed(list(there))}: at most {row[RETRIEVAL]:.2f} of the texts find their pair ({model}, "
+        f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the texts find their pair ({model}, "
         f"{word(row['layer'])})",
         f"nearest by cosine of {row['rows']:,} texts in the other column{means}; chance {row[CHANCE]:.2g}, {BY_TOKENS} "
         f"{row[BY_TOKENS]:.2f}",

@@ -37,14 +37,14 @@ def directions(x: Float[Tensor, "n d"], centred: bool) -> Float[Tensor, "n d"]:
     return torch.nn.functional.normalize(x, dim=1, eps=torch.finfo(x.dtype).tiny)
 
 
-def retrieved(x: Rows, y: Rows) -> Retrieved:
+def count_retrieved(x: Rows, y: Rows) -> Retrieved:
     """Counts how many of the rows of x, of norm 1 or 0, find their pair among those of y, by cosine.
 
     Random pairings give a share of 1/n on average, whatever the rows: every row then is the pair of each other row as
     often.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
-    >>> retrieved(x, x).share, retrieved(x, x.flip(0)).unique
+    >>> count_retrieved(x, x).share, count_retrieved(x, x.flip(0)).unique
     (1.0, 1)
     """
     n = int(x.shape[0])  # type: ignore[index]  # of sparse arrays
@@ -103,4 +103,4 @@ def by_tokens(first: Sequences, second: Sequences, vocabulary: int, rows: Int[np
     """Computes the share that tokens alone retrieve, from the first text to the second: each is what tokens it has, in
     any order. rows: which of the sequences."""
     x, y = (tokens_of(each, vocabulary)[rows] for each in (first, second))
-    return retrieved(x, y).share
+    return count_retrieved(x, y).share

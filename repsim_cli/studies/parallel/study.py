@@ -9,31 +9,31 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.activations.places import row_places, same_rows
-from repsim_cli.activations.remedies import skipping
+from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.parallel import Parallel
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import shown
+from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.comparison import Comparison, comparison_of
 from repsim_cli.engine.cost import needs
 from repsim_cli.engine.extraction import inputs
 from repsim_cli.engine.matrices import matrices_of, records
-from repsim_cli.engine.rows import identified, prepare, sample
+from repsim_cli.engine.rows import hash_models, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.models.source import Source, facts
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
-from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, directions, interval, retrieved
+from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, count_retrieved, directions, interval
 
 INDEPENDENT = ("row", "document")  # clusters under which each pair of texts is drawn by itself
 UNITS = ("mean", "first", "last")
 
 
-class Reader(NamedTuple):
+class ColumnReader(NamedTuple):
     """A model on a column of texts."""
 
     model: str
@@ -78,7 +78,7 @@ class ParallelText(Study):
                     "model of its own to study=similarity"
                 )
         self.columns, self.centred = data.columns(), centred
-        self.labels = {str(each): each for each in map(Reader._make, product(given["model"], self.columns))}
+        self.labels = {str(each): each for each in map(ColumnReader._make, product(given["model"], self.columns))}
         read = {label: given["model"][each.model] for label, each in self.labels.items()}
         first = next(iter(self.columns.values()))
         self.comparison = comparison_of({**given, "model": read, "data": first}, significance)
@@ -89,7 +89,7 @@ class ParallelText(Study):
     def plan(self) -> dict[str, Any]:
         compared = self.comparison
         return {
-            "models": shown(compared.models, compared.hardware, compared.devices),
+            "models": describe_models(compared.models, compared.hardware, compared.devices),
             "columns": list(self.columns),
             "layers": len(compared.layers),
             "pairs of layers": compared.pairs,
@@ -101,7 +101,7 @@ class ParallelText(Study):
                 compared.hardware,
                 memory=footprint.memory_of(compared, footprint.rows_at_once(compared)),
                 disk=footprint.disk(compared),
-                activations=footprint.stored(compared),
+                activations=footprint.count_stored(compared),
                 figures=len(compared.measures) + 1,
             ),
         }
@@ -111,12 +111,12 @@ class ParallelText(Study):
         prepare(run, comparison.hardware)
         with run.stage("data"):
             sequences = self._sequences(run)
-            comparison = comparison.counted(run, sequences).clustered(run, sequences)
+            comparison = comparison.count_rows(run, sequences).add_clusters(run, sequences)
         comparison = footprint.in_memory(comparison)
         run.manifest["facts"] = {
             reading.label: asdict(facts(reading.label, reading.source, reading.layers)) for reading in self.readings
         }
-        identities = identified(run, comparison)
+        identities = hash_models(run, comparison)
         matrices, of_layers = matrices_of(run, comparison, sequences, identities=identities)
         taken, _ = sample(run, comparison, sequences)
         with run.stage("retrieval"):
@@ -133,7 +133,7 @@ class ParallelText(Study):
             labels = [label for label, each in self.labels.items() if each.column == column]
             live, tokenizers = ({label: of[label] for label in labels} for of in (compared.live, compared.tokenizers))
             made |= inputs(run, live, tokenizers, data, compared.extract, compared.seed, of=column)
-        sequences = skipping({label: made[label] for label in self.labels}, compared.tokenizers, compared.extract)
+        sequences = skip_in_all({label: made[label] for label in self.labels}, compared.tokenizers, compared.extract)
         first, *others = sequences.values()
         assert all(same_rows(first, other, compared.extract) for other in others)
         return sequences
@@ -159,7 +159,7 @@ class ParallelText(Study):
             if one.model == other.model:
                 tokens = by_tokens(sequences[a], sequences[b], comparison.live[a].vocabulary, read[a])
             for layer, x, y in zip(layers[a], units[places[a]], units[places[b]], strict=True):
-                found, n = retrieved(x, y), len(x)
+                found, n = count_retrieved(x, y), len(x)
                 p = at_most(found.unique) if known else None
                 place = [one.model, other.model, one.column, other.column, layer.name]
                 yield [*place, found.share, *interval(found.hits, units_of), n, 1 / n, tokens, p]

@@ -10,7 +10,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.engine.bounds import check_memory, enough
-from repsim_cli.engine.cost import Cost, needs, training_cost
+from repsim_cli.engine.cost import Cost, estimate_training, needs
 from repsim_cli.engine.study import Study
 from repsim_cli.runs.content import Axis, Curve, Results, Table
 from repsim_cli.runs.reader import STATE
@@ -76,7 +76,7 @@ class Pretrain(Study):
     def _costs(self) -> Cost:
         shape, recipe = self.settings, self.recipe
         layers, width = shape.num_hidden_layers, shape.hidden_size
-        return training_cost(layers, width, recipe.tokens, recipe.steps, Hardware())  # always on the CPU
+        return estimate_training(layers, width, recipe.tokens, recipe.steps, Hardware())  # always on the CPU
 
     def run(self, run: Run) -> Results:
         if self.hardware.threads:

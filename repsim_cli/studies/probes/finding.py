@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import TIGHT, by_block, chosen
+from repsim_cli.figures.heatmap import TIGHT, by_block, choose_colours
 from repsim_cli.figures.layout import available
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import bar_beside, headline
-from repsim_cli.figures.texts import shortened
+from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, by_units
@@ -33,7 +33,7 @@ GAP, SMALLEST, MOST = 0.16, 1.5, 24  # inches; letters of a target's name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probes:
+class ProbeOptions:
     """The layer from which each target is predicted best, by each probe. There are no settings."""
 
 
@@ -71,7 +71,7 @@ NEEDS = f"needs {FEWEST} models trained {{}} on several sums"
 )
 def linear_probes_find_all_sums_in_model_l(errors: Probed) -> Weighed | Untestable:
     """In Model L a linear probe tells c1, c2 and c perfectly."""
-    return _found(errors, BY_BLOCK, max)
+    return _find(errors, BY_BLOCK, max)
 
 
 @claim(
@@ -107,7 +107,7 @@ def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untest
 )
 def linear_probes_find_the_last_sum_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E a linear probe tells c perfectly."""
-    return _found(errors, END_TO_END, lambda sums: sums[-1])
+    return _find(errors, END_TO_END, lambda sums: sums[-1])
 
 
 @claim(
@@ -121,10 +121,10 @@ def linear_probes_find_the_last_sum_in_model_e(errors: Probed) -> Weighed | Unte
 )
 def mlp_probes_find_all_sums_in_model_e(errors: Probed) -> Weighed | Untestable:
     """In Model E a 2-layer MLP tells c1, c2 and c perfectly."""
-    return _found(errors, END_TO_END, max)
+    return _find(errors, END_TO_END, max)
 
 
-def _found(errors: Probed, training: str, of_model: Callable[[list[float]], float]) -> Weighed | Untestable:
+def _find(errors: Probed, training: str, of_model: Callable[[list[float]], float]) -> Weighed | Untestable:
     worst = [of_model(sums) for sums in errors.of(training)]
     if not worst:
         return Untestable(NEEDS.format(training))
@@ -156,7 +156,7 @@ def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """probes-MODEL; by-layer-TARGET-PROBE"""
-    matrices = run.measured("probes")
+    matrices = run.select_kind("probes")
     curves = [curve for curve in run.results.curves.values() if curve.analysis == "probes"]
     if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
         yield from of_layers(run.results.curves, "probes", run.seeds)
@@ -182,8 +182,8 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     for (matrix, control), top in zip(rows, tops, strict=True):
         axes = figure.add_axes((0, 1 - (top + height) / total, 1, height / total))
         values = run.array(matrix.details["control"] if control else matrix.values).T
-        image = axes.imshow(values, cmap=chosen(small_is_bright=True), vmin=0, vmax=1, aspect="auto")
-        axes.set_yticks(range(len(targets)), [shortened(name, MOST) for name in targets], fontsize=7, parse_math=False)
+        image = axes.imshow(values, cmap=choose_colours(small_is_bright=True), vmin=0, vmax=1, aspect="auto")
+        axes.set_yticks(range(len(targets)), [shorten(name, MOST) for name in targets], fontsize=7, parse_math=False)
         axes.set_xticks([])
         axes.tick_params(length=2)
         said = "control" if control else f"{matrix.about['label']}: {matrix.about['error']}"
@@ -234,13 +234,13 @@ def by_layer(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
 
 
 @analysis(studies=("probes",), unasked=lambda planned: True, figures=figures)
-def probes(run: Finished, options: Probes, claims: Sequence[Claim]) -> Part:
+def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Part:
     """How well each layer tells each target, and the layer that tells it best."""
     rows: list[list[Any]] = []
     curves: dict[str, Curve] = {}
     lowest: dict[str, dict[tuple[str, str], float]] = {}
     largest = run.results.about.get("error of the largest class", {})
-    for matrix in run.measured("probes"):
+    for matrix in run.select_kind("probes"):
         number = matrix.about["error"] != "1 - accuracy"
         curves |= {} if number else dict(by_layer(run, matrix))
         probe, errors, control = matrix.about["probe"], run.array(matrix.values), run.array(matrix.details["control"])

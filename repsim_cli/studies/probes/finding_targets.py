@@ -23,7 +23,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Targets:
+class TargetOptions:
     """The layers of every model that are closest to each known function of the input (`options.targets`). There are no
     settings.
     """
@@ -57,7 +57,7 @@ def near(layers: LayerMap, targets: str) -> dict[str, Near]:
     return by_model
 
 
-def ranking(distances: Float[np.ndarray, " l"]) -> list[int]:
+def rank_layers(distances: Float[np.ndarray, " l"]) -> list[int]:
     """Places of the layers from the closest on; equal ones keep their order."""
     return distances.argsort(kind="stable").tolist()
 
@@ -79,7 +79,7 @@ def tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
         for model, layers in models.items():
             for target, values in layers.values.items():
                 distances, about = layers.distances(target), [measure, model, target]
-                places = ranking(distances)[:LISTED]
+                places = rank_layers(distances)[:LISTED]
                 best = places[0]
                 rows[CLOSEST].append([*about, layers.names[best], float(values[best]), alike(distances)])
                 rows[RANKED] += [[*about, k, layers.names[i], float(values[i])] for k, i in enumerate(places, 1)]
@@ -129,7 +129,7 @@ def _among(models: Sequence[Near], target: str, named: Sequence[str], first: int
 
 
 @analysis(studies=("similarity",), unasked=lambda planned: bool(planned.options.get("targets")), within=True)
-def targets(run: Finished, options: Targets, claims: Sequence[Claim]) -> Part:
+def targets(run: Finished, options: TargetOptions, claims: Sequence[Claim]) -> Part:
     functions = run.options.get("targets")
     every = {label: near(layers, functions) if functions else {} for label, layers in run.maps.items()}
     trained = run.trained.get(BY_BLOCK, [])

@@ -13,9 +13,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Small
-from repsim_cli.base.workers import followed_joblib
+from repsim_cli.base.workers import follow_joblib
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, most_rows, shown
+from repsim_cli.engine.bounds import check_rows_fit, describe_models, most_rows
 from repsim_cli.engine.cost import Cost, needs, speed_of
 from repsim_cli.engine.extraction import extraction_of
 from repsim_cli.engine.recording import StudyOfRows
@@ -25,16 +25,16 @@ from repsim_cli.findings.layers import in_order
 from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.runs.content import Matrix, Results, Side, Table
 from repsim_cli.runs.results import SAVE_EVERY, Run, write
-from repsim_cli.studies.probes.targets import TARGETS, classes_of, described, labels_of
+from repsim_cli.studies.probes.targets import TARGETS, classes_of, describe, labels_of
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
     PROBES,
     ProbeFit,
+    ProbeUnit,
     Record,
     Split,
     Targets,
-    Unit,
     fit_unit,
     largest_class,
     settings_of,
@@ -135,15 +135,15 @@ class Probes(StudyOfRows):
             "fits": 8.0 * 4 * jobs * rows * widest,
         }
 
-    def _units(self) -> list[Unit]:
+    def _units(self) -> list[ProbeUnit]:
         linear = any(probe.linear for probe in self.probes.values())
         return [
             unit
             for split in range(self.splits)
             for unit in (
-                *(Unit(layer.model, layer.name, LINEAR, "", False, split) for layer in self.layers if linear),
+                *(ProbeUnit(layer.model, layer.name, LINEAR, "", False, split) for layer in self.layers if linear),
                 *(
-                    Unit(layer.model, layer.name, name, target, control, split)
+                    ProbeUnit(layer.model, layer.name, name, target, control, split)
                     for layer in self.layers
                     for name, probe in self.probes.items()
                     if not probe.linear
@@ -155,7 +155,7 @@ class Probes(StudyOfRows):
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown({label: self.extraction.models[label] for label in self.probed}, self.hardware),
+            "models": describe_models({label: self.extraction.models[label] for label in self.probed}, self.hardware),
             "layers": len(self.layers),
             "targets": self.names,
             "probes": list(self.probes),
@@ -165,7 +165,7 @@ class Probes(StudyOfRows):
                 self.costs(),
                 self.hardware,
                 memory=self.memory(self.most),
-                activations=footprint.stored(self.extraction),
+                activations=footprint.count_stored(self.extraction),
             ),
         }
 
@@ -194,7 +194,7 @@ class Probes(StudyOfRows):
         """The sampled rows of every layer, by model and name; the targets; and the tables of the layers."""
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             given = next(iter(sequences.values()), None)
             numbers = extraction.numbers(0)
             documents = numbers if given is None else row_documents(given, self.extract)[numbers]
@@ -228,7 +228,7 @@ class Probes(StudyOfRows):
         from joblib import Parallel, delayed
         from sklearn.exceptions import ConvergenceWarning
 
-        followed_joblib()
+        follow_joblib()
         file = run.folder / DONE
         done: list[Any] = json.loads(file.read_text()) if file.is_file() else []
         finished = {tuple(unit) for unit, _ in done}
@@ -321,7 +321,7 @@ class Probes(StudyOfRows):
             matrices=matrices,
             tables={
                 "probes": Table(columns=COLUMNS, rows=rows),
-                "targets": Table(columns=TARGETS, rows=list(described(targets, largest))),
+                "targets": Table(columns=TARGETS, rows=list(describe(targets, largest))),
                 **tables,
             },
             about={

@@ -17,7 +17,7 @@ from repsim_cli.training.probes import (
 TARGETS = ["target", "classes", "largest class", "its share", "error of the largest class"]
 
 
-def described(targets: Targets, largest: Mapping[str, float]) -> Iterator[list[Any]]:
+def describe(targets: Targets, largest: Mapping[str, float]) -> Iterator[list[Any]]:
     for name, classes in targets.classes.items():
         values, counts = np.unique(classes, return_counts=True)
         most = values[counts.argmax()]

@@ -104,7 +104,7 @@ def _sample(
     alone = Significance(clusters=comparison.significance.clusters, chance=comparison.significance.chance, floor=False)
     sampled = replace(comparison, extract=extract, seed=seed, measures=measures, significance=alone, groups=None)
     try:
-        sampled = sampled.clustered(run, sequences)
+        sampled = sampled.add_clusters(run, sequences)
         made, _ = matrices_of(run, sampled, sequences, identities=run.manifest["models"], tell=False)
     except (BadInput, NoValue, RunFailed) as error:
         run.warn(f"fewer_rows: {size} rows are left out ({error})")

@@ -13,11 +13,11 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.frame import COLOURS, cycled
+from repsim_cli.figures.frame import COLOURS, cycle
 from repsim_cli.figures.heatmap import TIGHT
 from repsim_cli.figures.layout import available
 from repsim_cli.figures.panels import headline
-from repsim_cli.figures.texts import shortened
+from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST as LEAST
@@ -171,7 +171,7 @@ BARS = 0.8  # of the step between two layers
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """feature-maps: of all models"""
-    if kept := run.measured(FEATURE_MAPS):
+    if kept := run.select_kind(FEATURE_MAPS):
         yield "feature-maps", partial(_strip, run, kept)
 
 
@@ -191,34 +191,34 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     height = len(same) * row_height + NAMES + maps * (PANEL + GAP)
     figure = Figure(figsize=(width, height))
 
-    def placed(bottom: float, high: float, left: float = LEFT, across: float = wide) -> Any:
+    def place(bottom: float, high: float, left: float = LEFT, across: float = wide) -> Any:
         return figure.add_axes((left / width, bottom / height, across / width, high / height))
 
     blocks = [len(list(group)) for _, group in groupby(names, key=block_of)]
     ends = np.cumsum(blocks)[:-1]
     several = len(blocks) > 1 and None not in map(block_of, names)
     shown = ["image", *(f"{block_of(name)}.{point_of(name)}" if several else name for name in names)]
-    colours = dict(zip((matrix.columns.model for matrix in same), cycled(COLOURS, len(same)), strict=True))
+    colours = dict(zip((matrix.columns.model for matrix in same), cycle(COLOURS, len(same)), strict=True))
     for row, matrix in enumerate(same):
         bottom = height - (row + 1) * row_height
         pixels = run.array(matrix.details["images"])[image]
         planes = [pixels, *(_planes(run.array(matrix.values)[image], matrix)[name] for name in names)]
         for column, plane in enumerate(planes):
-            axes = placed(bottom + 0.005, row_height - 0.01, LEFT + column * cell + 0.005, cell - 0.01)
+            axes = place(bottom + 0.005, row_height - 0.01, LEFT + column * cell + 0.005, cell - 0.01)
             axes.imshow(plane if column else pixels.squeeze(), cmap=None if column else "gray")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
             if column == 0:
-                axes.set_ylabel(shortened(matrix.columns.model, MOST), rotation=0, ha="right", va="center", fontsize=7,
+                axes.set_ylabel(shorten(matrix.columns.model, MOST), rotation=0, ha="right", va="center", fontsize=7,
                                 color=colours[matrix.columns.model], parse_math=False)  # fmt: skip
     top = height - len(same) * row_height
-    below = placed(top, row_height)
+    below = place(top, row_height)
     below.set(frame_on=False, yticks=[], xlim=(-1.5, len(names) - 0.5))
     step = max(1, int(np.ceil(TIGHT / cell)))
     at = np.arange(-1, len(names))[::step]
     below.set_xticks(at, shown[::step], rotation=90, fontsize=7, parse_math=False)
     below.tick_params(length=0, pad=2)
-    panels = [placed(top - NAMES - (i + 1) * (PANEL + GAP) + GAP, PANEL) for i in range(maps)]
+    panels = [place(top - NAMES - (i + 1) * (PANEL + GAP) + GAP, PANEL) for i in range(maps)]
     for panel, layers in zip(panels, run.maps.values(), strict=True):
         _distances(panel, layers, names, colours)
         for end in ends if several else ():
@@ -242,7 +242,7 @@ def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapp
     from matplotlib.transforms import ScaledTranslation
 
     thick, larger_is_closer = BARS / len(colours), layers.measure.larger_is_closer
-    squares = [_ordered(layers, model, names) for model in colours]
+    squares = [_average_directions(layers, model, names) for model in colours]
     most = layers.measure.card["bounds"][1]
     most = float(np.nanmax(layers.values)) if most is None else float(most)
     steps = [most - square.diagonal(1) if larger_is_closer else square.diagonal(1) for square in squares]
@@ -269,7 +269,7 @@ def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapp
     panel.yaxis.set_label_coords(0, 0.5, transform=panel.transAxes + beside)
 
 
-def _ordered(layers: LayerMap, model: str, names: Sequence[str]) -> Square:
+def _average_directions(layers: LayerMap, model: str, names: Sequence[str]) -> Square:
     """The values among these layers of a model, both directions averaged."""
     place = layers.places[model]
     at = [layers.names[place].index(name) for name in names]
@@ -279,7 +279,7 @@ def _ordered(layers: LayerMap, model: str, names: Sequence[str]) -> Square:
 
 @analysis(studies=("similarity",), figures=figures, within=True, needs="feature_maps")
 def feature_maps(run: Finished, options: FeatureMaps, claims: Sequence[Claim]) -> Part:
-    kept = run.measured(FEATURE_MAPS)
+    kept = run.select_kind(FEATURE_MAPS)
     if not kept:
         raise BadInput("the run has no feature maps, got none; run it again with analyses.feature_maps={}")
     classes = kept[0].rows.layers

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from repsim_cli.activations.inputs import named
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -26,7 +26,7 @@ def check_feature_maps(readings: Sequence[Reading]) -> None:
         raise BadInput(f"analyses.feature_maps: needs a model of images, got {', '.join(kinds)}; drop it")
 
 
-def kept_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
+def keep_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequences]) -> dict[str, Matrix]:
     """Of every model of images, the maps of all layers of the first image of each class, and these images."""
     matrices = {}
     for number, reading in enumerate(extraction.readings):
@@ -37,7 +37,7 @@ def kept_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequence
         assert given.labels is not None
         codes, firsts = np.unique(given.labels.codes, return_index=True)
         pixels = torch.from_numpy(given.inputs[firsts])
-        model = named(reading.label, source.load, False)
+        model = name_errors(reading.label, source.load, False)
         maps = feature_maps(model, source, reading.points, pixels, tokenizer.before)
         stem = slug("feature_maps", f"{number:02d}", reading.label)
         values = torch.cat([x.flatten(1) for x in maps], 1).double().numpy()
@@ -48,12 +48,12 @@ def kept_maps(run: Run, extraction: Extraction, sequences: Mapping[str, Sequence
             values=run.write_array(stem, values),
             n=len(firsts),
             label="mean over channels",
-            details={"images": run.write_array(slug(stem, "images"), seen(pixels.numpy(), tokenizer))},
+            details={"images": run.write_array(slug(stem, "images"), restore_pixels(pixels.numpy(), tokenizer))},
             about={"kind": FEATURE_MAPS, "shapes": [list(x.shape[1:]) for x in maps]},
         )
     return matrices
 
 
-def seen(pixels: Any, patches: Patches) -> np.ndarray:
+def restore_pixels(pixels: Any, patches: Patches) -> np.ndarray:
     """Images (n, height, width, channels), from 0 to 1, of normalised pixels (n, channels, height, width)."""
     return np.clip(pixels.transpose(0, 2, 3, 1) * patches.std + patches.mean, 0, 1)

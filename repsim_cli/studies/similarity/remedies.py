@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from repsim_cli.activations.remedies import skipping
+from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.activations.rows import total_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import free
@@ -49,10 +49,10 @@ def _under(
 ) -> dict[str, Matrix]:
     """The matrices of one remedy. Raises BadInput where it does not suit the rows, or no measure of the run."""
     raw = {label: replace(given, skip=None, left_out=None) for label, given in sequences.items()}
-    given = skipping(raw, comparison.tokenizers, extract)
+    given = skip_in_all(raw, comparison.tokenizers, extract)
     total = total_rows(comparison.readings, given, extract)
     treated = replace(comparison, extract=extract, total=total, significance=Significance(chance=False, floor=False))
-    treated = replace(treated, measures=_suitable(run, comparison, name, extract, total)).clustered(run, given)
+    treated = replace(treated, measures=_suitable(run, comparison, name, extract, total)).add_clusters(run, given)
     made, _ = matrices_of(run, treated, given, identities=run.manifest["models"])
     matrices = {}
     for label, matrix in made.items():

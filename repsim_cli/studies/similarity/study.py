@@ -7,23 +7,23 @@ from typing import Any, ClassVar, Unpack
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES, REMEDIES, Group, Significance
 from repsim_cli.engine import budget, footprint
-from repsim_cli.engine.bounds import shown
+from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.checks import check_groups, check_within
 from repsim_cli.engine.comparison import Comparison, comparison_of
 from repsim_cli.engine.cost import needs
-from repsim_cli.engine.grouped import chosen, listed, of_groups
+from repsim_cli.engine.grouped import choose_models, list_models, of_groups
 from repsim_cli.engine.matrices import matrices_of, records
 from repsim_cli.engine.pair_units import PairWorker, permutings, solvings
 from repsim_cli.engine.permutations import blocks_of
 from repsim_cli.engine.recording import recordings
 from repsim_cli.engine.rows import prepare
-from repsim_cli.engine.solved import solved
+from repsim_cli.engine.solved import record_solved
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.unit import Kinds, Phase
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.similarity import fewer_rows as samples
-from repsim_cli.studies.similarity.images import check_feature_maps, kept_maps
+from repsim_cli.studies.similarity.images import check_feature_maps, keep_maps
 from repsim_cli.studies.similarity.remedies import under_remedies
 
 log = logging.getLogger("repsim")
@@ -63,7 +63,7 @@ class Similarity(Study):
         self.groups, self.base = groups or {}, base
         self.robustness, self.fewer_rows, self.feature_maps = robustness, fewer_rows, feature_maps
         models = given["model"]
-        given["model"] = of_groups(models, listed(self.groups))
+        given["model"] = of_groups(models, list_models(self.groups))
         self.comparison = comparison_of(given, significance, among=models, within=within, targets=targets)
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
         self.skipped = self.comparison.skipped
@@ -90,7 +90,7 @@ class Similarity(Study):
             costs["budget"] = budget.cost(compared)
         by_block = footprint.by_block(compared)
         return {
-            "models": shown(compared.models, compared.hardware, compared.devices),
+            "models": describe_models(compared.models, compared.hardware, compared.devices),
             **({"by block": by_block} if by_block else {}),
             "layers": len(compared.layers),
             "pairs of layers": compared.pairs,
@@ -99,7 +99,7 @@ class Similarity(Study):
             **({"remedies": list(REMEDIES)} if self.robustness else {}),
             "pairs of rows": footprint.pairs_planned(compared),
             "chance": footprint.chance_planned(compared),
-            **({"budget": budget.planned(compared)} if compared.significance.budget else {}),
+            **({"budget": budget.plan(compared)} if compared.significance.budget else {}),
             "estimate": compared.extract.estimate,
             **footprint.rows_and_passes(compared),
             **needs(
@@ -107,17 +107,17 @@ class Similarity(Study):
                 compared.hardware,
                 memory=footprint.memory_of(compared, footprint.rows_at_once(compared)),
                 disk=footprint.disk(compared),
-                activations=footprint.stored(compared),
+                activations=footprint.count_stored(compared),
                 figures=len(compared.measures),
             ),
         }
 
     def run(self, run: Run) -> Results:
         prepare(run, self.comparison.hardware)
-        comparison = self.chosen(run)
+        comparison = self.choose_models(run)
         with run.stage("data"):
             sequences = comparison.sequences(run)
-            comparison = comparison.paired(run, sequences).counted(run, sequences).clustered(run, sequences)
+            comparison = comparison.pair_rows(run, sequences).count_rows(run, sequences).add_clusters(run, sequences)
         taken = budget.sample(comparison, sequences) if comparison.significance.budget else None
         comparison = footprint.in_memory(comparison)
         matrices, of_layers = matrices_of(run, comparison, sequences, blocks=blocks_of(comparison), keep_rows=True)
@@ -130,7 +130,7 @@ class Similarity(Study):
                 of_layers |= samples.of_fewer_rows(run, comparison, sequences, matrices)
         if self.feature_maps:
             with run.stage("feature maps"):
-                further |= kept_maps(run, comparison, sequences)
+                further |= keep_maps(run, comparison, sequences)
         about = {}
         if taken is not None:
             with run.stage("budget"):
@@ -138,11 +138,11 @@ class Similarity(Study):
                 of_layers |= split
         with run.stage("results"):
             measures, tables = records(run, comparison, matrices)
-            tables |= solved(run, comparison.names, comparison.measures, matrices) | of_layers
+            tables |= record_solved(run, comparison.names, comparison.measures, matrices) | of_layers
             return Results(study="similarity", measures=measures, tables=tables, matrices=further, about=about)
 
     def units(self, run: Run) -> Iterator[Phase]:
-        comparison = self.chosen(run)
+        comparison = self.choose_models(run)
         if not footprint.stays_in_cache(comparison):
             log.warning("cache: it does not hold the activations of all models, which are left to the run itself")
             return
@@ -151,12 +151,12 @@ class Similarity(Study):
         yield "permutations", permutings(comparison)
 
     def worker(self) -> Kinds:
-        return PairWorker(self.chosen).kinds
+        return PairWorker(self.choose_models).kinds
 
-    def chosen(self, run: Run) -> Comparison:
+    def choose_models(self, run: Run) -> Comparison:
         """Keeps the models of the groups, where there are any, some chosen by the metrics that they were saved with."""
         if not self.groups:
             return self.comparison
         with run.stage("groups"):
-            members = chosen(run, self.groups, self.comparison.models)
+            members = choose_models(run, self.groups, self.comparison.models)
             return self.comparison.of([label for group in members.values() for label in group])

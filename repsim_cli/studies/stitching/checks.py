@@ -8,7 +8,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.studies.stitching.evaluate import Held, held_out
+from repsim_cli.studies.stitching.evaluate import Held, count_held_out
 from repsim_cli.studies.stitching.models import EMBED, Layer, check_stitchable
 from repsim_cli.studies.stitching.train import StitchRecipe
 
@@ -28,7 +28,7 @@ def stitchable(given: Mapping[str, AnySource], auto: Any) -> dict[str, Source]:
 def check_recipe(recipe: StitchRecipe, evaluation: Held, extract: Extract, hardware: Hardware) -> None:
     """Raises BadInput where nothing is left to train on or to evaluate, or gradients underflow."""
     sequences = extract.sequences
-    held = held_out(evaluation, sequences, recipe.fitted)
+    held = count_held_out(evaluation, sequences, recipe.fitted)
     if recipe.fitted and not 0 < held < sequences:
         raise BadInput(
             f"options.evaluation: no sequences are left to train on, got {held} of {sequences}; raise extract.sequences"

@@ -8,8 +8,8 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import DPI, legend_beside, line_styles
-from repsim_cli.figures.heatmap import by_block, chosen, heatmap
-from repsim_cli.figures.lines import UNKNOWN, draw_levels, gaps, name_lines, plain, shared_levels
+from repsim_cli.figures.heatmap import by_block, choose_colours, heatmap
+from repsim_cli.figures.lines import UNKNOWN, draw_levels, find_shared_levels, gaps, name_lines, plain
 from repsim_cli.figures.panels import headline, pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.runs.content import Curve, Results
@@ -95,7 +95,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     )
     figure = Figure(figsize=(PANEL * len(layers), max(1.6, ROW * len(pairs) + 0.4)), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, sharex=True, gridspec_kw={"wspace": 0.12}))
-    names = _named(pairs, about["kinds"])
+    names = _name(pairs, about["kinds"])
     colours = {name: style["color"] for name, style in _styles(names.values()).items()}
     for panel, layer in zip(panels, layers, strict=True):
         by_pair = {(stitch["head"], stitch["tail"]): stitch for stitch in records if stitch["head layer"] == layer}
@@ -107,7 +107,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
                 panel.text(0, row, f" {stitch['ended']}", fontsize=6, va="center")
                 continue
             colour = colours[names[pair]]
-            style = {"hatch": "////", "edgecolor": "white"} if _marked(stitch, metric) else {}
+            style = {"hatch": "////", "edgecolor": "white"} if _is_marked(stitch, metric) else {}
             panel.barh(
                 row, stitch[value], xerr=stitch[error], color=colour, height=0.75, error_kw={"linewidth": 0.9}, **style
             )
@@ -118,17 +118,17 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
         panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper"))
         panel.grid(axis="x", alpha=0.25, linewidth=0.5)
         panel.set_axisbelow(True)
-    ends = [f"{_ending(head) or head} → {tail}" for head, tail in pairs]
+    ends = [f"{_say_ending(head) or head} → {tail}" for head, tail in pairs]
     panels[0].set_yticks(range(len(pairs)), ends, fontsize=7, parse_math=False)
     panels[0].set_ylim(len(pairs) - 0.4, -0.6)
     panels[len(panels) // 2].set_xlabel(label)
     what = "Baselines" if name == "baselines" else "Stitched models"
-    headline(figure, *_said(about, f"{what}: {_quantity(metric)}", "bars: standard error"))
+    headline(figure, *_say(about, f"{what}: {_quantity(metric)}", "bars: standard error"))
     several = len(colours) < len(pairs)  # each name stands for several bars, which have their own beside them
     handles: list[Any] = [
         panels[-1].barh([np.nan], [np.nan], color=c, label=word) for word, c in colours.items() if several
     ]
-    if any(_marked(stitch, metric) for stitch in records):
+    if any(_is_marked(stitch, metric) for stitch in records):
         handles.append(
             panels[-1].barh([np.nan], [np.nan], color="grey", hatch="////", edgecolor="white", label=MISLEADS)
         )
@@ -141,13 +141,13 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     return figure
 
 
-def _ending(head: str) -> str:
+def _say_ending(head: str) -> str:
     """What was done to the weights or rows of a head that is a baseline, the same model as its tail; else nothing."""
     return next((ending.strip("()") for ending in SCRAMBLED if head.endswith(ending)), "")
 
 
 def _plain(head: str) -> str:
-    return head.removesuffix(f" ({_ending(head)})")
+    return head.removesuffix(f" ({_say_ending(head)})")
 
 
 def _kind(label: str, kinds: Mapping[str, str]) -> str:
@@ -157,7 +157,7 @@ def _kind(label: str, kinds: Mapping[str, str]) -> str:
 
 def _direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
     itself = ", itself" if pair[0] == pair[1] else ""
-    return f"{_ending(pair[0]) or _kind(pair[0], kinds)} → {_kind(pair[1], kinds)}{itself}"
+    return f"{_say_ending(pair[0]) or _kind(pair[0], kinds)} → {_kind(pair[1], kinds)}{itself}"
 
 
 def _order(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple:
@@ -170,12 +170,12 @@ def _styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     return dict(zip(order, line_styles(len(order)), strict=True))
 
 
-def _named(pairs: Sequence[tuple[str, str]], kinds: Kinds) -> dict[tuple[str, str], str]:
+def _name(pairs: Sequence[tuple[str, str]], kinds: Kinds) -> dict[tuple[str, str], str]:
     """What each pair is called: by the kinds of its models where there are more pairs than colours."""
     by_kind = {pair: _direction(pair, kinds) for pair in pairs}
     if len(pairs) > NAMED and len(set(by_kind.values())) > 2:
         return by_kind
-    return {pair: f"{_ending(pair[0]) or pair[0]} → {pair[1]}{', itself' * (pair[0] == pair[1])}" for pair in pairs}
+    return {pair: f"{_say_ending(pair[0]) or pair[0]} → {pair[1]}{', itself' * (pair[0] == pair[1])}" for pair in pairs}
 
 
 def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapping[str, list[float]]) -> Any:
@@ -186,7 +186,7 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
     value, error, label = METRICS[metric]
     pairs = sorted({(each["head"], each["tail"]) for each in records}, key=lambda pair: _order(pair, about["kinds"]))
     layers = list(dict.fromkeys(stitch["head layer"] for stitch in records))
-    names, at = _named(pairs, about["kinds"]), np.arange(len(layers))
+    names, at = _name(pairs, about["kinds"]), np.arange(len(layers))
     styles, drawn, marked = _styles(names.values()), {}, False
     figure = Figure(figsize=DEPTH)
     panel = figure.add_axes((0, 0, 1, 1))
@@ -197,7 +197,7 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
         panel.fill_between(at, middle - 2 * spread, middle + 2 * spread, color=style["color"], alpha=0.2, linewidth=0)
         (line,) = panel.plot(at, middle, **style, markersize=3.5, linewidth=1.3)
         drawn.setdefault(names[pair], line)
-        misleads = np.array([_marked(found.get(layer, {}), metric) for layer in layers])
+        misleads = np.array([_is_marked(found.get(layer, {}), metric) for layer in layers])
         marked |= misleads.any()
         panel.plot(at[misleads], middle[misleads], "o", mfc="white", mec=style["color"], markersize=5, zorder=3)
     for name, line in drawn.items():
@@ -217,11 +217,11 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
         panel.text(0, 1.01, f"○ {MISLEADS}", transform=panel.transAxes, fontsize=7, va="bottom")
     plain(panel)
     name_lines(panel, list(drawn.values()))
-    headline(figure, *_said(about, f"Stitched models: {_quantity(metric)}, by depth", "bands: two standard errors"))
+    headline(figure, *_say(about, f"Stitched models: {_quantity(metric)}, by depth", "bands: two standard errors"))
     return figure
 
 
-def _marked(stitch: Mapping[str, Any], metric: str) -> bool:
+def _is_marked(stitch: Mapping[str, Any], metric: str) -> bool:
     return stitch.get("misleads") == "yes" and metric != "shared"
 
 
@@ -229,7 +229,7 @@ def _quantity(metric: str) -> str:
     return "what rows share beyond the answers" if metric == "shared" else "what each loses"
 
 
-def _said(about: Mapping[str, Any], seen: str, shown: str) -> tuple[str, str]:
+def _say(about: Mapping[str, Any], seen: str, shown: str) -> tuple[str, str]:
     """The title of penalties: what is seen, and how it was made."""
     steps = f", {about['steps']:,} steps" if about["steps"] else ""
     layer = f"stitch layer {about['layer'].replace('_', ' ')}{steps}"
@@ -253,7 +253,7 @@ def _grid(records: Records, metric: str) -> Any:
         title=f"{records[0]['head']} → {records[0]['tail']}",
         bar_label=label,
         limits=(low, high),
-        colours=chosen(small_is_bright=True),
+        colours=choose_colours(small_is_bright=True),
         form="{:.2f}",
         crossed=np.isnan(values),
     )
@@ -275,11 +275,11 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     figure = Figure(figsize=(PANEL * len(layers), 2.6), dpi=DPI)
     panels = np.atleast_1d(figure.subplots(1, len(layers), sharey=True, gridspec_kw={"wspace": 0.08}))
     ordered = sorted(curves, key=lambda curve: _order(ways(curve), about["kinds"]))
-    names = _named(list(dict.fromkeys(map(ways, ordered))), about["kinds"])
+    names = _name(list(dict.fromkeys(map(ways, ordered))), about["kinds"])
     styles = _styles(names.values())
     for panel, layer in zip(panels, layers, strict=True):
         there = [curve for curve in ordered if curve.about["head layer"] == layer]
-        draw_levels(panel, shared_levels(there))
+        draw_levels(panel, find_shared_levels(there))
         for curve in there:
             style = {**styles[names[ways(curve)]], "marker": None}
             panel.plot(curve.at, gaps(curve.lines["loss"]), **style, linewidth=0.9, alpha=0.8)

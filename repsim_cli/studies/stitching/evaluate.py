@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Several
 from repsim_cli.data.base import Sequences
-from repsim_cli.data.labels import scoring
+from repsim_cli.data.labels import match_labels
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.stitching.models import (
@@ -25,7 +25,7 @@ from repsim_cli.studies.stitching.models import (
     layer_name,
     output_names,
 )
-from repsim_cli.studies.stitching.noise import altered
+from repsim_cli.studies.stitching.noise import alter
 
 HeadKind = Literal["model", "random", "shuffled", "noise"]
 SCORES = ("loss", "correct", "kl", "differs")
@@ -85,7 +85,7 @@ class PredictionTask:
     outputs: tuple[int, ...] = ()
     labels: tuple[int, ...] = ()
 
-    def predicted(self, logits: Tensor, inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Predicted:
+    def predict(self, logits: Tensor, inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Predicted:
         log_p = logits.float().log_softmax(-1)
         device = log_p.device
         if not self.outputs:
@@ -114,7 +114,7 @@ def classification(
 
     outputs: their names, where the models' configs give none.
     """
-    scored = scoring(check_outputs(models, outputs), labels, f"model.{next(iter(models))}")
+    scored = match_labels(check_outputs(models, outputs), labels, f"model.{next(iter(models))}")
     return PredictionTask(
         "AutoModelForSequenceClassification", tuple(scored.model.tolist()), tuple(scored.data.tolist())
     )
@@ -155,7 +155,7 @@ class Shared(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scores:
+class StitchScores:
     """Sums over the predictions in every evaluation sequence. weights: their number (1 for a label).
 
     alone[tail][score]: of the tail model by itself. stitched[stitch][score]: of stitched models. Scores are loss (nats)
@@ -181,16 +181,16 @@ class Scores:
         sign = 1 if score == "loss" else -1
         return self._mean(sign * (self.stitched[stitch][score] - self.alone[stitch.tail][score]))
 
-    def kept(self, stitch: Stitch) -> float | None:
+    def compute_kept(self, stitch: Stitch) -> float | None:
         """Computes which share of what the tail knows of the answers a stitched model keeps: 1 where nothing is lost, 0
         where no more is known than how often each answer comes; None where the tail itself knows no more."""
         shares = self.answers / self.answers.sum()
         known = -float((shares * np.log(shares)).sum()) - self.of_alone(stitch.tail, "loss").value
         return 1 - self.penalty(stitch).value / known if known > 0 else None
 
-    def misled(self, stitch: Stitch) -> bool:
+    def is_misled(self, stitch: Stitch) -> bool:
         """Whether the stitch works although the two sides share almost nothing beyond the right answers."""
-        kept, shared = self.kept(stitch), self.shared.get(stitch)
+        kept, shared = self.compute_kept(stitch), self.shared.get(stitch)
         if kept is None or shared is None:
             return False
         return kept >= WORKS and shared.forward.value + 2 * shared.forward.se < LITTLE
@@ -213,7 +213,7 @@ def labels_of(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Int[
 
 
 @dataclass(frozen=True)
-class Passes:
+class PassSettings:
     """How all sequences run.
 
     batch_size: sequences per forward pass. seed: of the order of shuffled rows. entry: of the cache, where the scores
@@ -233,9 +233,9 @@ def evaluate_stitches(
     stitches: Sequence[Stitch],
     sequences: Sequences,
     task: PredictionTask,
-    passes: Passes,
+    passes: PassSettings,
     maps: Mapping[Stitch, nn.Module] = {},
-) -> Scores:
+) -> StitchScores:
     """Scores of stitched models and of their tails on all sequences; at least two sequences.
 
     Every model runs once per batch, up to its deepest layer that is needed; then the tail of every stitch runs.
@@ -263,7 +263,7 @@ def evaluate_stitches(
         for label in order:
             tail = tails[label]
             last = tail.depth - 1
-            uncut = task.predicted(_cut(cut, tail, last)(read.last(tail), inputs), inputs, labels)
+            uncut = task.predict(_cut(cut, tail, last)(read.last(tail), inputs), inputs, labels)
             weights = _sums(torch.ones(len(uncut.right)), uncut, len(inputs.ids))
             alone.append(_scores(uncut, uncut, len(inputs.ids)))
             for stitch in (stitch for stitch in stitches if stitch.tail == label):
@@ -272,7 +272,7 @@ def evaluate_stitches(
                 with tail.autocast():
                     stream = stream if layer is None else layer(stream)
                 logits = _cut(cut, tail, stitch.into)(stream, inputs)
-                stitched[stitch] = _scores(task.predicted(logits, inputs, labels), uncut, len(inputs.ids))
+                stitched[stitch] = _scores(task.predict(logits, inputs, labels), uncut, len(inputs.ids))
                 if not torch.isfinite(stitched[stitch]).all():
                     raise RunFailed(f"{stitch}: its outputs are not finite; use hardware.dtype=float32")
         of_stitches = torch.stack([stitched[stitch] for stitch in stitches])
@@ -283,7 +283,7 @@ def evaluate_stitches(
     if entry is not None and not entry.complete:
         entry.finish(stitches=len(stitches))
     whole = {key: torch.cat([part[key] for part in parts], dim=-1).numpy() for key in parts[0]}
-    return Scores(
+    return StitchScores(
         whole["weights"],
         {label: dict(zip(SCORES[:2], whole["own"][i], strict=False)) for i, label in enumerate(order)},
         {stitch: dict(zip(SCORES, whole["stitched"][i], strict=True)) for i, stitch in enumerate(stitches)},
@@ -336,7 +336,7 @@ class Streams:
 
     def of(self, stitch: Stitch) -> Tensor:
         stream = self.streams[id(self.heads[stitch.head])][stitch.at]
-        return altered(stitch.head.kind, {stitch.at: stream}, self.inputs, self.labels, self.seed)[stitch.at]
+        return alter(stitch.head.kind, {stitch.at: stream}, self.inputs, self.labels, self.seed)[stitch.at]
 
 
 def _sums(values: Tensor, predicted: Predicted, count: int) -> Float[Tensor, " b"]:
@@ -352,7 +352,7 @@ def _scores(given: Predicted, alone: Predicted, count: int) -> Float[Tensor, "4 
     return torch.stack([_sums(value, given, count) for value in values])
 
 
-def held_out(evaluation: Held, sequences: int, fitted: bool) -> int:
+def count_held_out(evaluation: Held, sequences: int, fitted: bool) -> int:
     """How many of the sequences are kept for evaluation.
 
     evaluation: None: all; `auto`: 64, at most half of them where anything is fitted.
@@ -362,15 +362,15 @@ def held_out(evaluation: Held, sequences: int, fitted: bool) -> int:
     return sequences if evaluation is None else evaluation
 
 
-def split(sequences: Sequences, evaluation: Held, fitted: bool) -> tuple[Sequences, Sequences]:
-    """The first sequences for training and the last `evaluation` (as in `held_out`) for evaluation; none of a document
-    is in both, unless there is only one.
+def split_sequences(sequences: Sequences, evaluation: Held, fitted: bool) -> tuple[Sequences, Sequences]:
+    """The first sequences for training and the last `evaluation` (as in `count_held_out`) for evaluation; none
+    of a document is in both, unless there is only one.
 
     fitted: whether anything is fitted on the first ones, which are left out otherwise. Raises BadInput where a side is
     empty.
     """
     count = len(sequences.ids)
-    evaluation = held_out(evaluation, count, fitted)
+    evaluation = count_held_out(evaluation, count, fitted)
     if fitted and count <= evaluation:
         raise BadInput(
             f"options.evaluation: no evaluation rows are left beside the training, got {count} sequences for "

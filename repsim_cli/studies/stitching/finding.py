@@ -27,7 +27,7 @@ BOTH_WAYS = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stitching:
+class StitchingOptions:
     """Penalties of stitched models by layer and pair, and averaged over pairs of models of two kinds.
 
     metric: which loss the figures show, beside the accuracy of classifiers or the KL of language models.
@@ -59,13 +59,13 @@ def both_ways(records: Records) -> Table:
     equal = [stitch for stitch in records if stitch["head layer"] == stitch["tail layer"]]
     penalties = {(stitch["head"], stitch["tail"], stitch["head layer"]): stitch["penalty"] for stitch in equal}
 
-    def recovered(head: str, tail: str, layer: str) -> float | None:
+    def recover(head: str, tail: str, layer: str) -> float | None:
         lost, most = (penalties.get((name, tail, layer)) for name in (head, f"{tail} {SCRAMBLED[0]}"))
         return None if lost is None or most is None or most <= 0 else 1 - lost / most
 
     plain = [way for way in penalties if not way[0].endswith(SCRAMBLED) and way[0] != way[1]]
     rows = [
-        [layer, a, b, recovered(b, a, layer), recovered(a, b, layer), recovered(a, a, layer), recovered(b, b, layer)]
+        [layer, a, b, recover(b, a, layer), recover(a, b, layer), recover(a, a, layer), recover(b, b, layer)]
         for layer, a, b in dict.fromkeys((layer, *sorted((head, tail))) for head, tail, layer in plain)
     ]
     return Table(columns=BOTH_WAYS, rows=[row for row in rows if any(share is not None for share in row[3:])])
@@ -153,7 +153,7 @@ def _pairs(kinds: Kinds) -> list[dict[str, str]]:
 
 
 @analysis(studies=("stitching",), unasked=lambda planned: not planned.groups, figures=figures)
-def stitching(run: Finished, options: Stitching, claims: Sequence[Claim]) -> Part:
+def stitching(run: Finished, options: StitchingOptions, claims: Sequence[Claim]) -> Part:
     records, kinds = records_of(run.results), run.results.about["kinds"]
     verdicts = [each.verdict("stitching penalty", records, kinds) for each in claims]
     tables = {"directions": directions(records, kinds)}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, asked
+from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import by_jackknife
 from repsim_cli.findings.groups import (
@@ -113,12 +113,12 @@ class Stitched(NamedTuple):
     depths: Depths
 
 
-def stitched(run: Finished) -> dict[str, Stitched]:
+def collect_stitched(run: Finished) -> dict[str, Stitched]:
     """By quantity, what the study measured of all ordered pairs of models at each layer."""
     blocks = next(iter(run.models.values())).blocks or 1
     by_quantity = {}
     for quantity in COLUMNS:
-        matrices = [x for x in run.measured("stitches") if x.about["quantity"] == quantity]
+        matrices = [x for x in run.select_kind("stitches") if x.about["quantity"] == quantity]
         if not matrices:
             continue
         layers = [matrix.about["layer"] for matrix in matrices]
@@ -132,7 +132,7 @@ def stitched(run: Finished) -> dict[str, Stitched]:
 @analysis(studies=("stitching",), unasked=lambda planned: bool(planned.groups), figures=figures)
 def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
-    by_quantity = stitched(run)
+    by_quantity = collect_stitched(run)
     if not by_quantity:
         return Part(claims=[each.untestable("stitches", "needs groups of models") for each in claims])
     for quantity, (label, layers, depths) in by_quantity.items():
@@ -141,7 +141,7 @@ def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Par
     verdicts = [
         each.verdict(quantity, depths)
         for quantity, (_, _, depths) in by_quantity.items()
-        for each in asked(claims, quantity)
+        for each in select_claims(claims, quantity)
     ]
     return Part(curves=lines, tables={"by direction": _directions(by_quantity)}, claims=verdicts)
 

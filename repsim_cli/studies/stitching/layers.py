@@ -100,7 +100,7 @@ class PairedSums:
 def start_at_identity(layer: nn.Sequential) -> None:
     """Sets the map of a layer to the identity; equal widths."""
     linear: Any = layer[-1]
-    _set(linear, torch.eye(linear.out_features), torch.zeros(linear.out_features))
+    _set_orthogonal(linear, torch.eye(linear.out_features), torch.zeros(linear.out_features))
 
 
 @torch.no_grad()
@@ -113,10 +113,10 @@ def start_at_least_squares(layer: nn.Sequential, kind: Layers, moments: PairedSu
     else:
         # rows behind a LayerNorm sum to zero, so that the covariance is singular: the map of smallest norm
         weights = torch.linalg.pinv(xx, hermitian=True, rtol=1e-10) @ xy
-    _set(layer[-1], weights.T, mean_y - mean_x @ weights)
+    _set_orthogonal(layer[-1], weights.T, mean_y - mean_x @ weights)
 
 
-def _set(linear: Any, weights: Tensor, bias: Tensor) -> None:
+def _set_orthogonal(linear: Any, weights: Tensor, bias: Tensor) -> None:
     """The weights of an orthogonal map are no parameter: its parameters follow from the tensor that they are set to."""
     weights = weights.to(linear.bias)
     linear.weight = weights if is_parametrized(linear) else nn.Parameter(weights)

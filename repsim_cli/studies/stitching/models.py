@@ -98,7 +98,7 @@ class Returned(NamedTuple):
 ALONE = Returned(Tensor)
 
 
-class _Done(Exception):
+class _StreamsRead(Exception):
     """Raised inside a hook when all streams have been read."""
 
 
@@ -156,7 +156,7 @@ class Whole:
     def outputs(self, inputs: Inputs) -> Tensor:
         """Logits of the model as it is."""
         with self.autocast():
-            return self.model(**self.given(inputs.to(self.device))).logits
+            return self.model(**self.make_inputs(inputs.to(self.device))).logits
 
     def check(self) -> None:
         """Raises BadInput where more than the stream passes between blocks, so that a cut changes the outputs."""
@@ -181,7 +181,7 @@ class Whole:
                     f"after block {layer} ({self.source.model_type}); use another model"
                 )
 
-    def given(self, inputs: Inputs) -> dict[str, Tensor]:
+    def make_inputs(self, inputs: Inputs) -> dict[str, Tensor]:
         more = {} if inputs.segments is None or not self.source.segments else {"token_type_ids": inputs.segments}
         return {"input_ids": inputs.ids, "attention_mask": inputs.mask.long(), **more}
 
@@ -198,18 +198,18 @@ class Whole:
         def keep(layer: Layer, value: Any) -> None:
             streams[layer] = first(value)
             if len(streams) == len(set(layers)):
-                raise _Done
+                raise _StreamsRead
 
         handles = [
-            blocks[0].register_forward_pre_hook(partial(_entering, keep), with_kwargs=True)
+            blocks[0].register_forward_pre_hook(partial(_keep_entering, keep), with_kwargs=True)
             if layer == EMBED
-            else blocks[layer].register_forward_hook(partial(_leaving, partial(keep, layer)))
+            else blocks[layer].register_forward_hook(partial(_take_leaving, partial(keep, layer)))
             for layer in set(layers)
         ]
         try:
             with self.autocast():
-                self.model(**self.given(inputs.to(self.device)))
-        except _Done:
+                self.model(**self.make_inputs(inputs.to(self.device)))
+        except _StreamsRead:
             return streams
         finally:
             for handle in handles:
@@ -220,11 +220,11 @@ class Whole:
         return Tail(self, after)
 
 
-def _entering(keep: Any, module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _keep_entering(keep: Any, module: nn.Module, args: tuple, kwargs: dict) -> None:
     keep(EMBED, args[0] if args else kwargs["hidden_states"])
 
 
-def _leaving(take: Any, module: nn.Module, args: tuple, output: Any) -> None:
+def _take_leaving(take: Any, module: nn.Module, args: tuple, output: Any) -> None:
     take(output)
 
 
@@ -239,9 +239,9 @@ class Tail:
         blocks, returns = whole.blocks, whole.returns
         names = list(whole.model.get_submodule(whole.path)._modules)
         if after == EMBED:
-            parts = {names[0]: doing(blocks[0], partial(self._entered, blocks[0].forward))}
+            parts = {names[0]: copy_doing(blocks[0], partial(self._enter, blocks[0].forward))}
         else:
-            parts = {names[i]: doing(blocks[i], partial(self._gives, returns[i])) for i in range(after + 1)}
+            parts = {names[i]: copy_doing(blocks[i], partial(self._gives, returns[i])) for i in range(after + 1)}
         model = whole.model
         for name, part in parts.items():
             model = graft(model, [*whole.path.split("."), name], part)
@@ -252,7 +252,7 @@ class Tail:
         alone = returned.kind is Tensor
         return self.stream if alone else returned.kind([self.stream, *[None] * (returned.count - 1)])
 
-    def _entered(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _enter(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the first block computes of the stream of the head."""
         if args:
             return forward(self.stream, *args[1:], **kwargs)
@@ -263,12 +263,12 @@ class Tail:
         self.stream = stream.to(self.whole.device)
         try:
             with self.whole.autocast():
-                return self.model(**self.whole.given(inputs.to(self.whole.device))).logits
+                return self.model(**self.whole.make_inputs(inputs.to(self.whole.device))).logits
         finally:
             self.stream = torch.empty(0)
 
 
-def doing(block: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+def copy_doing(block: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """A copy of the block, with the attributes that its model reads, that computes something else; without hooks."""
     other = copy.copy(block)
     # not by assignment, which TransformerLens passes on to what a block wraps
@@ -302,7 +302,7 @@ def open_whole(label: str, source: Source, auto: Auto, device: str, dtype: torch
     return whole
 
 
-def scrambled(whole: Whole, auto: Auto, seed: int) -> Whole:
+def scramble(whole: Whole, auto: Auto, seed: int) -> Whole:
     """The same model with random weights: the entries of every tensor in an order drawn under the seed."""
     other = open_whole(whole.label, whole.source, auto, "cpu", whole.dtype)
     draw = torch.Generator().manual_seed(seed)

@@ -21,7 +21,7 @@ def answers_of(inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Int[Tensor, 
     return following
 
 
-def altered(
+def alter(
     kind: str,
     streams: Mapping[Layer, Float[Tensor, "b s d"]],
     inputs: Inputs,
@@ -30,13 +30,15 @@ def altered(
 ) -> Mapping[Layer, Float[Tensor, "b s d"]]:
     """Changes the streams of a batch as this kind of head gives them; seed: of this batch."""
     if kind == "shuffled":
-        return shuffled(streams, inputs.mask, seed)
+        return shuffle(streams, inputs.mask, seed)
     if kind == "noise":
-        return {layer: clustered(stream, answers_of(inputs, labels), layer, seed) for layer, stream in streams.items()}
+        return {
+            layer: draw_clusters(stream, answers_of(inputs, labels), layer, seed) for layer, stream in streams.items()
+        }
     return streams
 
 
-def shuffled(
+def shuffle(
     streams: Mapping[Layer, Float[Tensor, "b s d"]], mask: Bool[Tensor, "b s"], seed: int
 ) -> dict[Layer, Float[Tensor, "b s d"]]:
     """Puts the rows of a batch into another order, the same at every layer; padding stays where it is."""
@@ -50,7 +52,7 @@ def shuffled(
     return out
 
 
-def clustered(
+def draw_clusters(
     stream: Float[Tensor, "b s d"], answers: Int[Tensor, "b s"], layer: Layer, seed: int
 ) -> Float[Tensor, "b s d"]:
     """Draws normal noise about a centre for each answer, half of the variance each, of the size of the entries.

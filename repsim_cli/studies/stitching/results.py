@@ -11,8 +11,8 @@ from repsim_cli.runs.results import Run
 from repsim_cli.studies.stitching.evaluate import (
     Estimate,
     Head,
-    Scores,
     Stitch,
+    StitchScores,
 )
 from repsim_cli.studies.stitching.models import Layer, layer_name
 from repsim_cli.studies.stitching.train import StitchFit
@@ -31,7 +31,7 @@ class Quantity(NamedTuple):
     """A quantity of stitched models, and its axis label."""
 
     label: str
-    of: Callable[[Scores, Stitch], Estimate]
+    of: Callable[[StitchScores, Stitch], Estimate]
 
 
 QUANTITIES = {
@@ -47,7 +47,7 @@ QUANTITIES = {
 }
 
 
-def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
+def _row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None) -> list[Any]:
     """A row of the table; without numbers where the training diverged."""
     place = [str(stitch.head), stitch.tail, layer_name(stitch.at), layer_name(stitch.into)]
     if stitch not in scores.stitched:
@@ -56,17 +56,17 @@ def _row(stitch: Stitch, scores: Scores, fit: StitchFit | None) -> list[Any]:
     loss, alone = scores.of(stitch, "loss").value, scores.of_alone(stitch.tail, "loss").value
     spread = [*scores.penalty(stitch), *scores.penalty(stitch, "correct"), *scores.of(stitch, "kl")]
     ways = scores.shared.get(stitch, [(None, None)] * 2)
-    misleads = ("yes" if scores.misled(stitch) else "no") if stitch in scores.shared else None
-    rows = [*(number for way in ways for number in way), scores.kept(stitch), misleads]
+    misleads = ("yes" if scores.is_misled(stitch) else "no") if stitch in scores.shared else None
+    rows = [*(number for way in ways for number in way), scores.compute_kept(stitch), misleads]
     return [*place, loss, alone, *spread, *rows, "trained" if fit is not None and len(fit.losses) else "not trained"]
 
 
-def _alone(scores: Scores, label: str) -> list[float]:
+def _alone(scores: StitchScores, label: str) -> list[float]:
     """Loss and accuracy of the model alone, each with its standard error."""
     return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
 
 
-def curve_of_losses(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: Scores) -> Curve:
+def curve_of_losses(stitch: Stitch, fits: Mapping[Stitch, StitchFit], scores: StitchScores) -> Curve:
     """The training loss, averaged over stretches of steps, each placed at its last."""
     fit, random = fits[stitch], fits.get(Stitch(Head(stitch.tail, "random"), stitch.tail, stitch.at, stitch.into))
     parts = _stretches(fit)
@@ -93,7 +93,9 @@ def _stretches(fit: StitchFit) -> list[np.ndarray]:
     return np.array_split(fit.losses, min(POINTS_DRAWN, len(fit.losses)))
 
 
-def tables_of_pairs(stitches: Sequence[Stitch], scores: Scores, fits: Mapping[Stitch, StitchFit]) -> dict[str, Table]:
+def tables_of_pairs(
+    stitches: Sequence[Stitch], scores: StitchScores, fits: Mapping[Stitch, StitchFit]
+) -> dict[str, Table]:
     """A row per stitch, and one per model alone."""
     return {
         "stitching": Table(columns=PENALTIES, rows=[_row(stitch, scores, fits.get(stitch)) for stitch in stitches]),
@@ -106,7 +108,7 @@ def results_of_groups(
     members: Mapping[str, Sequence[str]],
     layers: Mapping[str, Sequence[Layer]],
     pairs: Sequence[tuple[str, str]],
-    scores: Scores,
+    scores: StitchScores,
 ) -> Results:
     """A matrix of all ordered pairs of models per quantity and layer: the head is the row, the tail the column."""
     labels = list(dict.fromkeys(label for group in members.values() for label in group))
@@ -136,12 +138,12 @@ def results_of_groups(
     return Results(study="stitching", matrices=matrices, tables=tables)
 
 
-def warn_of_misled(run: Run, scores: Scores) -> None:
+def warn_of_misled(run: Run, scores: StitchScores) -> None:
     """Warns of stitches of other models; those of baselines are there to be seen through."""
     others = [s for s in scores.stitched if s.head.kind == "model" and s.head.model != s.tail]
-    if misled := [s for s in others if scores.misled(s)]:
-        most = max(misled, key=lambda s: scores.kept(s) or 0)
-        kept, shared = scores.kept(most), scores.shared[most].forward.value
+    if misled := [s for s in others if scores.is_misled(s)]:
+        most = max(misled, key=lambda s: scores.compute_kept(s) or 0)
+        kept, shared = scores.compute_kept(most), scores.shared[most].forward.value
         run.warn(
             f"stitching: {len(misled)} of {len(others)} stitches work although the rows of their head explain almost "
             f"nothing of those of the tail beyond the right answers, most of all {most} (keeps {kept:.2f} of what the "

@@ -21,7 +21,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, labels_of, ratio
 from repsim_cli.studies.stitching.models import Layer, Whole, inputs_of
-from repsim_cli.studies.stitching.noise import altered, answers_of
+from repsim_cli.studies.stitching.noise import alter, answers_of
 
 ROWS = 2048  # of each side, to fit on and to score
 FEWEST = 32  # rows, or there is no number
@@ -30,7 +30,7 @@ PENALTIES = [float("inf"), *(10.0 ** (-half / 2) for half in range(-2, 15))]
 NOTHING = 1e-12  # of the largest variance of a feature, below which another is rounding
 
 
-class Solved(NamedTuple):
+class Decomposition(NamedTuple):
     """The decomposition of the products of some features."""
 
     values: Float[Tensor, " d"]
@@ -38,7 +38,7 @@ class Solved(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
+class StitchSide:
     """Rows of one side without the means of their answers, features scaled by the variance of those to fit on."""
 
     fit: Float[Tensor, "n d"]
@@ -49,13 +49,13 @@ class Side:
         return len(self.fit) // 2
 
     @cached_property
-    def solved(self) -> dict[int, Solved]:
+    def solved(self) -> dict[int, Decomposition]:
         """Decomposes the first half of the rows to fit on, and all, by how many these are."""
         sizes = (self.half, len(self.fit))
-        return {n: Solved(*torch.linalg.eigh(self.fit[:n].T @ self.fit[:n])) for n in sizes}
+        return {n: Decomposition(*torch.linalg.eigh(self.fit[:n].T @ self.fit[:n])) for n in sizes}
 
 
-def shared_rows(
+def measure_shared(
     heads: Mapping[Head, Whole],
     tails: Mapping[str, Whole],
     stitches: Iterable[Stitch],
@@ -71,7 +71,7 @@ def shared_rows(
     by_pair: dict[tuple[Head, str], list[Stitch]] = {}
     for stitch in stitches:
         by_pair.setdefault((stitch.head, stitch.tail), []).append(stitch)
-    answers = [Drawn(part, seed) for part in parts]
+    answers = [DrawnRows(part, seed) for part in parts]
     if min(int(part.kept.sum()) for part in answers) < FEWEST:
         return {}
     found = {}
@@ -84,11 +84,11 @@ def shared_rows(
         owners = answers[1].owners[answers[1].kept]
         for stitch in some:
             x, y = sides[stitch.at], of_tail[stitch.into]
-            found[stitch] = Shared(explained(x, y, owners), explained(y, x, owners))
+            found[stitch] = Shared(explain(x, y, owners), explain(y, x, owners))
     return found
 
 
-class Drawn:
+class DrawnRows:
     """Rows drawn from sequences under the seed, the same of every model.
 
     owners: the sequence of each. kept: whether another row has its answer, so that a mean can be taken from it.
@@ -114,7 +114,7 @@ class Drawn:
         for start in range(0, len(self.used), batch_size):
             batch = self.used[start : start + batch_size]
             inputs, labels = inputs_of(self.sequences, batch), labels_of(self.sequences, batch)
-            streams = altered(kind, whole.streams(inputs, layers), inputs, labels, seed + start)
+            streams = alter(kind, whole.streams(inputs, layers), inputs, labels, seed + start)
             here = np.isin(self.owners, batch)
             at = np.searchsorted(batch, self.owners[here]), self.places[here]
             for layer in layers:
@@ -122,11 +122,11 @@ class Drawn:
         return {layer: torch.cat(rows) for layer, rows in parts.items()}
 
 
-def side(rows: Sequence[Float[Tensor, "_ d"]], drawn: Sequence[Drawn]) -> Side:
+def side(rows: Sequence[Float[Tensor, "_ d"]], drawn: Sequence[DrawnRows]) -> StitchSide:
     fit, held = (within(x, part.which)[part.kept] for x, part in zip(rows, drawn, strict=True))
     variance = fit.square().mean(0)
     scale = torch.where(variance > NOTHING * variance.max(), variance.rsqrt(), 0.0)
-    return Side(fit * scale, held * scale)
+    return StitchSide(fit * scale, held * scale)
 
 
 def within(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
@@ -135,7 +135,7 @@ def within(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) -> Float[Tenso
     return rows - (sums / groups.bincount()[:, None])[groups]
 
 
-def explained(x: Side, y: Side, owners: Int[np.ndarray, " m"]) -> Estimate:
+def explain(x: StitchSide, y: StitchSide, owners: Int[np.ndarray, " m"]) -> Estimate:
     """Held-out share of the variance of y that x explains, with its standard error over the sequences of held rows.
 
     The penalty is the one that predicts the second half of the rows to fit on best from the first.
@@ -152,7 +152,7 @@ def explained(x: Side, y: Side, owners: Int[np.ndarray, " m"]) -> Estimate:
 
 
 def ridge(
-    x: Solved, products: Float[Tensor, "d e"], new: Float[Tensor, "m d"], penalties: Sequence[float] = PENALTIES
+    x: Decomposition, products: Float[Tensor, "d e"], new: Float[Tensor, "m d"], penalties: Sequence[float] = PENALTIES
 ) -> Iterator[Float[Tensor, "m e"]]:
     """Predicts new rows by ridge regression without intercept, for every penalty. products: of x and y."""
     values = x.values.clamp_min(0)

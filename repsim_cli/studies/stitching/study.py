@@ -17,14 +17,14 @@ from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Group
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
-from repsim_cli.engine.bounds import check_memory, enough, shown, usual_length
+from repsim_cli.engine.bounds import check_memory, describe_models, enough, usual_length
 from repsim_cli.engine.cost import Cost, forward_cost, needs, products
 from repsim_cli.engine.extraction import inputs
-from repsim_cli.engine.grouped import check_metrics, chosen, listed, of_groups
+from repsim_cli.engine.grouped import check_metrics, choose_models, list_models, of_groups
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
-from repsim_cli.runs.cache import Entry, key, trim, using
+from repsim_cli.runs.cache import Entry, key, trim, use
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Progress, Run, quiet, scratch
 from repsim_cli.studies.stitching.checks import check_groups, check_recipe, different, layers_of, pairs_of, stitchable
@@ -32,26 +32,26 @@ from repsim_cli.studies.stitching.evaluate import (
     Head,
     HeadKind,
     Held,
-    Passes,
+    PassSettings,
     PredictionTask,
-    Scores,
     Stitch,
+    StitchScores,
     classification,
     content,
+    count_held_out,
     evaluate_stitches,
-    held_out,
     next_token,
-    split,
+    split_sequences,
 )
 from repsim_cli.studies.stitching.layers import check_layer
-from repsim_cli.studies.stitching.models import Whole, open_whole, scrambled
+from repsim_cli.studies.stitching.models import Whole, open_whole, scramble
 from repsim_cli.studies.stitching.results import (
     curve_of_losses,
     results_of_groups,
     tables_of_pairs,
     warn_of_misled,
 )
-from repsim_cli.studies.stitching.shared import ROWS, shared_rows
+from repsim_cli.studies.stitching.shared import ROWS, measure_shared
 from repsim_cli.studies.stitching.train import Fitting, StitchFit, StitchRecipe, fit_key, fit_stitches
 
 Baseline = Literal["self", "random", "shuffled", "noise"]
@@ -104,7 +104,7 @@ class Stitching(Study):
         self.evaluation: Held = evaluation
         self.extract = replace(given["extract"], unit="token", padding="drop")
         self.recipe, self.labels = recipe, labels
-        models = of_groups(given["model"], listed(self.groups))
+        models = of_groups(given["model"], list_models(self.groups))
         check_metrics(self.groups, models)
         self.every = self.models = stitchable(models, self.auto)
         check_modality(self.models, self.data)
@@ -175,34 +175,34 @@ class Stitching(Study):
         steps = recipe.steps if recipe.trained else 0
         groups = {"groups": dict(self.groups)} if self.groups else {}
         return {
-            "models": shown(self.models, self.hardware),
+            "models": describe_models(self.models, self.hardware),
             **groups,
-            "stitches": self._planned()[1],
-            "pairs of models": self._planned()[0],
+            "stitches": self._count_planned()[1],
+            "pairs of models": self._count_planned()[0],
             "stitch layer": recipe.layer,
             "training steps of each": steps,
             "tokens per step, at most": recipe.batch * length if steps else 0,
             "training tokens of each, at most": steps * recipe.batch * length,
-            "evaluation tokens, at most": self._evaluated() * length,
+            "evaluation tokens, at most": self._count_evaluated() * length,
             **needs(self.costs(steps), self.hardware, memory=self.memory()),
         }
 
-    def _planned(self) -> tuple[int, int]:
+    def _count_planned(self) -> tuple[int, int]:
         """Numbers of pairs of models and of stitches; the run may choose the models of groups."""
         sizes = [len(group) if isinstance(group, list) else group.top or group.bottom for group in self.groups.values()]
         count = sum(size or 0 for size in sizes)
         pairs = count * (count - 1) if self.groups else len(self.pairs)
         return pairs, len(self.stitches) * pairs // len(self.pairs)
 
-    def _evaluated(self) -> int:
-        return min(held_out(self.evaluation, self.extract.sequences, self.recipe.fitted), self.extract.sequences)
+    def _count_evaluated(self) -> int:
+        return min(count_held_out(self.evaluation, self.extract.sequences, self.recipe.fitted), self.extract.sequences)
 
     def costs(self, steps: int) -> dict[str, Cost]:
         """A step is a forward pass of head and tail and a backward pass of the tail; evaluating,
         every model runs once, and a tail, on average half a model, for every stitch."""
         length, count = usual_length(self.models, self.data, self.extract), len(self.models)
         vocabularies = self.auto.endswith("LM")
-        stitches = self._planned()[1]
+        stitches = self._count_planned()[1]
 
         def each(sequences: int) -> Cost:
             models = self.models.values()
@@ -210,11 +210,11 @@ class Stitching(Study):
 
         return {
             "training of stitches": 2.5 * stitches * each(steps * self.recipe.batch),
-            "evaluation": (count + stitches / 2) * each(self._evaluated()),
-            **({"rows that are compared": self._compared(each, length)} if self.recipe.fitted else {}),
+            "evaluation": (count + stitches / 2) * each(self._count_evaluated()),
+            **({"rows that are compared": self._estimate_comparison(each, length)} if self.recipe.fitted else {}),
         }
 
-    def _compared(self, each: Callable[[int], Cost], length: int) -> Cost:
+    def _estimate_comparison(self, each: Callable[[int], Cost], length: int) -> Cost:
         """Both models of every pair run on the rows of both parts; a stitch takes four decompositions."""
         passes = sum(map(len, self.heads.values())) * 4 * each(min(-(-ROWS // length), self.extract.sequences))
         widest = max(source.width for source in self.models.values())
@@ -242,7 +242,7 @@ class Stitching(Study):
                     between = {s: keys[s] for s in self.stitches if s.head == head and s.tail == tail}
                     with self.entries("stitches", [*between.values()]) as entries:
                         of = {s: entries[name] for s, name in between.items() if entries}
-                        fits |= self.fitted(heads[head], wholes[tail], [*between], train, task, of, run.progress)
+                        fits |= self.fit_stitches(heads[head], wholes[tail], [*between], train, task, of, run.progress)
         for stitch, fit in fits.items():
             if fit.diverged is not None:
                 run.warn(f"{stitch}: its training diverged at step {fit.diverged}; its penalty is missing")
@@ -261,12 +261,14 @@ class Stitching(Study):
                 whole,
                 held,
                 task,
-                Passes(hardware.batch_size, self.seed, run.progress, entries.get(name or "")),
+                PassSettings(hardware.batch_size, self.seed, run.progress, entries.get(name or "")),
                 maps,
             )
         if self.recipe.fitted:
             with run.stage("rows that are shared"):
-                shared = shared_rows(heads, wholes, whole, (train, held), hardware.batch_size, self.seed, run.progress)
+                shared = measure_shared(
+                    heads, wholes, whole, (train, held), hardware.batch_size, self.seed, run.progress
+                )
                 scores = replace(scores, shared=shared)
         warn_of_misled(run, scores)
         with run.stage("results"):
@@ -280,7 +282,7 @@ class Stitching(Study):
         if not self.groups:
             return {}
         with run.stage("groups"):
-            members = chosen(run, self.groups, self.every)
+            members = choose_models(run, self.groups, self.every)
             self.models = {label: self.every[label] for group in members.values() for label in group}
             self._stitch(different(self.models))
         return members
@@ -303,7 +305,7 @@ class Stitching(Study):
         """Of the stitch layers in the cache."""
         return {s: fit_key(s, identities, train, task, self.recipe, self._settings) for s in stitches}
 
-    def fitted(
+    def fit_stitches(
         self,
         head: Whole,
         tail: Whole,
@@ -340,7 +342,7 @@ class Stitching(Study):
             raise BadInput(
                 f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
             )
-        train, held = split(sequences, self.evaluation, self.recipe.fitted)
+        train, held = split_sequences(sequences, self.evaluation, self.recipe.fitted)
         if self.recipe.fitted and sequences.of_one:
             run.warn(
                 f"options.evaluation: the text is one document, got its last {len(held.ids)} sequences for the "
@@ -350,7 +352,7 @@ class Stitching(Study):
         return train, held
 
     def as_head(self, head: Head, whole: Whole) -> Whole:
-        return scrambled(whole, self.auto, self.seed) if head.kind == "random" else whole
+        return scramble(whole, self.auto, self.seed) if head.kind == "random" else whole
 
     @contextmanager
     def entries(self, kind: str, keys: Sequence[str | None]) -> Iterator[Mapping[str, Entry]]:
@@ -358,11 +360,13 @@ class Stitching(Study):
         if not self.cache or not known:
             yield {}
             return
-        with using(kind, known) as entries:
+        with use(kind, known) as entries:
             yield entries
         trim()
 
-    def _of_pairs(self, scores: Scores, fits: Mapping[Stitch, StitchFit], classifiers: bool, sequences: int) -> Results:
+    def _of_pairs(
+        self, scores: StitchScores, fits: Mapping[Stitch, StitchFit], classifiers: bool, sequences: int
+    ) -> Results:
         """A table with a row per stitch."""
         trained = self.recipe.trained
         return Results(
@@ -421,5 +425,5 @@ class StitchWorker:
             if missing := any(not entry.complete for entry in entries.values()):
                 known = {s: entries[name] for s, name in keys.items()}
                 whole = study.as_head(of, self.whole(of.model))
-                study.fitted(whole, self.whole(tail), stitches, train, task, known, quiet)
+                study.fit_stitches(whole, self.whole(tail), stitches, train, task, known, quiet)
         return missing

@@ -26,7 +26,7 @@ from repsim_cli.studies.stitching.layers import (
     start_at_least_squares,
 )
 from repsim_cli.studies.stitching.models import Layer, Whole, inputs_of
-from repsim_cli.studies.stitching.noise import altered
+from repsim_cli.studies.stitching.noise import alter
 
 CODE = 1  # raise when a change of the code changes what a trained layer is (tests/test_codes.py)
 
@@ -130,7 +130,9 @@ def fit_stitches(
     They are trained side by side; none depends on the others. entries: of the cache; finished layers are read from
     there.
     """
-    fits = {stitch: _read(entries[stitch], fitting.recipe, head, tail) for stitch in stitches if _done(entries, stitch)}
+    fits = {
+        stitch: _read(entries[stitch], fitting.recipe, head, tail) for stitch in stitches if _is_done(entries, stitch)
+    }
     todo = [stitch for stitch in stitches if stitch not in fits]
     if todo:
         made = _train(head, tail, todo, sequences, task, fitting)
@@ -208,7 +210,7 @@ def _train(
             for stitch in running:
                 with tail.autocast():
                     stream = layers[stitch](streams[stitch.at].to(device))
-                answers = task.predicted(tails[stitch.into](stream, inputs), inputs, labels)
+                answers = task.predict(tails[stitch.into](stream, inputs), inputs, labels)
                 loss = nn.functional.nll_loss(answers.log_p, answers.right, reduction="sum")
                 loss.backward()
                 total[stitch] += float(loss.detach())
@@ -266,7 +268,7 @@ def _streams(
     head: Whole, inputs: Any, labels: torch.Tensor | None, stitches: Sequence[Stitch], seed: int
 ) -> Mapping[Layer, torch.Tensor]:
     streams = head.streams(inputs, sorted({stitch.at for stitch in stitches}))
-    return altered(stitches[0].head.kind, streams, inputs, labels, seed)
+    return alter(stitches[0].head.kind, streams, inputs, labels, seed)
 
 
 def _initialise(
@@ -296,7 +298,7 @@ def _initialise(
         start_at_least_squares(layers[stitch], recipe.layer, sums)
 
 
-def _done(entries: Mapping[Stitch, Entry], stitch: Stitch) -> bool:
+def _is_done(entries: Mapping[Stitch, Entry], stitch: Stitch) -> bool:
     return stitch in entries and entries[stitch].complete
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, shades
-from repsim_cli.figures.lines import draw_levels, gaps, name_bands, shared_levels
+from repsim_cli.figures.lines import draw_levels, find_shared_levels, gaps, name_bands
 from repsim_cli.figures.panels import headline
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
@@ -25,7 +25,7 @@ STUDIES = ("convergence", "effective_rank", "training_view")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convergence:
+class ConvergenceOptions:
     """How layers converge during training. It has no settings."""
 
 
@@ -113,7 +113,7 @@ def _means(curves: Sequence[Curve]) -> Any:
     order = sorted(curves, key=lambda curve: curve.about["parameters"])
     for curve, colour in zip(order, shades(len(order)), strict=True):
         _mean(panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
-    draw_levels(panel, shared_levels(curves))
+    draw_levels(panel, find_shared_levels(curves))
     name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
     legend_beside(panel)
     return figure
@@ -127,7 +127,7 @@ def _layers(curve: Curve) -> Any:
         label = "_" if number % step else name
         panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
     _mean(panel, curve, "black", "deciles", "mean")
-    draw_levels(panel, shared_levels([curve]))
+    draw_levels(panel, find_shared_levels([curve]))
     name_bands(panel, [curve.bands["deciles"].of])
     legend_beside(panel, fontsize=6)
     return figure
@@ -152,7 +152,7 @@ def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
 
 
 @analysis(studies=STUDIES, unasked=lambda planned: True, figures=figures)
-def convergence(run: Finished, options: Convergence, claims: Sequence[Claim]) -> Part:
+def convergence(run: Finished, options: ConvergenceOptions, claims: Sequence[Claim]) -> Part:
     by_measure: dict[str, list[Curve]] = {}
     for curve in run.results.curves.values():
         if curve.about.get("larger_is_closer"):

@@ -7,7 +7,7 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Share
-from repsim_cli.findings.analysis import Finished, Part, analysis, asked
+from repsim_cli.findings.analysis import Finished, Part, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST, by_units
 from repsim_cli.runs.content import Curve, Table
@@ -173,6 +173,6 @@ def ranks(run: Finished, options: Ranks, claims: Sequence[Claim]) -> Part:
     measure = similarity[0].about["measure"]
     ranked = [curve for curve in curves if curve.about["quantity"] in ("parameters", "gradients")]
     matthews_table = table(similarity, ranked, options)
-    verdicts = [claim.verdict(measure, curves) for claim in asked(claims, "curves")]
-    verdicts += [claim.verdict(measure, matthews_table) for claim in asked(claims, "table")]
+    verdicts = [claim.verdict(measure, curves) for claim in select_claims(claims, "curves")]
+    verdicts += [claim.verdict(measure, matthews_table) for claim in select_claims(claims, "table")]
     return Part(tables={TABLE: matthews_table}, claims=verdicts)

@@ -11,7 +11,7 @@ import numpy as np
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, shades
 from repsim_cli.figures.lines import gaps
-from repsim_cli.figures.panels import headline, listed
+from repsim_cli.figures.panels import headline, list_models
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
@@ -25,7 +25,7 @@ Courses = Mapping[str, Mapping[str, Sequence[float | None]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingView:
+class TrainingViewOptions:
     """The figure of the mean distance between layers against training steps and metrics. There are no settings."""
 
 
@@ -124,13 +124,13 @@ def _view(table: Table, measure: str) -> Any:
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
     panels[0].set_xlim(0)
     panels[0].set_ylabel(table.columns[3], fontsize=8)
-    headline(figure, f"{listed(models)}: distance from the last step, beside how good the model is", measure)
+    headline(figure, f"{list_models(models)}: distance from the last step, beside how good the model is", measure)
     legend_beside(panels[-1])
     return figure
 
 
 @analysis(studies=("training_view",), unasked=lambda planned: True, figures=figures)
-def training_view(run: Finished, options: TrainingView, claims: Sequence[Claim]) -> Part:
+def training_view(run: Finished, options: TrainingViewOptions, claims: Sequence[Claim]) -> Part:
     table, closer = run.results.tables[TABLE], {x.label: x.larger_is_closer for x in run.results.measures}
     by_measure = {row[1]: closer[f"{row[1]} between layers of {row[0]}"] for row in table.rows}
     return Part(

@@ -33,13 +33,13 @@ def singular_values(matrices: Float[Tensor, "b d h"], *, gram: bool) -> Float[Te
     wide = matrices.mT if matrices.shape[1] > matrices.shape[2] else matrices
     squares = torch.linalg.eigvalsh(wide @ wide.mT).flip(-1)
     values = squares.clamp(min=0).sqrt()
-    doubtful = rounding(squares) > TOLERANCE
+    doubtful = estimate_rounding(squares) > TOLERANCE
     if doubtful.any():
         values[doubtful] = torch.linalg.svdvals(matrices[doubtful])
     return values
 
 
-def rounding(squares: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
+def estimate_rounding(squares: Float[Tensor, "b k"]) -> Float[Tensor, " b"]:
     """Relative error of the effective rank that rounding of Gram eigenvalues can leave; infinite where one is lost.
 
     An eigenvalue is known to eps k l_1, so sigma_i to eps k l_1 / (2 sigma_i); exp(entropy) moves by
@@ -122,7 +122,7 @@ class Writers:
         weight = weight.detach()
         if type(module).__name__ != "Conv1D":  # GPT-2's is (inputs, outputs)
             weight = weight.T
-        return picked(place, weight, self.source.heads).T
+        return pick_columns(place, weight, self.source.heads).T
 
 
 def _owner(model: nn.Module, module: nn.Module | None) -> Any:
@@ -134,6 +134,6 @@ def _owner(model: nn.Module, module: nn.Module | None) -> Any:
     return getattr(above, "original_component", above)
 
 
-def picked(place: Point, weight: Float[Tensor, "inputs outputs"], heads: int) -> Float[Tensor, "inputs part"]:
+def pick_columns(place: Point, weight: Float[Tensor, "inputs outputs"], heads: int) -> Float[Tensor, "inputs part"]:
     """The columns that a hook point reads of its module's output."""
     return place.pick(weight[None], heads)[0]

@@ -13,7 +13,7 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine.checks import suitable
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.counterparts import Counterparts, estimate_counterparts
-from repsim_cli.engine.curves import curve, named
+from repsim_cli.engine.curves import curve, name_curves
 from repsim_cli.engine.record import Sampled, blocks_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
@@ -23,18 +23,18 @@ from repsim_cli.measures import Measure
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, Curve, Measured, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.trainings import (
+    CheckpointStep,
     Gap,
     Missing,
-    Step,
     Training,
     TrainingWorker,
     Visit,
     checkpoints,
     costs_of_trainings,
     gap_table,
+    list_last,
     needs_of_trainings,
     of_trainings,
-    shown_last,
     trainings_of,
 )
 
@@ -79,7 +79,7 @@ class Convergence(Study):
     def plan(self) -> dict[str, Any]:
         trainings = self.trainings.values()
         return {
-            "models": shown_last(trainings),
+            "models": list_last(trainings),
             "checkpoints": {training.label: training.steps for training in trainings},
             "measures": list(self.measures),
             "forward passes": sum(training.forward_passes for training in trainings),
@@ -103,7 +103,7 @@ class Convergence(Study):
             study="convergence",
             measures=[measured for course in self.courses if self.pairs for measured in course.matrices(run)],
             tables=self.tables(),
-            curves=named(curves),
+            curves=name_curves(curves),
         )
 
     def units(self, run: Run) -> Iterable[Phase]:
@@ -113,7 +113,7 @@ class Convergence(Study):
         return {"checkpoint": TrainingWorker(self.trainings).record}
 
     def curves(self, run: Run, visit: Visit | None = None) -> list[Curve]:
-        """A curve per measure, hook point and model (and what it is compared with). visit: as in `visited`."""
+        """A curve per measure, hook point and model (and what it is compared with). visit: as in `visit`."""
         prepare(run, self.hardware)
         for training in self.trainings.values():
             training.make(run)
@@ -142,21 +142,23 @@ class Course:
         values: dict[tuple[str, str], dict[int, Counterparts]] = {}
         self.between: dict[str, dict[tuple[int, int], Counterparts]] = {}
         prepared: dict[Any, Any] = {}
-        before: Step | None = None
-        earlier: list[Step] = []
+        before: CheckpointStep | None = None
+        earlier: list[CheckpointStep] = []
         sequences = self.training.start(run)
 
-        def compare(step: Step, other: Step, against: str = "", kept: dict[Any, Any] | None = None) -> None:
+        def compare(
+            step: CheckpointStep, other: CheckpointStep, against: str = "", kept: dict[Any, Any] | None = None
+        ) -> None:
             with run.stage("similarity"):
-                compared = self._compared(run, sequences, step, other, kept)
+                compared = self._compare(run, sequences, step, other, kept)
             for measure, pair in compared.items():
                 both = sorted((step.checkpoint.step, other.checkpoint.step))
                 self.between.setdefault(measure, {}).setdefault((both[0], both[1]), pair)
                 if against:
                     values.setdefault((measure, against), {})[step.checkpoint.step] = pair
 
-        final: Step | None = None
-        for step in self.training.visited(run, sequences, keep=pairs, visit=visit):
+        final: CheckpointStep | None = None
+        for step in self.training.visit(run, sequences, keep=pairs, visit=visit):
             if isinstance(step, Gap):
                 before = None
                 continue
@@ -171,10 +173,10 @@ class Course:
             before, earlier = step, [*earlier, replace(step, rows=step.again)] if pairs else []
             if previous and step.checkpoint is self.training.series.checkpoints[-2]:
                 compare(final, step, "previous")
-        labels = self._listed(run)
+        labels = self._list_undefined(run)
         return [curve for key, by_step in values.items() if key[0] in labels for curve in self._curves(*key, by_step)]
 
-    def _listed(self, run: Run) -> list[str]:
+    def _list_undefined(self, run: Run) -> list[str]:
         """Keeps the measures with a value at all; what has none is listed."""
         found = {}
         for measure, by_pair in self.between.items():
@@ -212,12 +214,12 @@ class Course:
                 larger_is_closer=bound.card.larger_is_closer,
             )
 
-    def _compared(
+    def _compare(
         self,
         run: Run,
         sequences: Mapping[str, Sequences],
-        step: Step,
-        other: Step,
+        step: CheckpointStep,
+        other: CheckpointStep,
         kept: dict[Any, Any] | None,
     ) -> dict[str, Counterparts]:
         """kept: what was prepared of `other`, where it is the same in every call."""

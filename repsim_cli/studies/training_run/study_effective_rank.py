@@ -11,16 +11,16 @@ from repsim_cli.base.closure import code_of
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.curves import curve, named
+from repsim_cli.engine.curves import curve, name_curves
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.models.source import backbone_path
 from repsim_cli.models.transformers import predicts_next
-from repsim_cli.runs.cache import key, using
+from repsim_cli.runs.cache import key, use
 from repsim_cli.runs.content import Curve, Results
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.ranks import WRITERS, Attention, Normaliser, Writers
 from repsim_cli.studies.training_run.study_convergence import Convergence
-from repsim_cli.studies.training_run.trainings import Missing, Opened, Training
+from repsim_cli.studies.training_run.trainings import Missing, OpenedCheckpoint, Training
 from repsim_cli.training.pretrain import add_loss_gradients
 
 HEAD = "AutoModelForCausalLM"
@@ -116,7 +116,7 @@ class EffectiveRank(Study):
             run, lambda training, checkpoint: ranks.extend(self._ranks(run, training, checkpoint))
         )
         curves = [*similarity, *self._curves(ranks)]
-        return Results(study="effective_rank", tables=self.convergence.tables(), curves=named(curves))
+        return Results(study="effective_rank", tables=self.convergence.tables(), curves=name_curves(curves))
 
     def _curves(self, ranks: Sequence[Rank]) -> Iterator[Curve]:
         """A curve per model and kind of matrix, of parameters and of gradients."""
@@ -135,7 +135,7 @@ class EffectiveRank(Study):
                 },
             )
 
-    def _ranks(self, run: Run, training: Training, opened: Opened) -> list[Rank]:
+    def _ranks(self, run: Run, training: Training, opened: OpenedCheckpoint) -> list[Rank]:
         """Proportional effective ranks of all layers of a checkpoint, from the cache where they are there."""
         sequences, code = training.tokens if self.gradients else None, code_of(__name__)
         parts = {
@@ -151,13 +151,13 @@ class EffectiveRank(Study):
             entry = None
             if training.compared.cache and code is not None:
                 try:
-                    entry = held.enter_context(using("ranks", [key(parts)]))[key(parts)]
+                    entry = held.enter_context(use("ranks", [key(parts)]))[key(parts)]
                 except OSError as error:
                     run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
             if entry is not None and entry.complete:
                 values = entry.meta["values"]
             else:
-                values = self._computed(self.writers[training.label], opened, sequences)
+                values = self._compute(self.writers[training.label], opened, sequences)
                 if entry is not None:
                     try:
                         entry.folder.mkdir(parents=True, exist_ok=True)
@@ -166,8 +166,8 @@ class EffectiveRank(Study):
                         run.warn(f"cache: {entry.folder} cannot be written ({error.strerror}); continuing without it")
         return [Rank(training.label, step, of, point, layers) for of, point, layers in values]
 
-    def _computed(
-        self, writers: Writers, opened: Opened, sequences: Sequences | None
+    def _compute(
+        self, writers: Writers, opened: OpenedCheckpoint, sequences: Sequences | None
     ) -> list[tuple[str, str, list[float]]]:
         """(parameters or gradients, kind of matrix, a value per layer)."""
         source, device = opened.source, self.hardware.device

@@ -9,15 +9,15 @@ from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES
 from repsim_cli.engine.cost import Cost
-from repsim_cli.engine.curves import curve, known, named
+from repsim_cli.engine.curves import curve, name_curves, omit_nan
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.processes import Work
+from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.record import Sampled, blocks_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.engine.unit import Kinds, Phase
-from repsim_cli.engine.without_value import lacking, measures_with_values
+from repsim_cli.engine.without_value import collect_lacking, measures_with_values
 from repsim_cli.runs.content import Curve, Measured, Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.trainings import (
@@ -28,9 +28,9 @@ from repsim_cli.studies.training_run.trainings import (
     checkpoints,
     costs_of_trainings,
     gap_table,
+    list_last,
     needs_of_trainings,
     of_trainings,
-    shown_last,
     trainings_of,
 )
 
@@ -67,7 +67,7 @@ class TrainingView(Study):
     def plan(self) -> dict[str, Any]:
         trainings = self.trainings.values()
         return {
-            "models": shown_last(trainings),
+            "models": list_last(trainings),
             "checkpoints": {training.label: training.steps for training in trainings},
             "layers": sum(len(training.compared.layers) for training in trainings),
             "measures": list(self.measures),
@@ -85,16 +85,16 @@ class TrainingView(Study):
         prepare(run, self.hardware)
         records, curves, rows = [], [], []
         # nothing is said of how pairs were solved, so none is audited
-        with Work(folder=run.folder, processes=self.hardware.workers, progress=run.progress, seed=None) as work:
+        with PairWork(folder=run.folder, processes=self.hardware.workers, progress=run.progress, seed=None) as work:
             for place, (label, training) in enumerate(self.trainings.items()):
                 training.make(run)
-                matrices, metrics = self._visited(run, training, work, place)
-                for measure in measures_with_values(run, {k: lacking(x.values()) for k, x in matrices.items()}):
+                matrices, metrics = self._visit(run, training, work, place)
+                for measure in measures_with_values(run, {k: collect_lacking(x.values()) for k, x in matrices.items()}):
                     by_step = matrices[measure]
                     records.append(self._record(run, training, measure, by_step))
                     curves.append(self._curve(measure, training, by_step))
                     for step, matrix in by_step.items():
-                        distance = known(_mean(_to_others(matrix.values.cpu().numpy())))
+                        distance = omit_nan(_mean(_to_others(matrix.values.cpu().numpy())))
                         rows.append(([label, measure, step, distance], metrics[step]))
         gaps = [gap for training in self.trainings.values() for gap in training.gaps]
         names = list(dict.fromkeys(name for _, scores in rows for name in scores))
@@ -103,7 +103,7 @@ class TrainingView(Study):
             study="training_view",
             measures=records,
             tables={"distance and metrics": view, **gap_table(gaps)},
-            curves=named(curves),
+            curves=name_curves(curves),
         )
 
     def units(self, run: Run) -> Iterable[Phase]:
@@ -112,15 +112,15 @@ class TrainingView(Study):
     def worker(self) -> Kinds:
         return {"checkpoint": TrainingWorker(self.trainings).record}
 
-    def _visited(
-        self, run: Run, training: Training, work: Work, place: int
+    def _visit(
+        self, run: Run, training: Training, work: PairWork, place: int
     ) -> tuple[dict[str, Matrices], dict[int, dict[str, float]]]:
         """The matrices of every checkpoint by measure and step, and its metrics."""
         sequences = training.start(run)
         compared, labels = training.compared, training.compared.labels(sequences)
         matrices: dict[str, Matrices] = {label: {} for label in compared.measures}
         metrics: dict[int, dict[str, float]] = {}
-        for step in training.visited(run, sequences, keep=False):
+        for step in training.visit(run, sequences, keep=False):
             if isinstance(step, Gap):
                 continue
             number, source = step.checkpoint.step, step.checkpoint.open()

@@ -10,17 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.cached import cached, from_cache
+from repsim_cli.activations.cached import from_cache, open_cache
 from repsim_cli.activations.places import rows_left
-from repsim_cli.activations.readings import Reading, loading
+from repsim_cli.activations.readings import Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block, batches, blocks
+from repsim_cli.activations.rows import RowBlock, batches, blocks
 from repsim_cli.activations.stored import Recorder, Running, activations_key
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import most_rows, shown
+from repsim_cli.engine.bounds import describe_models, most_rows
 from repsim_cli.engine.comparison import comparison_of
 from repsim_cli.engine.cost import Cost, needs
 from repsim_cli.engine.rows import diagnosis_of, tally
@@ -47,7 +47,7 @@ class Gap:
     why: str
 
 
-class Opened:
+class OpenedCheckpoint:
     """A checkpoint with its weights, until they are taken; None where the cache has all that is read of it."""
 
     def __init__(self, checkpoint: Checkpoint, source: Source, identity: dict[str, Any], module: nn.Module | None):
@@ -55,7 +55,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Step:
+class CheckpointStep:
     """The rows of every layer of a checkpoint, as the estimate needs them: now, and again later."""
 
     checkpoint: Checkpoint
@@ -63,7 +63,7 @@ class Step:
     again: Callable[[], Iterator[list[Tensor]]]
 
 
-Visit = Callable[["Training", Opened], None]
+Visit = Callable[["Training", OpenedCheckpoint], None]
 
 
 def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
@@ -83,10 +83,14 @@ def of_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[s
     )
 
 
-def shown_last(trainings: Iterable["Training"]) -> dict[str, str]:
+def list_last(trainings: Iterable["Training"]) -> dict[str, str]:
     """For a plan: the last checkpoint of each."""
     every = [training.compared for training in trainings]
-    return {label: text for each in every for label, text in shown(each.models, each.hardware, each.devices).items()}
+    return {
+        label: text
+        for each in every
+        for label, text in describe_models(each.models, each.hardware, each.devices).items()
+    }
 
 
 def costs_of_trainings(trainings: Iterable["Training"], pairs: Mapping[str, int]) -> dict[str, Cost]:
@@ -108,7 +112,7 @@ def needs_of_trainings(
         costs,
         hardware,
         memory=max((each.memory(rows(each.compared)) for each in trainings), key=lambda parts: sum(parts.values())),
-        activations=sum(len(each.series.checkpoints) * footprint.stored(each.compared) for each in trainings),
+        activations=sum(len(each.series.checkpoints) * footprint.count_stored(each.compared) for each in trainings),
     )
 
 
@@ -194,14 +198,14 @@ class Training:
         """The inputs of every checkpoint, of which it counts the rows."""
         with run.stage("data"):
             sequences = self.compared.sequences(run, self.label)
-            self.compared = self.compared.counted(run, sequences)
+            self.compared = self.compared.count_rows(run, sequences)
         self.tokens = sequences[self.label]
         self.diagnosis = diagnosis_of(self.compared, sequences)
         return sequences
 
-    def visited(
+    def visit(
         self, run: Run, sequences: Mapping[str, Sequences], *, keep: bool, visit: Visit | None = None
-    ) -> Iterator[Step | Gap]:
+    ) -> Iterator[CheckpointStep | Gap]:
         """Every checkpoint, the last first: loaded while the previous is computed, run once, and freed.
 
         The rows of the first and of the newest two can be read, with `keep` those of all. visit: called with each
@@ -257,7 +261,7 @@ class Training:
         run.warn(f"model.{self.label}, step {checkpoint.step}: left out as a gap ({error})")
         return self.gaps[-1]
 
-    def _open(self, checkpoint: Checkpoint, sequences: Mapping[str, Sequences]) -> Opened:
+    def _open(self, checkpoint: Checkpoint, sequences: Mapping[str, Sequences]) -> OpenedCheckpoint:
         """The checkpoint with its weights, unless the cache has all that is read of it."""
         source = checkpoint.open()
         self._check_shape(checkpoint, source)
@@ -266,9 +270,11 @@ class Training:
             identity, sequences[self.label], compared.extract, self.reading.points, compared.hardware.dtype
         )
         known = stored and Entry("activations", stored).known
-        return Opened(checkpoint, source, identity, None if known else self._loaded(source))
+        return OpenedCheckpoint(checkpoint, source, identity, None if known else self._load(source))
 
-    def _step(self, run: Run, held: ExitStack, opened: Opened, sequences: Mapping[str, Sequences]) -> Step:
+    def _step(
+        self, run: Run, held: ExitStack, opened: OpenedCheckpoint, sequences: Mapping[str, Sequences]
+    ) -> CheckpointStep:
         """The checkpoint's rows, from one pass, after which the model is freed, or from the cache.
 
         They stay in the cache while `held` is open, and in memory where there is no cache.
@@ -278,41 +284,41 @@ class Training:
         run.input("models", {f"{label}, step {opened.checkpoint.step}": identity})
         of_checkpoint = replace(self.reading, source=opened.source)
         live = compared.readings if compared.cache else []
-        entries = cached(live, sequences, {label: identity}, extract, hardware.dtype, run.warn)
+        entries = open_cache(live, sequences, {label: identity}, extract, hardware.dtype, run.warn)
         entry: Entry | None = held.enter_context(entries).get(label)
         count = tally(run, {label: opened.source})
         remedies = Remedies(extract, rows_left(sequences[label], extract))
 
-        def given(reading: Reading, module: nn.Module | None = None) -> Iterator[Block]:
+        def give(reading: Reading, module: nn.Module | None = None) -> Iterator[RowBlock]:
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
             return blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
 
         def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
-            rows = remedies.apply(given(reading, module), reading.layers)
-            rows = self.diagnosis.watched(rows, reading.layers)  # of the checkpoint that is read first, the last one
+            rows = remedies.apply(give(reading, module), reading.layers)
+            rows = self.diagnosis.watch(rows, reading.layers)  # of the checkpoint that is read first, the last one
             return batches(rows, extract, compared.total, compared.seed)
 
-        def recorded() -> Reading | None:
+        def record() -> Reading | None:
             known = entry is not None and entry.complete
             return from_cache(of_checkpoint, {label: entry}, {label: identity}) if entry is not None and known else None
 
-        again = recorded()
+        again = record()
         if again is None and extract.estimate == "full" and not extract.features_changed:  # rows pass once
             sample = list(stream(of_checkpoint, self._module(opened)))
-            again = recorded()
+            again = record()
         else:
-            again = again or self._recorded(opened, of_checkpoint, Running({}, sequences, {}, count), entry)
+            again = again or self._record(opened, of_checkpoint, Running({}, sequences, {}, count), entry)
             if extract.features_changed:
-                remedies.measure(remedies.rows(given(again)), again.layers)
+                remedies.measure(remedies.rows(give(again)), again.layers)
             sample = list(stream(again)) if extract.estimate == "full" else None
 
         def anew() -> Iterator[list[Tensor]]:
             return stream(again) if again is not None else iter(sample or ())
 
-        return Step(opened.checkpoint, anew if sample is None else lambda: iter(sample), anew)
+        return CheckpointStep(opened.checkpoint, anew if sample is None else lambda: iter(sample), anew)
 
-    def _recorded(self, opened: Opened, reading: Reading, running: Running, entry: Entry | None) -> Reading:
+    def _record(self, opened: OpenedCheckpoint, reading: Reading, running: Running, entry: Entry | None) -> Reading:
         """Runs the model once; its rows are read from the cache then, or from memory where it cannot be written."""
         module, compared = self._module(opened), self.compared
         attempts = [{self.label: Recorder(entry)}, {}] if entry is not None else [{}]
@@ -325,15 +331,17 @@ class Training:
                 return from_cache(reading, {self.label: entry}, {self.label: opened.identity})
         return replace(reading, source=self._in_memory(kept, opened.identity), points=[])
 
-    def _module(self, opened: Opened) -> nn.Module:
+    def _module(self, opened: OpenedCheckpoint) -> nn.Module:
         """The model on its device; only the caller holds a reference."""
         module, opened.module = opened.module, None
         if module is None:  # the cache entry was damaged
-            module = self._loaded(opened.source)
+            module = self._load(opened.source)
         return module
 
-    def _loaded(self, source: Source) -> nn.Module:
-        return source.load(self.reading.eager, loading(self.compared.hardware, self.compared.devices[self.label]))
+    def _load(self, source: Source) -> nn.Module:
+        return source.load(
+            self.reading.eager, choose_loading(self.compared.hardware, self.compared.devices[self.label])
+        )
 
     def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
         names = [layer.name for layer in self.compared.layers]

@@ -20,22 +20,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import Tally, lengths_of, of_similar_length, tensors
+from repsim_cli.activations.batching import TokenTally, lengths_of, of_similar_length, tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
 from repsim_cli.activations.places import places_read
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.rows import used
+from repsim_cli.activations.rows import find_used
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.cost import Cost, forward_cost
-from repsim_cli.models.calls import Hooks, entering, exchanged
+from repsim_cli.models.calls import Hooks, exchange, find_entering
 from repsim_cli.models.loading import like_inputs
 from repsim_cli.models.points import Architecture
-from repsim_cli.models.precision import UNIT, Raised, cast, dtype_of, limits_of, twin_dtype, twin_of
+from repsim_cli.models.precision import UNIT, Raised, cast_inputs, dtype_of, limits_of, twin_dtype, twin_of
 from repsim_cli.models.source import Source, backbone_path
 from repsim_cli.runs.content import CARRIED, OWN
-from repsim_cli.studies.tuned.changes import divergences, encoded
+from repsim_cli.studies.tuned.changes import divergences, encode
 
 END, TOP = "resid_post", 10  # what leaves a block; tokens that a direction promotes, and that it demotes
 ROUGH = 4  # roundings, where they cannot be measured
@@ -52,7 +52,7 @@ def refusal(source: Source) -> str | None:
 
 
 @dataclass(frozen=True)
-class Stack:
+class BlockStack:
     """A model whose blocks are run. headed: with its output head."""
 
     label: str
@@ -102,7 +102,7 @@ class Stack:
     ) -> list[Tensor]:
         hooks = Hooks()
         inputs, mask, more = tensors(given, self.source, like_inputs(self.module))
-        chosen = torch.from_numpy(_chosen(given, extract)).to(inputs.device)
+        chosen = torch.from_numpy(_choose_places(given, extract)).to(inputs.device)
         try:
             for number, block in enumerate(self.blocks if enter is not None else ()):
                 hooks.before(block, lambda args, kwargs, number=number: enter(number, args, kwargs))  # type: ignore
@@ -113,16 +113,18 @@ class Stack:
         return [(x := found.pop(point))[chosen.to(x.device)].float() for point in points]
 
 
-def _chosen(given: Sequences, extract: Extract) -> np.ndarray:
+def _choose_places(given: Sequences, extract: Extract) -> np.ndarray:
     """The places that are rows of the run."""
     places = places_read(given, extract)
     return places if given.left_out is None else places & ~given.left_out
 
 
-def stacks(readings: Sequence[Reading], modules: Mapping[str, nn.Module], warn: Callable[[str], None]) -> list[Stack]:
+def stacks(
+    readings: Sequence[Reading], modules: Mapping[str, nn.Module], warn: Callable[[str], None]
+) -> list[BlockStack]:
     """The models, the base first, with logits as their last point where they have heads; a warning for those whose
     blocks are not those of the base, which are left out."""
-    made: list[Stack] = []
+    made: list[BlockStack] = []
     for reading in readings:
         source = reading.source
         assert isinstance(source, Source)
@@ -130,7 +132,7 @@ def stacks(readings: Sequence[Reading], modules: Mapping[str, nn.Module], warn: 
         if why is None and made and len(made[0].blocks) != source.architecture.depth:  # type: ignore[union-attr]
             why = f"it has other blocks than '{made[0].label}'"
         if why is None:
-            made.append(Stack(reading.label, source, modules[reading.label], reading.points[-1] == LOGITS))
+            made.append(BlockStack(reading.label, source, modules[reading.label], reading.points[-1] == LOGITS))
             continue
         warn(f"model.{reading.label}: its blocks are not run alone on the base's input ({why})")
         if not made:
@@ -141,13 +143,13 @@ def stacks(readings: Sequence[Reading], modules: Mapping[str, nn.Module], warn: 
 def batches_of(sequences: Sequences, count: int, extract: Extract, hardware: Hardware) -> list[Sequences]:
     """The first so many sequences in batches of equal length, which need no padding."""
     some = sequences.take(slice(count))
-    lengths = lengths_of(used(some, extract))
+    lengths = lengths_of(find_used(some, extract))
     taken = [
         some.take(batch, int(lengths[batch].max()))
         for batch in of_similar_length(lengths, hardware, padding=0.0)
         if lengths[batch].max()
     ]
-    return [given for given in taken if _chosen(given, extract).any()]
+    return [given for given in taken if _choose_places(given, extract).any()]
 
 
 def bytes_of(models: Iterable[Source], places: int) -> float:
@@ -209,14 +211,14 @@ class Gathered:
 
 
 def of_blocks(
-    base: Stack,
-    tuned: Sequence[Stack],
+    base: BlockStack,
+    tuned: Sequence[BlockStack],
     given: Sequence[Sequences],
     extract: Extract,
     *,
     patching: bool,
     progress: Callable[[Sequence[Any]], Iterator[Any]],
-    tally: Tally,
+    tally: TokenTally,
 ) -> dict[str, dict[str, Tensor]]:
     """What every block of these models changes, by their labels. given: batches of sequences.
 
@@ -229,21 +231,21 @@ def of_blocks(
     rounding = torch.empty(0)
     for number, batch in enumerate(progress(given)):
         calls: list[Call] = []
-        ends = base.ends(batch, extract, lambda _, args, kwargs, calls=calls: calls.append(_kept(args, kwargs)))
+        ends = base.ends(batch, extract, lambda _, args, kwargs, calls=calls: calls.append(_copy_inputs(args, kwargs)))
         tally(base.label, batch.mask)
         if not number:
-            rounding = rounding_of(base, calls, ends, _chosen(batch, extract))
-        entries = [found[1] if (found := entering(*call)) else None for call in calls]
+            rounding = measure_rounding(base, calls, ends, _choose_places(batch, extract))
+        entries = [found[1] if (found := find_entering(*call)) else None for call in calls]
         del calls
 
-        def replaced(block: int, args: tuple, kwargs: dict, entries: list = entries) -> Call | None:
-            found, entry = entering(args, kwargs), entries[block]
+        def replace_input(block: int, args: tuple, kwargs: dict, entries: list = entries) -> Call | None:
+            found, entry = find_entering(args, kwargs), entries[block]
             if found is None or entry is None:
                 return None
-            return exchanged(args, kwargs, found[0], entry.to(found[1].device, found[1].dtype).clone())
+            return exchange(args, kwargs, found[0], entry.to(found[1].device, found[1].dtype).clone())
 
         for model in tuned:
-            gathered[model.label].add(ends, model.ends(batch, extract, replaced), model.ends(batch, extract))
+            gathered[model.label].add(ends, model.ends(batch, extract, replace_input), model.ends(batch, extract))
             tally(model.label, batch.mask)
             tally(model.label, batch.mask)
     made = {}
@@ -252,22 +254,22 @@ def of_blocks(
         found |= {"rounding": rounding, **of_weights(base, model)}
         found["above"] = above(found[OWN], rounding, dtype_of(base.module)) & ~found["held"]
         if base.headed and model.headed:
-            found["promoted"] = promoted(base, found["direction"])
+            found["promoted"] = find_promoted(base, found["direction"])
             if patching:
                 changed = found["above"].nonzero()[:, 0].tolist()
-                found["restored"] = restored(base, model, given, extract, changed)
+                found["restored"] = compute_restored(base, model, given, extract, changed)
         found["norm"] = found.pop("direction").norm(dim=1)
     return made
 
 
-def _kept(args: tuple, kwargs: Mapping[str, Any]) -> Call:
+def _copy_inputs(args: tuple, kwargs: Mapping[str, Any]) -> Call:
     """The inputs of a block, whose stream may be changed in place later."""
-    found = entering(args, kwargs)
-    return (args, dict(kwargs)) if found is None else exchanged(args, kwargs, found[0], found[1].clone())
+    found = find_entering(args, kwargs)
+    return (args, dict(kwargs)) if found is None else exchange(args, kwargs, found[0], found[1].clone())
 
 
-def rounding_of(
-    base: Stack, calls: Sequence[Call], ends: Sequence[Tensor], chosen: np.ndarray
+def measure_rounding(
+    base: BlockStack, calls: Sequence[Call], ends: Sequence[Tensor], chosen: np.ndarray
 ) -> Float[Tensor, "blocks 2"]:
     """Every block again in another precision on the same inputs: the change over the norm, by token, as root mean
     square and as the largest. At least half a rounding; ROUGH roundings where a block refuses the other precision."""
@@ -279,7 +281,7 @@ def rounding_of(
         twin = twin_of(block, dtype, set())
         try:
             with torch.inference_mode(), Raised() if dtype == torch.float64 else nullcontext():
-                out = pick(twin(*cast(args, dtype), **cast(kwargs, dtype)), 0)
+                out = pick(twin(*cast_inputs(args, dtype), **cast_inputs(kwargs, dtype)), 0)
             size = end.double().norm(dim=1)
             off = (out[places.to(out.device)].double() - end.double()).norm(dim=1)[size > 0] / size[size > 0]
             sizes = [float(off.square().mean().sqrt()), float(off.max())] if len(off) else [0.0, 0.0]
@@ -297,11 +299,11 @@ def above(own: Float[Tensor, "b n"], rounding: Float[Tensor, "b 2"], dtype: torc
     return (whole > limits.whole * rounding[:, 0]) | (largest > limits.row * rounding[:, 1])
 
 
-def of_weights(base: Stack, tuned: Stack) -> dict[str, Tensor]:
+def of_weights(base: BlockStack, tuned: BlockStack) -> dict[str, Tensor]:
     """weights: the relative change of the weights of every block, NaN where none have a name in common. tensors: an
     encoded list of (name, block or None, relative change) of those that changed. held: whether all that changed in a
     block is that its weights were rounded to 16 bits."""
-    ours, theirs = (_named(model) for model in (base, tuned))
+    ours, theirs = (_name_weights(model) for model in (base, tuned))
     depth, blocks = len(base.blocks), f"{base.table.blocks}."
     sums, rows = torch.zeros(depth, 2, dtype=torch.float64), []
     changed, rounded = torch.zeros(depth, dtype=torch.bool), torch.ones(depth, dtype=torch.bool)
@@ -322,18 +324,18 @@ def of_weights(base: Stack, tuned: Stack) -> dict[str, Tensor]:
                 rounded[block] &= any(torch.equal(y, x.to(dtype).to(y.dtype)) for dtype in HELD.values())
     return {
         "weights": (sums[:, 0] / sums[:, 1]).sqrt(),
-        "tensors": encoded(rows),
+        "tensors": encode(rows),
         "held": changed & rounded,
     }
 
 
-def _named(model: Stack) -> dict[str, Tensor]:
+def _name_weights(model: BlockStack) -> dict[str, Tensor]:
     """The weights by names as in the backbone; those of the head by their own."""
     prefix = f"{model.path}." if model.path else ""
     return {name.removeprefix(prefix): x.detach() for name, x in model.module.named_parameters()}
 
 
-def promoted(base: Stack, direction: Float[Tensor, "b d"]) -> Tensor:
+def find_promoted(base: BlockStack, direction: Float[Tensor, "b d"]) -> Tensor:
     """The ids of the TOP tokens whose logits each direction raises most, and of those that it lowers most.
 
     Through the base's final norm (its gain, and its centring where it centres; what it adds to everything cancels) and
@@ -353,8 +355,8 @@ def _head(module: Any) -> Any:
     return module.get_output_embeddings()
 
 
-def restored(
-    base: Stack, tuned: Stack, given: Sequence[Sequences], extract: Extract, blocks: Sequence[int]
+def compute_restored(
+    base: BlockStack, tuned: BlockStack, given: Sequence[Sequences], extract: Extract, blocks: Sequence[int]
 ) -> Float[Tensor, " blocks"]:
     """The share of KL(base || model) over the next token, summed over tokens, that goes where the base's block runs in
     the model in place of its own; 0 of the blocks that are not among these, NaN without any effect."""

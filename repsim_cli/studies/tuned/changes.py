@@ -72,7 +72,7 @@ class Change:
         return {kind: torch.cat(parts, 1) for kind, parts in self.parts.items()}
 
 
-def lacking(change: Mapping[str, Tensor]) -> Iterator[tuple[str, int, int, str]]:
+def find_lacking(change: Mapping[str, Tensor]) -> Iterator[tuple[str, int, int, str]]:
     """Finds the layers of which tokens have no value: (kind, layer, how many tokens, why)."""
     for kind, why in WITHOUT.items():
         counts = change[kind].isnan().sum(1).tolist()
@@ -95,8 +95,8 @@ class Texts:
                 for row in _largest(values, lambda row: self._begin(row).tobytes(), most):
                     ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
                     around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
-                    predicted = [None] * 2 if following is None else [self.shown([i]) for i in following[:, row]]
-                    yield [label, by, float(values[row]), *map(self.shown, around), *predicted]
+                    predicted = [None] * 2 if following is None else [self.show([i]) for i in following[:, row]]
+                    yield [label, by, float(values[row]), *map(self.show, around), *predicted]
 
     def texts(self, changes: Mapping[str, Mapping[str, Tensor]], most: int) -> Iterator[list[Any]]:
         """A line for each of the sequences that change most on average over their tokens."""
@@ -110,7 +110,7 @@ class Texts:
                 for number in _largest(means, lambda number: self._ids(number).tobytes(), most):
                     ids = self._ids(number)
                     cut = " ..." if len(ids) > EXCERPT else ""
-                    yield [label, by, float(means[number]), int(counts[number]), self.shown(ids[:EXCERPT]) + cut]
+                    yield [label, by, float(means[number]), int(counts[number]), self.show(ids[:EXCERPT]) + cut]
 
     def _ids(self, number: int) -> np.ndarray:
         """The tokens of a sequence."""
@@ -120,7 +120,7 @@ class Texts:
         """The tokens of a row's sequence up to it."""
         return self._ids(int(self.sequence[row]))[: int(self.place[row]) + 1]
 
-    def shown(self, ids: Any) -> str:
+    def show(self, ids: Any) -> str:
         """Text in one line: what cannot be printed is escaped."""
         text = self.tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
         return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
@@ -144,10 +144,10 @@ def _largest(values: np.ndarray, text: Callable[[int], bytes], most: int) -> lis
     return list(first.values())
 
 
-def encoded(value: Any) -> Tensor:
+def encode(value: Any) -> Tensor:
     """What is no number, as a tensor, which the cache holds."""
     return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
 
 
-def decoded(value: Tensor) -> Any:
+def decode(value: Tensor) -> Any:
     return json.loads(bytes(value.tolist()))

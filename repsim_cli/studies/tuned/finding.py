@@ -10,9 +10,9 @@ import numpy as np
 
 from repsim_cli.base.plain import blocks_named, runs_of
 from repsim_cli.figures.frame import COLOURS, legend_beside, line_styles
-from repsim_cli.figures.heatmap import by_block, chosen, heatmap
+from repsim_cli.figures.heatmap import by_block, choose_colours, heatmap
 from repsim_cli.figures.lines import PANEL, gaps, of_layers, plain
-from repsim_cli.figures.panels import headline, listed, pages, panels
+from repsim_cli.figures.panels import headline, list_models, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import (
@@ -51,7 +51,7 @@ NAMED, TICKS, MOST = 3, 12, 8  # names in a sentence, blocks along an axis, mode
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TunedOptions:
     """Curves by layer of how much each token changes, where the blocks are that changed, and how far the predictions
     change. It has no settings."""
 
@@ -94,7 +94,7 @@ def outputs_row(run: Finished, matrix: Matrix, following: Matrix) -> list[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class ChangedBlocks:
     """What the table of blocks says of one model, by block. above: those whose own change is above rounding; rounded:
     those of which the weights were rounded and nothing else."""
 
@@ -111,14 +111,14 @@ class Blocks:
         return [block for block in range(len(self.own)) if block not in (*self.above, *self.rounded)]
 
 
-def blocks_of(run: Finished) -> dict[str, Blocks]:
+def blocks_of(run: Finished) -> dict[str, ChangedBlocks]:
     """By model; empty where no blocks were run on the base's input."""
     table = run.results.tables.get(OF_BLOCKS, Table(columns=OF_BLOCKS_COLUMNS, rows=[]))
     made = {}
     for model in dict.fromkeys(table.column("model")):
         own = Table(columns=table.columns, rows=[row for row in table.rows if row[0] == model])
         beyond = own.column("above rounding")
-        made[model] = Blocks(
+        made[model] = ChangedBlocks(
             own=[value or 0.0 for value in own.column(OWN)],
             carried=[value or 0.0 for value in own.column(CARRIED)],
             weights=own.column("weights"),
@@ -136,7 +136,7 @@ def _range(values: Sequence[float | None]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def where(blocks: Blocks, outside: Sequence[tuple[str, float | None]]) -> str:
+def where(blocks: ChangedBlocks, outside: Sequence[tuple[str, float | None]]) -> str:
     """A sentence: every range of blocks with a change of its own, and those without. outside: weights that changed
     outside of blocks, and how much.
 
@@ -168,7 +168,7 @@ def where(blocks: Blocks, outside: Sequence[tuple[str, float | None]]) -> str:
     return "; ".join(parts)
 
 
-def effect(blocks: Blocks) -> str:
+def effect(blocks: ChangedBlocks) -> str:
     """What putting back the base's block restores, where that was measured."""
     known = {block: value for block, value in enumerate(blocks.restored) if value is not None and block in blocks.above}
     if not known:
@@ -196,10 +196,10 @@ def _first(tokens: str) -> list[str]:
     return re.findall(r"'.*?'(?= '|$)", tokens)[:NAMED]
 
 
-def predicted(row: Sequence[Any]) -> str:
+def say_predictions(row: Sequence[Any]) -> str:
     """Says how far the predictions are from the base's, from a row of OUTPUTS.
 
-    >>> predicted(["tuned", 7936, 0.0799, 0.05, 0.17, 0.52, 2.1, 0.1774])
+    >>> say_predictions(["tuned", 7936, 0.0799, 0.05, 0.17, 0.52, 2.1, 0.1774])
     'next token: KL 0.08 nats on the mean, another choice for 17.7 % of 7,936 tokens'
     """
     said = dict(zip(OUTPUTS, row, strict=True))
@@ -209,11 +209,11 @@ def predicted(row: Sequence[Any]) -> str:
     )
 
 
-def answers(run: Finished, of_blocks: Mapping[str, Blocks], outputs: Sequence[Sequence[Any]]) -> list[list[str]]:
+def answers(run: Finished, of_blocks: Mapping[str, ChangedBlocks], outputs: Sequence[Sequence[Any]]) -> list[list[str]]:
     """Who and what, in sentences. outputs: rows of OUTPUTS."""
     empty = Table(columns=["model", "tensor", "block", "relative change"], rows=[])
     weights, directions = (run.results.tables.get(name, empty) for name in (OF_WEIGHTS, DIRECTIONS))
-    made, next_tokens = [], {row[0]: predicted(row) for row in outputs}
+    made, next_tokens = [], {row[0]: say_predictions(row) for row in outputs}
     for model, blocks in of_blocks.items():
         outside = [(name, size) for of, name, block, size in weights.rows if of == model and block is None]
         said = (where(blocks, outside), effect(blocks), next_tokens.get(model), direction(directions, model))
@@ -221,7 +221,7 @@ def answers(run: Finished, of_blocks: Mapping[str, Blocks], outputs: Sequence[Se
     return made
 
 
-def by_block_curve(model: str, blocks: Blocks) -> Curve:
+def by_block_curve(model: str, blocks: ChangedBlocks) -> Curve:
     """Own and carried change and the change of the weights by block, beside rounding."""
     lines = {OWN: blocks.own, CARRIED: blocks.carried, "weights": blocks.weights, "rounding": blocks.rounding}
     return Curve(
@@ -246,10 +246,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     yield from of_layers(run.results.curves, "", run.seeds)
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] != COSINE}
     yield from of_layers(curves, "tuned", run.seeds)
-    divergences = run.measured(KL)
+    divergences = run.select_kind(KL)
     if divergences:
         yield "outputs-KL", partial(_histogram, run, divergences)
-    relative = run.measured(RELATIVE)
+    relative = run.select_kind(RELATIVE)
     if whole or len(relative) > FEW:
         yield "relative-difference-all", partial(_map, run, relative)
 
@@ -278,7 +278,7 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     axes.tick_params(labelsize=7)
     plain(axes)
     legend_beside(axes)
-    headline(figure, f"How far the predictions of {listed(list(values))} are from those of {run.base}")
+    headline(figure, f"How far the predictions of {list_models(list(values))} are from those of {run.base}")
     return figure
 
 
@@ -321,17 +321,17 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
         title=title,
         bar_label="norm of the difference / norm in the base",
         limits=(0.0, float(values[~np.isnan(values)].max(initial=1e-12))),
-        colours=chosen(small_is_bright=True),
+        colours=choose_colours(small_is_bright=True),
         form="{:.2g}",
     )
     return figure
 
 
 @analysis(studies=("tuned",), unasked=lambda planned: True, figures=figures)
-def tuned(run: Finished, options: Tuned, claims: Sequence[Claim]) -> Part:
-    curves = [by_layers(run, matrix) for kind in (RELATIVE, COSINE) for matrix in run.measured(kind)]
-    following = {matrix.rows.model: matrix for matrix in run.measured(NEXT)}
-    rows = [outputs_row(run, matrix, following[matrix.rows.model]) for matrix in run.measured(KL)]
+def tuned(run: Finished, options: TunedOptions, claims: Sequence[Claim]) -> Part:
+    curves = [by_layers(run, matrix) for kind in (RELATIVE, COSINE) for matrix in run.select_kind(kind)]
+    following = {matrix.rows.model: matrix for matrix in run.select_kind(NEXT)}
+    rows = [outputs_row(run, matrix, following[matrix.rows.model]) for matrix in run.select_kind(KL)]
     tables = {"changes of the outputs": Table(columns=OUTPUTS, rows=rows)} if rows else {}
     if of_blocks := blocks_of(run):
         tables[WHERE] = Table(columns=["model", "where"], rows=answers(run, of_blocks, rows))

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from repsim_cli.activations.hook_points import LOGITS
-from repsim_cli.activations.inputs import named
-from repsim_cli.activations.readings import Layer, Reading, loading
+from repsim_cli.activations.inputs import name_errors
+from repsim_cli.activations.readings import Layer, Reading, choose_loading
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.models.loading import WHOLE, Loading
@@ -29,9 +29,9 @@ def with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, A
             raise BadInput(f"model.{label}: it reads no text, got {what}; compare language models")
         live[label] = source
     tokenizer = live[base].tokenizer
-    wanted = named(base, tokenizer)
+    wanted = name_errors(base, tokenizer)
     for label, source in live.items():
-        if not _knows(named(label, source.tokenizer), wanted):
+        if not _knows(name_errors(label, source.tokenizer), wanted):
             raise BadInput(
                 f"model.{label}: its tokenizer lacks tokens of the base '{base}', or numbers them differently, got "
                 "another vocabulary; compare models of one base"
@@ -53,7 +53,7 @@ def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
     return source.with_head(HEAD, how)
 
 
-def opened(
+def open_models(
     comparison: Comparison, readings: Sequence[Reading], warn: Callable[[str], None]
 ) -> tuple[list[Reading], dict[str, nn.Module]]:
     """The models, the base first, with their output heads where they and the base predict the next token; their logits
@@ -62,14 +62,14 @@ def opened(
     opened: list[Reading] = []
     for reading in readings:
         assert isinstance(reading.source, Source)
-        module, how = None, loading(comparison.hardware, comparison.devices[reading.label])
+        module, how = None, choose_loading(comparison.hardware, comparison.devices[reading.label])
         if not opened or opened[0].points[-1] == LOGITS:
             try:
                 module = whole(reading.source, how)
             except BadInput as error:
                 warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
         if module is None:
-            module = named(reading.label, partial(reading.source.load, how=how), reading.eager)
+            module = name_errors(reading.label, partial(reading.source.load, how=how), reading.eager)
             opened.append(reading)
         else:
             logits = Layer(reading.label, "logits", reading.source.vocabulary)

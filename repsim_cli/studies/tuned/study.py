@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import Tally, most_places, passes
+from repsim_cli.activations.batching import TokenTally, most_places, passes
 from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import Block, batches, blocks
+from repsim_cli.activations.rows import RowBlock, batches, blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
@@ -20,13 +20,13 @@ from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Medium, Medium0
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import most_rows, passing, places, shown, usual_length
-from repsim_cli.engine.cached import Content, Tensors, finished_units
+from repsim_cli.engine.bounds import bound_pass, describe_models, most_rows, places, usual_length
+from repsim_cli.engine.cached import Content, Tensors, open_units
 from repsim_cli.engine.comparison import Comparison, comparison_of
 from repsim_cli.engine.cost import Cost, forward_cost, needs, pairs_cost
 from repsim_cli.engine.counterparts import estimate_counterparts
-from repsim_cli.engine.curves import known
-from repsim_cli.engine.rows import identified, prepare, tally
+from repsim_cli.engine.curves import omit_nan
+from repsim_cli.engine.rows import hash_models, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.without_value import Lacking, measures_with_values
 from repsim_cli.measures import Measure
@@ -35,9 +35,9 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OWN, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run, quiet
-from repsim_cli.studies.tuned.blocks import END, Stack, batches_of, bytes_of, costs_of, of_blocks, stacks
-from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, decoded, encoded, lacking
-from repsim_cli.studies.tuned.models import opened, with_tokenizer_of
+from repsim_cli.studies.tuned.blocks import END, BlockStack, batches_of, bytes_of, costs_of, of_blocks, stacks
+from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, decode, encode, find_lacking
+from repsim_cli.studies.tuned.models import open_models, with_tokenizer_of
 from repsim_cli.studies.tuned.tables import of_all_blocks
 
 UNITS = {
@@ -128,7 +128,7 @@ class Tuned(Study):
         cells = most_places(places(live, compared.extract), hardware) * vocabulary
         return {
             "Python and its libraries": 0.5e9,
-            **passing(live, compared.extract, hardware, features, together=True),
+            **bound_pass(live, compared.extract, hardware, features, together=True),
             "weights": max(resident_bytes(turn, hardware, together=True) for turn in turns),
             "output heads": 4.0 * max(sum(source.vocabulary * source.width for source in turn) for turn in turns),
             "logits": 4.0 * 4 * cells + 8.0 * 6 * CELLS,
@@ -146,7 +146,7 @@ class Tuned(Study):
         all_of_them, some = (passes(count, length, compared.hardware) for count in counts)
         patched = sum(compared.live[x.label].layers + 2 for x in self.tuned)
         return {
-            "models": shown(compared.models, compared.hardware),
+            "models": describe_models(compared.models, compared.hardware),
             "base": self.base,
             "layers of each": len(self.reference.layers),
             "measures": list(self.measures),
@@ -194,24 +194,24 @@ class Tuned(Study):
         prepare(run, self.comparison.hardware)
         with run.stage("data"):
             sequences = self.comparison.sequences(run)
-            comparison = self.comparison.counted(run, sequences)
+            comparison = self.comparison.count_rows(run, sequences)
         changes = self._changes(run, comparison, sequences)
         with run.stage("results"):
             return self._results(run, comparison, changes, sequences[self.base])
 
     def _changes(self, run: Run, comparison: Comparison, sequences: Mapping[str, Sequences]) -> dict[str, Tensors]:
         """What changed in each model, from the cache where it has it: only the others run, with the base."""
-        identities = identified(run, comparison)
+        identities = hash_models(run, comparison)
         keys: dict[str, str | None] = {}
         if comparison.cache:
             of_blocks = {"blocks": self.blocks, "patching": self.patching}
             content = Content.of(comparison, sequences, identities, by=__name__, **of_blocks)
             keys = {x.label: content.of_change((self.base, x.label), comparison.measures) for x in self.tuned}
-        with finished_units(run, "changes", keys) as (known, keep):
+        with open_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]
             counts = tally(run, {x.label: x.source for x in [self.reference, *missing]} if missing else {})
             for turn in self._turns(missing):
-                for label, change in self._measured(run, comparison, turn, sequences, counts).items():
+                for label, change in self._measure(run, comparison, turn, sequences, counts).items():
                     keep(label, change)
                     known[label] = change
                 gc.collect()
@@ -224,23 +224,23 @@ class Tuned(Study):
             [[*tuned]] if tuned and all_at_once(sources, self.comparison.hardware) else [[reading] for reading in tuned]
         )
 
-    def _measured(
+    def _measure(
         self,
         run: Run,
         comparison: Comparison,
         tuned: Sequence[Reading],
         sequences: Mapping[str, Sequences],
-        counts: Tally,
+        counts: TokenTally,
     ) -> dict[str, Tensors]:
         """What changed in these models, from a single pass over the text, in which each of them and the base run
         once."""
         with run.stage("models"):
-            readings, modules = opened(comparison, [self.reference, *tuned], run.warn)
+            readings, modules = open_models(comparison, [self.reference, *tuned], run.warn)
         run.manifest["models_run"] = list(dict.fromkeys([*run.manifest["models_run"], *modules]))
         changes = {reading.label: Change() for reading in tuned}
         count, extract = len(self.reference.layers), comparison.extract
         with run.stage("activations, outputs and similarity"):
-            rows = self._paired(readings, modules, sequences, changes, run, counts)
+            rows = self._pair(readings, modules, sequences, changes, run, counts)
             taken = batches(rows, extract, comparison.total, comparison.seed)
             both = ((batch[:count] * len(tuned), batch[count:]) for batch in taken)
             try:
@@ -267,7 +267,7 @@ class Tuned(Study):
                 **of_each.get(label, {}),
                 **{f"of {name}": x.values[i * count : (i + 1) * count] for name, x in compared.items()},
                 **{
-                    f"why of {name}": encoded([(r % count, why) for r, why in x.undefined.items() if r // count == i])
+                    f"why of {name}": encode([(r % count, why) for r, why in x.undefined.items() if r // count == i])
                     for name, x in compared.items()
                 },
                 **{
@@ -281,7 +281,7 @@ class Tuned(Study):
         }
 
     def _of_blocks(
-        self, run: Run, models: Sequence[Stack], sequences: Mapping[str, Sequences], counts: Tally
+        self, run: Run, models: Sequence[BlockStack], sequences: Mapping[str, Sequences], counts: TokenTally
     ) -> dict[str, dict[str, Tensor]]:
         """What every block of these models changes, the base first among them."""
         if len(models) < 2:
@@ -293,21 +293,21 @@ class Tuned(Study):
             progress = partial(run.progress, label="blocks on the base's input", unit="batches")
             return of_blocks(base, tuned, given, extract, patching=self.patching, progress=progress, tally=counts)
 
-    def _paired(
+    def _pair(
         self,
         readings: Sequence[Reading],
         modules: Mapping[str, nn.Module],
         sequences: Mapping[str, Sequences],
         changes: Mapping[str, "Change"],
         run: Run,
-        counts: Tally,
-    ) -> Iterator[Block]:
+        counts: TokenTally,
+    ) -> Iterator[RowBlock]:
         """Rows of all layers, the base's first, a batch at a time; what changes token by token is noted on the way."""
         count, extract, hardware = len(self.reference.layers), self.comparison.extract, self.comparison.hardware
         remedies = Remedies(extract, rows_left(sequences[self.base], extract))
         progress = partial(run.progress, label="activations and outputs", unit="batches")
 
-        def stream(reading: Reading, progress: Any) -> Iterator[Block]:
+        def stream(reading: Reading, progress: Any) -> Iterator[RowBlock]:
             # with the sequences of all models, whose windows are then the same
             rows = blocks([reading], Running(modules, sequences, tally=counts), extract, hardware, progress)
             return remedies.rows(rows)
@@ -319,13 +319,13 @@ class Tuned(Study):
                 _, of_other = next(other)
                 changes[reading.label].add(count, of_base, of_other)
                 rows += of_other[:count]
-            yield Block(first, rows)
+            yield RowBlock(first, rows)
 
-    def _listed(self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
+    def _list_undefined(self, run: Run, comparison: Comparison, changes: Mapping[str, Tensors]) -> dict[str, Measure]:
         """Keeps the measures with a value at all; what has none is listed."""
         layers, found = [layer.name for layer in self.reference.layers], {}
         for name in comparison.measures:
-            missing = [(label, *each) for label, x in changes.items() for each in decoded(x[f"why of {name}"])]
+            missing = [(label, *each) for label, x in changes.items() for each in decode(x[f"why of {name}"])]
             cells = len(layers) * len(changes)
             found[name] = Lacking([why for *_, why in missing], cells, len(missing) < cells)
             for label, r, why in missing:
@@ -337,7 +337,7 @@ class Tuned(Study):
         """Lists the layers of which tokens have no value, with one warning for each kind."""
         missing = dict.fromkeys(WITHOUT, 0)
         for label, change in changes.items():
-            for kind, r, count, why in lacking(change):
+            for kind, r, count, why in find_lacking(change):
                 layer, tokens = self.reference.layers[r].name, change[kind].shape[1]
                 run.without_value.append(
                     [kind, str(self.base), label, layer, layer, f"{count:,} of {tokens:,} tokens: {why}"]
@@ -353,7 +353,7 @@ class Tuned(Study):
     ) -> Results:
         matrices, curves = {}, {}
         layers = [layer.name for layer in self.reference.layers]
-        measures = self._listed(run, comparison, changes)
+        measures = self._list_undefined(run, comparison, changes)
         rows = {KL: ["logits"], NEXT: ["base", "model"]}
         depth = max((len(change[OWN]) for change in changes.values() if OWN in change), default=0)
         rows[OWN] = rows[CARRIED] = [f"{END}@{block}" for block in range(depth)]
@@ -374,8 +374,8 @@ class Tuned(Study):
                     x=Axis(name="layer"),
                     y=Axis(name=f"{measure.card.label} with {self.base}"),
                     at=layers,
-                    lines={"same layer": [*map(known, change[f"of {name}"].tolist())]},
-                    errors={} if se is None else {"same layer": [*map(known, se.tolist())]},
+                    lines={"same layer": [*map(omit_nan, change[f"of {name}"].tolist())]},
+                    errors={} if se is None else {"same layer": [*map(omit_nan, se.tolist())]},
                     bounds=list(measure.card.bounds),
                     about={
                         "quantity": quantity,
@@ -391,5 +391,5 @@ class Tuned(Study):
             "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
             "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
         }
-        tables |= of_all_blocks(changes, texts.shown)
+        tables |= of_all_blocks(changes, texts.show)
         return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)

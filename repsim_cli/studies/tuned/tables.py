@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from repsim_cli.engine.cached import Tensors
-from repsim_cli.engine.curves import known
+from repsim_cli.engine.curves import omit_nan
 from repsim_cli.runs.content import (
     CARRIED,
     DIRECTIONS,
@@ -14,7 +14,7 @@ from repsim_cli.runs.content import (
     OWN,
     Table,
 )
-from repsim_cli.studies.tuned.changes import decoded
+from repsim_cli.studies.tuned.changes import decode
 
 HELD = "no, its weights were rounded to 16 bits"
 LEAST = 4  # times rounding, from which a change has a direction
@@ -27,9 +27,9 @@ def of_all_blocks(changes: Mapping[str, Tensors], shown: Callable[[Any], str]) -
     for label, change in changes.items():
         if OWN not in change:
             continue
-        means = {kind: [*map(known, change[kind].double().nanmean(1).tolist())] for kind in (OWN, CARRIED)}
-        weights, rounding = [*map(known, change["weights"].tolist())], change["rounding"][:, 0].tolist()
-        restored = [*map(known, change["restored"].tolist())] if "restored" in change else [None] * len(rounding)
+        means = {kind: [*map(omit_nan, change[kind].double().nanmean(1).tolist())] for kind in (OWN, CARRIED)}
+        weights, rounding = [*map(omit_nan, change["weights"].tolist())], change["rounding"][:, 0].tolist()
+        restored = [*map(omit_nan, change["restored"].tolist())] if "restored" in change else [None] * len(rounding)
         for block, least in enumerate(rounding):
             beyond = HELD if change["held"][block] else "yes" if change["above"][block] else "no"
             measured = (means[OWN][block], means[CARRIED][block], weights[block], least)
@@ -38,8 +38,8 @@ def of_all_blocks(changes: Mapping[str, Tensors], shown: Callable[[Any], str]) -
             if "promoted" in change and norm > LEAST * least:
                 up, down = change["promoted"][block].tensor_split(2)
                 tokens = [" ".join(f"'{shown([token])}'" for token in side.tolist()) for side in (up, down)]
-                directions.append([label, block, norm, known(float(change["share"][block])), *tokens])
-        of_weights += [[label, *row] for row in decoded(change["tensors"])]
+                directions.append([label, block, norm, omit_nan(float(change["share"][block])), *tokens])
+        of_weights += [[label, *row] for row in decode(change["tensors"])]
     columns = ["model", "block", "norm", "share of the change"]
     tables = {
         OF_BLOCKS: Table(columns=OF_BLOCKS_COLUMNS, rows=of_blocks),

@@ -27,9 +27,9 @@ from repsim_cli.studies.universality.rule import (
     UNCLEAR,
     UNRELATED,
     UNTRAINED,
-    Compared,
+    FactorComparison,
     contrasts,
-    corrected,
+    correct,
     judge,
     verdicts,
     weakest,
@@ -51,7 +51,7 @@ BAR = 2.6  # inches that the label of the colour bar takes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Universality:
+class UniversalityOptions:
     """The verdict of every measure on every factor of a run of `study=universality`.
 
     Every verdict is shown by tests (see `options.margin` of the study), corrected for the number of values; what none
@@ -85,7 +85,7 @@ class Universality:
 
 def _cells(run: Finished) -> Iterator[tuple[str, dict[str, Any], list[Matrix]]]:
     """By measure, its card and its matrices."""
-    every = run.measured(GRID)
+    every = run.select_kind(GRID)
     for label in dict.fromkeys(matrix.about["measure"] for matrix in every):
         of_label = [matrix for matrix in every if matrix.about["measure"] == label]
         yield label, of_label[0].about["card"], of_label
@@ -95,19 +95,19 @@ def _margin(run: Finished) -> float:
     return run.results.about.get("margin", MARGIN)
 
 
-def _compared(run: Finished, matrix: Matrix, sign: float) -> Compared:
+def _compare(run: Finished, matrix: Matrix, sign: float) -> FactorComparison:
     similar, untrained, null = (
         sign * run.array(path) for path in (matrix.values, matrix.details["untrained"], matrix.details["null"])
     )
-    return Compared(similar, matrix.about["seeds"], untrained, matrix.about["shapes"], float(null.mean()))
+    return FactorComparison(similar, matrix.about["seeds"], untrained, matrix.about["shapes"], float(null.mean()))
 
 
 def rows_of(run: Finished, label: str, card: Mapping[str, Any], matrices: Sequence[Matrix]) -> Iterator[list[Any]]:
     """A row of the table for every value of every factor."""
     sign, margin = 1.0 if card["larger_is_closer"] else -1.0, _margin(run)
-    compared = [_compared(run, matrix, sign) for matrix in matrices]
+    compared = [_compare(run, matrix, sign) for matrix in matrices]
     judged = [judge(cell, margin, run.level) for cell in compared]
-    p = {name: corrected([getattr(x, name) for x in judged]) for name in contrasts(margin)}
+    p = {name: correct([getattr(x, name) for x in judged]) for name in contrasts(margin)}
     p["chance"] = np.array([matrix.about["p_family"] for matrix in matrices])
     said = verdicts(p, run.results.about["alpha"])
     for i, (matrix, cell, given) in enumerate(zip(matrices, judged, compared, strict=True)):
@@ -116,17 +116,17 @@ def rows_of(run: Finished, label: str, card: Mapping[str, Any], matrices: Sequen
             low, high = sorted(sign * end for end in (cell.low, cell.high))
             least, largest = sorted(sign * float(end) for end in (cell.seeds.min(), cell.seeds.max()))
             about = (low, high, sign * float(cell.seeds.mean()), least, largest)
-        above, below, alike, apart = (known(p[name][i]) for name in ("above", "below", "alike", "apart"))
+        above, below, alike, apart = (omit_nan(p[name][i]) for name in ("above", "below", "alike", "apart"))
         yield [
             label, matrix.about["factor"], matrix.about["value"],
             f"{matrix.about['seeds']} x {len(matrix.rows.layers) - matrix.about['seeds']}",
             sign * cell.similarity, *about,
             sign * cell.untrained, matrix.about["tested"], sign * given.chance, float(p["chance"][i]),
-            above, below, known(cell.share), margin, alike, apart, said[i],
+            above, below, omit_nan(cell.share), margin, alike, apart, said[i],
         ]  # fmt: skip
 
 
-def known(value: float) -> float | None:
+def omit_nan(value: float) -> float | None:
     """None for NaN."""
     return None if np.isnan(value) else float(value)
 
@@ -252,7 +252,7 @@ def _agreement(run: Finished, matrix: Matrix) -> Any:
 
 
 @analysis(studies=("universality",), unasked=lambda planned: True, figures=figures)
-def universality(run: Finished, options: Universality, claims: Sequence[Claim]) -> Part:
+def universality(run: Finished, options: UniversalityOptions, claims: Sequence[Claim]) -> Part:
     rows, signed, cells = [], [], list(_cells(run))
     options.check_measures([label for label, _, _ in cells])
     for label, card, matrices in cells:

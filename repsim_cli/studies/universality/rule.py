@@ -13,7 +13,7 @@ import scipy
 import scipy.special
 from jaxtyping import Float
 
-from repsim_cli.findings.jackknife import Error, interval, over_models, satterthwaite
+from repsim_cli.findings.jackknife import StandardErrors, interval, over_models, satterthwaite
 
 SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "below untrained", "unrelated", "undecided"
 WEAKEST = (UNRELATED, UNTRAINED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
@@ -23,7 +23,7 @@ SPREAD, POWER = 0.04, 0.8  # of models, as a share of the way to seeds, with whi
 MOST = 1000  # models that are tried
 
 
-class Compared(NamedTuple):
+class FactorComparison(NamedTuple):
     """One value of a factor under one measure, larger is closer.
 
     similar: all models, those of the base first. base: how many these are. untrained: untrained models, those in the
@@ -38,7 +38,7 @@ class Compared(NamedTuple):
     chance: float = math.nan
 
 
-class Judged(NamedTuple):
+class JudgedFactor(NamedTuple):
     """The similarity of the base and a value with its interval, that of seeds, of untrained twins and of chance, the
     share of the way from the larger of the latter two to seeds, and one-sided p values: more than untrained twins,
     less than these, less than seeds of the base, the same as these, no more than chance.
@@ -68,7 +68,7 @@ def among(similar: Float[np.ndarray, "m m"]) -> Float[np.ndarray, " pairs"]:
 
 
 def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
-    """Lists, by the p values of `Judged`, the contrasts of means that must all be above 0."""
+    """Lists, by the p values of `JudgedFactor`, the contrasts of means that must all be above 0."""
     near, far = ACROSS - (1 - margin) * SEEDS, margin * SEEDS + (1 - margin) * CHANCE
     return {
         "above": [ACROSS - TWINS],
@@ -79,7 +79,7 @@ def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
     }
 
 
-def judge(cell: Compared, margin: float = MARGIN, level: float = 0.95) -> Judged:
+def judge(cell: FactorComparison, margin: float = MARGIN, level: float = 0.95) -> JudgedFactor:
     """Tests contrasts of means over pairs of models by Student's t, with errors from the jackknife over the models of
     base, value and twins (see `over_models`); of contrasts with seeds, no more degrees of freedom than equal spreads
     have.
@@ -98,17 +98,19 @@ def judge(cell: Compared, margin: float = MARGIN, level: float = 0.95) -> Judged
     freedom = error.freedom
     if models > 1:
         # few models that happen to be alike would be taken for many
-        planned = _planned(cell.base, len(cell.similar) - cell.base, margin)[1]
+        planned = _plan_variance(cell.base, len(cell.similar) - cell.base, margin)[1]
         freedom = np.where((weights[:2] != 0).all(0), np.minimum(freedom, planned), freedom)
     each = np.where(unknown, np.nan, scipy.special.stdtr(freedom, -t))
     ends = np.cumsum([len(every) for every in asked.values()])[:-1]
     p = {name: float(np.fmax.reduce(some)) for name, some in zip(asked, np.split(each, ends), strict=True)}
     if models < FEWEST:
         p |= {"alike": math.nan, "apart": math.nan}
-    of_trained = Error(np.array(math.nan), np.array(1.0)) if models < 2 else over_models([x[:, 0] for x in left[:2]])
+    of_trained = (
+        StandardErrors(np.array(math.nan), np.array(1.0)) if models < 2 else over_models([x[:, 0] for x in left[:2]])
+    )
     low, high = interval(float(means[0]), of_trained, level)
     floor = float(np.fmax(*means[2:]))
-    return Judged(
+    return JudgedFactor(
         similarity=float(means[0]),
         low=float(low),
         high=float(high),
@@ -138,7 +140,7 @@ def _of_block(block: Float[np.ndarray, "m n"]) -> tuple[float, Float[np.ndarray,
     return float(block.mean()), *without
 
 
-def _means(cell: Compared) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
+def _means(cell: FactorComparison) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
     """Takes the means over pairs of a model of the base and one of the value, of two seeds of the base, of two
     untrained twins (of both shapes, where there are two), and chance; and these without each model of the base, of the
     value, and of each shape of twins. NaN where there is no pair. Of two single models none can be left out: twins then
@@ -149,7 +151,7 @@ def _means(cell: Compared) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
     twins, *without_twin = _of_block(fresh[:shapes, shapes:]) if shapes < len(fresh) else _of_pairs(fresh)
     means = np.array([across, seeds, twins, cell.chance])
 
-    def changed(count: int, **values: Float[np.ndarray, " k"]) -> Means:
+    def change(count: int, **values: Float[np.ndarray, " k"]) -> Means:
         left = np.tile(means, (count, 1))
         for name, value in values.items():
             left[:, MEANS.index(name)] = value
@@ -158,18 +160,17 @@ def _means(cell: Compared) -> tuple[Float[np.ndarray, " 4"], list[Means]]:
     if len(cell.similar) == 2:
         # a mean over pairs of m twins has 2 / m of the variance of a pair, over pairs of two shapes 1 / m by each
         wide = [math.sqrt(1 + len(x) * len(without_twin) / 2) for x in without_twin]
-        return means, [
-            changed(len(x), twins=twins + (x - twins) * by) for x, by in zip(without_twin, wide, strict=True)
-        ]
+        return means, [change(len(x), twins=twins + (x - twins) * by) for x, by in zip(without_twin, wide, strict=True)]
     return means, [
-        changed(base, across=without_base, seeds=without_seed),
-        changed(len(without_value), across=without_value),
-        *(changed(len(x), twins=x) for x in without_twin),
+        change(base, across=without_base, seeds=without_seed),
+        change(len(without_value), across=without_value),
+        *(change(len(x), twins=x) for x in without_twin),
     ]
 
 
 def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list[str]:
-    """Decides the verdict of every cell from its corrected p: above `chance`, and those of `Judged`. NaN: not known.
+    """Decides the verdict of every cell from its corrected p: above `chance`, and those of `JudgedFactor`. NaN: not
+    known.
 
     >>> p = {"chance": [.01, .01, .01, .9, .01], "above": [.01, .01, .9, .9, .3], "under": [.9, .9, .01, .1, .7]}
     >>> p |= {"below": [.4, .01, .01, .01, .01], "alike": [.01, .4, .9, .9, .9], "apart": [.9, .9, .9, .01, .9]}
@@ -187,10 +188,10 @@ def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list
     return np.select([*cases.values()], [*cases], UNCLEAR).tolist()
 
 
-def corrected(p: Sequence[float]) -> Float[np.ndarray, " cells"]:
+def correct(p: Sequence[float]) -> Float[np.ndarray, " cells"]:
     """Corrects p for the values of all factors under a measure (Holm 1979); NaN where there is no p.
 
-    >>> corrected([0.03, math.nan, 0.01]).tolist()
+    >>> correct([0.03, math.nan, 0.01]).tolist()
     [0.03, nan, 0.02]
     """
     adjusted = np.array(p, float)
@@ -212,12 +213,12 @@ def power(seeds: int, models: int, values: int, margin: float, alpha: float) -> 
     """Computes how often models that are like further seeds are called the same by the first step of Holm's correction:
     each shifts all similarities to it by a normal number whose standard deviation is SPREAD of the way from untrained
     twins to seeds."""
-    variance, freedom = _planned(seeds, models, margin)
+    variance, freedom = _plan_variance(seeds, models, margin)
     least = scipy.stats.t.isf(alpha / values, freedom)
     return float(scipy.stats.nct.sf(least, freedom, margin / SPREAD / math.sqrt(variance)))
 
 
-def _planned(seeds: int, models: int, margin: float) -> tuple[float, float]:
+def _plan_variance(seeds: int, models: int, margin: float) -> tuple[float, float]:
     """Computes the variance of the contrast of `same` where the variance of a model is 1, and its degrees of
     freedom."""
     counts = np.array([seeds, models])
@@ -225,18 +226,18 @@ def _planned(seeds: int, models: int, margin: float) -> tuple[float, float]:
     return float(parts.sum()), float(satterthwaite(parts, counts))
 
 
-def needed(seeds: int, models: int, values: int, margin: float, alpha: float) -> tuple[int, int] | None:
+def find_needed(seeds: int, models: int, values: int, margin: float, alpha: float) -> tuple[int, int] | None:
     """Finds the seeds of the base and models of a value with which `same` is found as often as POWER: more models of
     the value if these do, else as many of both; None where what is there does."""
     few, alone = min(seeds, models) < FEWEST, max(seeds, FEWEST)
 
-    def found(base: int, others: int) -> bool:
+    def is_found(base: int, others: int) -> bool:
         return power(base, others, values, margin, alpha) >= POWER
 
-    if not few and found(seeds, models):
+    if not few and is_found(seeds, models):
         return None
     for count in range(max(models, FEWEST), MOST):
-        if found(alone, count):
+        if is_found(alone, count):
             return alone, count
-    count = next(count for count in range(FEWEST, MOST) if found(count, count))
+    count = next(count for count in range(FEWEST, MOST) if is_found(count, count))
     return max(seeds, count), count

@@ -11,14 +11,14 @@ from jaxtyping import Float
 from pydantic import Field
 
 from repsim_cli.activations.batching import passes
-from repsim_cli.activations.inputs import named
+from repsim_cli.activations.inputs import name_errors
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import activations, shown, usual_length
+from repsim_cli.engine.bounds import activations, describe_models, usual_length
 from repsim_cli.engine.comparison import Comparison, comparison_of
 from repsim_cli.engine.corrections import max_t
 from repsim_cli.engine.cost import Cost, forward_cost, needs
@@ -30,10 +30,10 @@ from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.measures import Card, Measure
 from repsim_cli.models.source import AnySource, Source
-from repsim_cli.models.transformers import shape_key, untrained
+from repsim_cli.models.transformers import draw_untrained, shape_key
 from repsim_cli.runs.content import GRID, Matrix, Results, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.universality.rule import MARGIN, needed
+from repsim_cli.studies.universality.rule import MARGIN, find_needed
 
 Models = Mapping[str, Source]
 
@@ -153,7 +153,7 @@ class Universality(Study):
             "factors": {name: [cell.value for cell in self.cells if cell.factor == name]
                         for name in dict.fromkeys(cell.factor for cell in self.cells)},
             "same": f"above {1 - self.margin:g} of the way from untrained twins to seeds (margin {self.margin:g})",
-            "models": shown(self.live, self.hardware),
+            "models": describe_models(self.live, self.hardware),
             "measures": list(self.measures),
             "pairs of layers": sum(part.pairs for part in self.parts),
             "pairs of rows": footprint.pairs_planned(self.parts[0]),
@@ -195,9 +195,9 @@ class Universality(Study):
     ) -> dict[str, SimilarityMatrix]:
         """Computes the matrices of those measures that suit its rows."""
         sequences = {label: given[label] for label in part.live}
-        part = part.paired(run, sequences).counted(run, sequences)
+        part = part.pair_rows(run, sequences).count_rows(run, sequences)
         # of all parts, so that all have the same rows
-        part = footprint.in_memory(part.clustered(run, sequences, self.significance))
+        part = footprint.in_memory(part.add_clusters(run, sequences, self.significance))
         part = replace(part, measures={label: bound for label, bound in part.measures.items() if label in measures})
         return matrices_of(run, part, sequences)[0]
 
@@ -262,7 +262,7 @@ def _seeds(where: str, entry: str, model: Mapping[str, AnySource]) -> dict[str, 
         source = model[label]
         if not isinstance(source, Source):
             raise BadInput(f"model.{label}: stored activations have no untrained twin, got {entry}; use a model")
-        named(label, shape_key, source)
+        name_errors(label, shape_key, source)
         seeds[label] = source
     return seeds
 
@@ -273,7 +273,7 @@ def _check_seeds(sizes: Mapping[str, tuple[int, int]], margin: float, alpha: flo
     have no such test."""
     tested = {where: size for where, size in sizes.items() if size != (1, 1)}
     for where, (seeds, models) in tested.items():
-        if wanted := needed(seeds, models, len(tested), margin, alpha):
+        if wanted := find_needed(seeds, models, len(tested), margin, alpha):
             pairs = zip(wanted, (seeds, models), ("seeds of the base", "models of it"), strict=True)
             more = " and ".join(f"{count} {what}" for count, there, what in pairs if count > there)
             raise BadInput(
@@ -288,5 +288,7 @@ def _twins(base: Models, others: Models, count: int) -> tuple[dict[str, Source],
     firsts = [next(iter(seeds.items())) for seeds in (base, others)]
     if shape_key(firsts[0][1]) == shape_key(firsts[1][1]):
         firsts.pop()
-    made = {f"untrained {label} {seed}": untrained(source, seed) for label, source in firsts for seed in range(count)}
+    made = {
+        f"untrained {label} {seed}": draw_untrained(source, seed) for label, source in firsts for seed in range(count)
+    }
     return made, count

@@ -113,10 +113,10 @@ def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
     """maps-PAIR: every score against the number of rows that the maps were fitted on"""
     for name, rows in by_pair(run.results.tables[VECTOR_MAPS]).items():
         drawn = [curve for curve in run.results.curves.values() if curve.about.get("pair") == name]
-        yield slug("maps", name), partial(_drawn, name, drawn, rows)
+        yield slug("maps", name), partial(_draw, name, drawn, rows)
 
 
-def _drawn(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
+def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
     figure, axes = panels(len(drawn), 3, *PANEL, gaps=GAPS)
     beside = [kind for kind in BESIDE if any(kind in curve.about["levels"] for curve in drawn)]
     for panel, curve in zip(axes, drawn, strict=True):

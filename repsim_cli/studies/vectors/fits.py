@@ -13,7 +13,7 @@ NOTHING = 1e-10  # of the largest singular value, below which a direction of the
 Rows = Float[np.ndarray, "n d"]
 
 
-class Fit(NamedTuple):
+class MapFit(NamedTuple):
     """facts: what was chosen, such as a penalty."""
 
     weight: Float[np.ndarray, "d_x d_y"]
@@ -35,11 +35,11 @@ class Centred(NamedTuple):
     s: Float[np.ndarray, " r"]
     v: Float[np.ndarray, "d_x r"]
 
-    def fit(self, weight: np.ndarray, **facts: float) -> Fit:
-        return Fit(weight, self.y_mean - self.x_mean @ weight, facts)
+    def fit(self, weight: np.ndarray, **facts: float) -> MapFit:
+        return MapFit(weight, self.y_mean - self.x_mean @ weight, facts)
 
 
-def centred(x: Rows, y: Rows) -> Centred:
+def centre(x: Rows, y: Rows) -> Centred:
     x, y = x.astype(np.float64), y.astype(np.float64)
     x_mean, y_mean = x.mean(0), y.mean(0)
     u, s, vt = np.linalg.svd(x - x_mean, full_matrices=False)
@@ -47,7 +47,7 @@ def centred(x: Rows, y: Rows) -> Centred:
     return Centred(x - x_mean, y - y_mean, x_mean, y_mean, u[:, kept], s[kept], vt[kept].T)
 
 
-def rotation(given: Centred, rank: int) -> Fit:
+def rotation(given: Centred, rank: int) -> MapFit:
     """Orthogonal Procrustes with one scale: distances keep their ratios. Between different widths the narrower side is
     laid into the wider one."""
     left, s, right = np.linalg.svd(given.x.T @ given.y, full_matrices=False)
@@ -55,12 +55,12 @@ def rotation(given: Centred, rank: int) -> Fit:
     return given.fit(scale * left @ right, scale=scale)
 
 
-def affine(given: Centred, rank: int) -> Fit:
+def affine(given: Centred, rank: int) -> MapFit:
     """Least squares with an intercept, of all best ones the smallest."""
     return given.fit((given.v / given.s) @ (given.u.T @ given.y))
 
 
-def ridge(given: Centred, rank: int) -> Fit:
+def ridge(given: Centred, rank: int) -> MapFit:
     """Fits the same with the penalty that predicts each fitted row best from the others, in closed form."""
     total, n = np.square(given.s).sum(), len(given.x)
     of_y = given.u.T @ given.y
@@ -74,7 +74,7 @@ def ridge(given: Centred, rank: int) -> Fit:
     return given.fit((given.v * (given.s / (given.s**2 + penalty * total))) @ of_y, penalty=penalty)
 
 
-def low_rank(given: Centred, rank: int) -> Fit:
+def low_rank(given: Centred, rank: int) -> MapFit:
     """Cuts the ridge map to the directions of y in which its predictions vary most (reduced-rank regression)."""
     whole = ridge(given, rank)
     _, _, right = np.linalg.svd(given.x @ whole.weight, full_matrices=False)
@@ -82,7 +82,7 @@ def low_rank(given: Centred, rank: int) -> Fit:
     return given.fit(whole.weight @ kept.T @ kept, **whole.facts, rank=float(len(kept)))
 
 
-KINDS: dict[str, Callable[[Centred, int], Fit]] = {
+KINDS: dict[str, Callable[[Centred, int], MapFit]] = {
     "rotation": rotation,
     "affine": affine,
     "ridge": ridge,

@@ -7,27 +7,29 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from repsim_cli.studies.vectors.fits import Rows
-from repsim_cli.studies.vectors.scores import DIRECTION, PROBE, Score, over_documents
+from repsim_cli.studies.vectors.scores import DIRECTION, PROBE, MapScore, over_documents
 from repsim_cli.training.probes import PROBES
 
 KIND = "ridge_classification"  # in closed form: one probe for the same rows, whatever the seed
 LEAST = 2  # fitted rows of a class
 
 
-class Labelled(NamedTuple):
+class LabelledRows(NamedTuple):
     """Rows and the code of their class."""
 
     rows: Rows
     classes: Int[np.ndarray, " n"]
 
 
-def known(fitted: Int[np.ndarray, " n"]) -> bool:
+def has_two_classes(fitted: Int[np.ndarray, " n"]) -> bool:
     """Tells whether there are two classes of enough rows to fit a probe on."""
     counts = np.unique(fitted, return_counts=True)[1]
     return len(counts) > 1 and bool(counts.min() >= LEAST)
 
 
-def carried(fitted: Labelled, held_out: Labelled, documents: Int[np.ndarray, " k"]) -> dict[str, Score]:
+def score_carried(
+    fitted: LabelledRows, held_out: LabelledRows, documents: Int[np.ndarray, " k"]
+) -> dict[str, MapScore]:
     """Scores on held-out rows what was fitted on other rows of the same space, by name: a linear probe; of two
     classes, also the direction between their means, with the side of its middle that a row is on."""
     probe = PROBES[KIND].make(0).fit(fitted.rows, fitted.classes)
@@ -40,13 +42,13 @@ def carried(fitted: Labelled, held_out: Labelled, documents: Int[np.ndarray, " k
     return {name: of_rows(each, documents) for name, each in right.items()}
 
 
-def of_rows(right: Bool[np.ndarray, " k"], documents: Int[np.ndarray, " k"]) -> Score:
+def of_rows(right: Bool[np.ndarray, " k"], documents: Int[np.ndarray, " k"]) -> MapScore:
     return over_documents(right.astype(float), np.ones(len(right)), documents)
 
 
 def largest_class(
-    fitted: Int[np.ndarray, " n"], held_out: Labelled, documents: Int[np.ndarray, " k"]
-) -> Mapping[str, Score]:
+    fitted: Int[np.ndarray, " n"], held_out: LabelledRows, documents: Int[np.ndarray, " k"]
+) -> Mapping[str, MapScore]:
     """Scores the class that most fitted rows have."""
     names, counts = np.unique(fitted, return_counts=True)
     chance = of_rows(held_out.classes == names[counts.argmax()], documents)

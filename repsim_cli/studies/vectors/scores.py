@@ -23,7 +23,7 @@ BLOCK = 1024  # queries whose similarities with the store are held at a time
 LEVEL = 0.95
 
 
-class Score(NamedTuple):
+class MapScore(NamedTuple):
     """low, high: of the 95 % interval over held-out documents, for this one fit and these other documents."""
 
     value: float
@@ -31,7 +31,9 @@ class Score(NamedTuple):
     high: float
 
 
-def over_documents(part: np.ndarray, whole: np.ndarray, documents: Int[np.ndarray, " n"], most: float = 1.0) -> Score:
+def over_documents(
+    part: np.ndarray, whole: np.ndarray, documents: Int[np.ndarray, " n"], most: float = 1.0
+) -> MapScore:
     """Divides the sum of `part` by that of `whole`, each a number per row, with a t interval over documents
     (linearised).
 
@@ -44,7 +46,7 @@ def over_documents(part: np.ndarray, whole: np.ndarray, documents: Int[np.ndarra
     value = float(parts.sum() / wholes.sum())
     left = (parts - value * wholes) / wholes.mean()
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * left.std(ddof=1) / np.sqrt(count))
-    return Score(value, value - half, min(value + half, most))
+    return MapScore(value, value - half, min(value + half, most))
 
 
 def units(x: Rows) -> Rows:
@@ -64,10 +66,10 @@ def nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"]) -> Int
     return np.concatenate(found)
 
 
-def shared(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"], at: int) -> Float[np.ndarray, " n"]:
+def count_shared(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"], at: int) -> Float[np.ndarray, " n"]:
     """Counts the share of the first `at` neighbours that both have.
 
-    >>> shared(np.array([[3, 1, 2]]), np.array([[3, 2, 9]]), 3).round(6).tolist()
+    >>> count_shared(np.array([[3, 1, 2]]), np.array([[3, 2, 9]]), 3).round(6).tolist()
     [0.666667]
     """
     same: Bool[np.ndarray, "n k k"] = a[:, :at, None] == b[:, None, :at]
@@ -84,37 +86,37 @@ class HeldOut(NamedTuple):
     new: Int[np.ndarray, "n k"]
 
 
-def held_out(x: Rows, y: Rows, documents: Int[np.ndarray, " n"]) -> HeldOut:
+def hold_out(x: Rows, y: Rows, documents: Int[np.ndarray, " n"]) -> HeldOut:
     return HeldOut(x, y, documents, nearest(x, x, documents), nearest(y, y, documents))
 
 
-def neighbours_kept(given: HeldOut, store: Rows) -> dict[str, Score]:
+def neighbours_kept(given: HeldOut, store: Rows) -> dict[str, MapScore]:
     """Scores what queries of the new model find in a store, by name: of the neighbours that the old vectors had, and
     of those that new vectors would have."""
     found, ones = nearest(given.y, store, given.documents), np.ones(len(store))
     return {
-        f"recall@{at} of {name} neighbours": over_documents(shared(found, truth, at), ones, given.documents)
+        f"recall@{at} of {name} neighbours": over_documents(count_shared(found, truth, at), ones, given.documents)
         for name, truth in (("old", given.old), ("new", given.new))
         for at in AT
     }
 
 
-def by_chance(given: HeldOut) -> dict[str, Score]:
+def by_chance(given: HeldOut) -> dict[str, MapScore]:
     """Computes the recall of rows of other documents that are drawn at random."""
     of = np.unique(given.documents, return_inverse=True)[1]
     others = len(of) - np.bincount(of)[of]
     values = {at: float(np.minimum(at / others, 1.0).mean()) for at in AT}
-    return {f"recall@{at} of {name} neighbours": Score(*[values[at]] * 3) for name in ("old", "new") for at in AT}
+    return {f"recall@{at} of {name} neighbours": MapScore(*[values[at]] * 3) for name in ("old", "new") for at in AT}
 
 
-def scores(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, Score]:
+def scores(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, MapScore]:
     """Scores mapped old rows, by name: R^2 against the mean of the fitted rows, the cosine of each with its new row,
     and the neighbours that they keep."""
     error, total = (np.square(given.y - other).sum(1) for other in (mapped, mean))
     left = over_documents(error, total, given.documents, np.inf)
     cosines = (units(mapped) * units(given.y)).sum(1)
     return {
-        "R^2": Score(1 - left.value, 1 - left.high, min(1 - left.low, 1.0)),
+        "R^2": MapScore(1 - left.value, 1 - left.high, min(1 - left.low, 1.0)),
         "cosine": over_documents(cosines, np.ones(len(cosines)), given.documents),
         **neighbours_kept(given, mapped),
     }

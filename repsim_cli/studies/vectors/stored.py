@@ -15,7 +15,7 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, readable, refusing
+from repsim_cli.base.files import local, readable, refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.runs.results import write
 from repsim_cli.studies.vectors.scores import MAIN
@@ -82,7 +82,7 @@ def load_map(path: str | os.PathLike[str]) -> VectorMap:
     if not file.is_file():
         raise BadInput(f"map: no such file, got '{path}'; repsim map fit writes one")
     problem, advice = f"{file}: not a map of repsim map fit", "fit it again"
-    with refusing(problem, file.name, advice), safetensors.safe_open(readable(file), framework="numpy") as archive:
+    with refuse(problem, file.name, advice), safetensors.safe_open(readable(file), framework="numpy") as archive:
         record = json.loads((archive.metadata() or {}).get(RECORD, "null"))
         names = tuple(sorted(archive.keys()))
         tensors = {name: archive.get_tensor(name) for name in names} if names == TENSORS else {}
@@ -118,7 +118,7 @@ def map_file(given: VectorMap, rows: str | Path, out: str | Path, array: str | N
     return FORMATS[source.suffix](given, readable(source), target, array)
 
 
-def _chosen(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array: str | None, file: Path) -> str:
+def _choose_array(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array: str | None, file: Path) -> str:
     """Names the array of the width of the map, or the one that is named."""
     if array is not None and array not in shapes:
         raise BadInput(f"array: no such array in '{file}', got '{array}'; {did_you_mean(array, shapes)}")
@@ -132,7 +132,7 @@ def _chosen(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array: str 
 
 
 @contextmanager
-def _renamed(target: Path) -> Iterator[Path]:
+def _rename_when_whole(target: Path) -> Iterator[Path]:
     """A file that takes the name once it is whole."""
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -144,10 +144,10 @@ def _renamed(target: Path) -> Iterator[Path]:
 
 def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
     """Maps blocks of rows: a store may be larger than memory."""
-    with refusing(f"{source}: not a complete .npy file of numbers", source.name, "write it again"):
+    with refuse(f"{source}: not a complete .npy file of numbers", source.name, "write it again"):
         rows = np.load(source, mmap_mode="r", allow_pickle=False)
     given.check(rows)
-    with _renamed(target) as partial:
+    with _rename_when_whole(target) as partial:
         out = np.lib.format.open_memmap(partial, "w+", np.dtype(np.float32), (len(rows), len(given.bias)))
         for start in range(0, len(rows), BLOCK):
             out[start : start + BLOCK] = given(rows[start : start + BLOCK], start)
@@ -156,11 +156,11 @@ def _npy(given: VectorMap, source: Path, target: Path, array: str | None) -> tup
 
 
 def _safetensors(given: VectorMap, source: Path, target: Path, array: str | None) -> tuple[str, int]:
-    with refusing(f"{source}: not a complete .safetensors file", source.name, "write it again"):
+    with refuse(f"{source}: not a complete .safetensors file", source.name, "write it again"):
         tensors = safetensors.numpy.load_file(source)
         with safetensors.safe_open(source, framework="numpy") as archive:
             about = archive.metadata()
-    name = _chosen(given, {name: tensor.shape for name, tensor in tensors.items()}, array, source)
+    name = _choose_array(given, {name: tensor.shape for name, tensor in tensors.items()}, array, source)
     tensors[name] = given(tensors[name])
     write(target, safetensors.numpy.save(tensors, about))
     return name, len(tensors[name])
@@ -171,7 +171,7 @@ def _parquet(given: VectorMap, source: Path, target: Path, array: str | None) ->
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with refusing(f"{source}: not a parquet file", source.name, "check the file"):
+    with refuse(f"{source}: not a parquet file", source.name, "check the file"):
         table = pq.ParquetFile(source)
     first = next(table.iter_batches(batch_size=1), None)
     shapes = {
@@ -179,11 +179,11 @@ def _parquet(given: VectorMap, source: Path, target: Path, array: str | None) ->
         for field in table.schema_arrow
         if _is_list(field.type) and (not first or first.column(field.name)[0].is_valid)
     }
-    name = _chosen(given, shapes, array, source)
+    name = _choose_array(given, shapes, array, source)
     place = table.schema_arrow.get_field_index(name)
     schema = table.schema_arrow.set(place, pa.field(name, pa.list_(pa.float32())))
 
-    def mapped(batch: Any, first_row: int) -> Any:
+    def map_batch(batch: Any, first_row: int) -> Any:
         column = batch.column(place)
         flat = np.asarray(column.flatten())
         if column.null_count or len(flat) != len(column) * len(given.weight):
@@ -193,9 +193,9 @@ def _parquet(given: VectorMap, source: Path, target: Path, array: str | None) ->
         return pa.record_batch([values if i == place else batch.column(i) for i in range(len(schema))], schema=schema)
 
     done = 0
-    with _renamed(target) as partial, pq.ParquetWriter(partial, schema) as writer:
+    with _rename_when_whole(target) as partial, pq.ParquetWriter(partial, schema) as writer:
         for batch in table.iter_batches(batch_size=BLOCK):
-            writer.write_batch(mapped(batch, done))
+            writer.write_batch(map_batch(batch, done))
             done += len(batch)
     return name, table.metadata.num_rows
 

@@ -16,7 +16,7 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Positive
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, most_rows, shown
+from repsim_cli.engine.bounds import check_rows_fit, describe_models, most_rows
 from repsim_cli.engine.cost import Cost, needs
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.recording import StudyOfRows
@@ -24,8 +24,8 @@ from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.vectors.fits import KINDS, Fit, Rows, centred
-from repsim_cli.studies.vectors.readers import Labelled, carried, known, largest_class
+from repsim_cli.studies.vectors.fits import KINDS, MapFit, Rows, centre
+from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, largest_class, score_carried
 from repsim_cli.studies.vectors.scores import (
     AS_THEY_ARE,
     AT,
@@ -34,9 +34,9 @@ from repsim_cli.studies.vectors.scores import (
     MAPS_COLUMNS,
     RENEWED,
     VECTOR_MAPS,
-    Score,
+    MapScore,
     by_chance,
-    held_out,
+    hold_out,
     neighbours_kept,
     scores,
 )
@@ -47,7 +47,7 @@ LEAST = max(AT) + 2  # rows that are held out
 HALVINGS = 5  # sizes of the curve: all fitted documents, half of them, ...
 
 
-class Pair(NamedTuple):
+class MappedPair(NamedTuple):
     """Layers of the two models, by their numbers among all."""
 
     old: int
@@ -119,13 +119,15 @@ class VectorMaps(StudyOfRows):
         self.most = min(extract.rows, most_rows(models, extract))
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
-    def _pairs(self, layers: list[list[str]] | None) -> list[Pair]:
+    def _pairs(self, layers: list[list[str]] | None) -> list[MappedPair]:
         old, new = self.extraction.places
         names = [layer.name for layer in self.extraction.layers]
         if layers is None:
             if old.stop - old.start != new.stop - new.start:
-                return [Pair(old.stop - 1, new.stop - 1)]
-            return [Pair(*each) for each in zip(range(old.start, old.stop), range(new.start, new.stop), strict=True)]
+                return [MappedPair(old.stop - 1, new.stop - 1)]
+            return [
+                MappedPair(*each) for each in zip(range(old.start, old.stop), range(new.start, new.stop), strict=True)
+            ]
         pairs = []
         for pair in layers:
             if len(pair) != 2:
@@ -133,7 +135,9 @@ class VectorMaps(StudyOfRows):
             for name, place in zip(pair, (old, new), strict=True):
                 if name not in names[place]:
                     raise BadInput(f"options.layers: not read, got '{name}'; {did_you_mean(name, names[place])}")
-            pairs.append(Pair(*(names.index(name, place.start) for name, place in zip(pair, (old, new), strict=True))))
+            pairs.append(
+                MappedPair(*(names.index(name, place.start) for name, place in zip(pair, (old, new), strict=True)))
+            )
         return pairs
 
     def memory(self, rows: int) -> dict[str, float]:
@@ -148,7 +152,7 @@ class VectorMaps(StudyOfRows):
 
     def plan(self) -> dict[str, Any]:
         return {
-            "models": shown(self.extraction.models, self.hardware),
+            "models": describe_models(self.extraction.models, self.hardware),
             "pairs of layers": [" to ".join(self.extraction.names[place] for place in pair) for pair in self.pairs],
             "maps": self.kinds,
             "rows, at most": self.most,
@@ -156,7 +160,7 @@ class VectorMaps(StudyOfRows):
                 self._costs(),
                 self.hardware,
                 memory=self.memory(self.most),
-                activations=footprint.stored(self.extraction),
+                activations=footprint.count_stored(self.extraction),
             ),
         }
 
@@ -169,7 +173,7 @@ class VectorMaps(StudyOfRows):
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             documents, classes = documents_read(extraction, sequences), classes_read(extraction, sequences)
             half = halves(documents, self.train_share, self.seed)
         taken, tables = sample(run, extraction, sequences)
@@ -191,42 +195,48 @@ class VectorMaps(StudyOfRows):
                     f"options.layers: rows that differ are mapped, got one vector in all rows of {layer.name} of "
                     f"'{layer.model}'; leave it out"
                 )
-        out = held_out(x[half.held_out], y[half.held_out], documents[half.held_out])
+        out = hold_out(x[half.held_out], y[half.held_out], documents[half.held_out])
         counts = [len(half.held_out), len(np.unique(out.documents))]
         mean = y[np.concatenate(half.fitted)].mean(0)
 
-        def read(rows: Rows, chosen: Int[np.ndarray, " m"], on: Rows = out.y) -> dict[str, Score]:
+        def read(rows: Rows, chosen: Int[np.ndarray, " m"], on: Rows = out.y) -> dict[str, MapScore]:
             """What is fitted on these labelled rows, on held-out rows of the new model, or others."""
-            if classes is None or not known(classes[chosen]):
+            if classes is None or not has_two_classes(classes[chosen]):
                 return {}
-            left = Labelled(on, classes[half.held_out])
-            return carried(Labelled(rows, classes[chosen]), left, out.documents)
+            left = LabelledRows(on, classes[half.held_out])
+            return score_carried(LabelledRows(rows, classes[chosen]), left, out.documents)
 
-        def listed(kind: str, fitted: Sequence[int], found: Mapping[str, Score]) -> Iterator[list[Any]]:
+        def list_scores(kind: str, fitted: Sequence[int], found: Mapping[str, MapScore]) -> Iterator[list[Any]]:
             for name, score in found.items():
                 yield [old.model, old.name, new.model, new.name, kind, *fitted, *counts, name, *score]
 
         for size in sizes(len(half.fitted)):
             chosen = np.concatenate(half.fitted[-size:])
-            fitted, given = [len(chosen), size], centred(x[chosen], y[chosen])
+            fitted, given = [len(chosen), size], centre(x[chosen], y[chosen])
             for kind in self.kinds:
                 fit = KINDS[kind](given, self.rank or max(1, min(old.width, new.width) // 4))
                 found = scores(out, fit(out.x), mean) | read(fit(x[chosen]), chosen)
-                yield from listed(kind, fitted, found)
+                yield from list_scores(kind, fitted, found)
                 if size == len(half.fitted):
                     self._write(run, layers, kind, fit, fitted + counts, found)
         every = np.concatenate(half.fitted)
         chance = by_chance(out)
-        if classes is not None and known(classes[every]):
-            chance |= largest_class(classes[every], Labelled(out.y, classes[half.held_out]), out.documents)
-        yield from listed(BY_CHANCE, [0, 0], chance)
-        yield from listed(RENEWED, [0, 0], neighbours_kept(out, out.y) | read(y[every], every))
-        yield from listed(BEFORE, [0, 0], read(x[every], every, out.x))
+        if classes is not None and has_two_classes(classes[every]):
+            chance |= largest_class(classes[every], LabelledRows(out.y, classes[half.held_out]), out.documents)
+        yield from list_scores(BY_CHANCE, [0, 0], chance)
+        yield from list_scores(RENEWED, [0, 0], neighbours_kept(out, out.y) | read(y[every], every))
+        yield from list_scores(BEFORE, [0, 0], read(x[every], every, out.x))
         if old.width == new.width:
-            yield from listed(AS_THEY_ARE, [0, 0], scores(out, out.x, mean) | read(x[every], every))
+            yield from list_scores(AS_THEY_ARE, [0, 0], scores(out, out.x, mean) | read(x[every], every))
 
     def _write(
-        self, run: Run, layers: Sequence[Layer], kind: str, fit: Fit, counts: list[int], found: Mapping[str, Score]
+        self,
+        run: Run,
+        layers: Sequence[Layer],
+        kind: str,
+        fit: MapFit,
+        counts: list[int],
+        found: Mapping[str, MapScore],
     ) -> None:
         sides = [
             {"model": layer.model, "layer": layer.name, "width": layer.width, **run.manifest["models"][layer.model]}

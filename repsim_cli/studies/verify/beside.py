@@ -13,11 +13,11 @@ from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, Ans
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
-from repsim_cli.studies.verify.kinds import described
+from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.rounding import Judged
 from repsim_cli.studies.verify.stream import STREAM, fewest, sequences_of
-from repsim_cli.studies.verify.study import merged
-from repsim_cli.studies.verify.units import Unit
+from repsim_cli.studies.verify.study import merge
+from repsim_cli.studies.verify.units import ModelUnit
 
 MOST = 20  # roundings, times the root of the depth, that two free runs are apart
 NO_REPLAY = "two dumps: no block is run, and what follows from the first difference is not told from further ones"
@@ -124,19 +124,19 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
         y = b if order is None else b[order]
         if a.shape != y.shape:
             raise BadInput(f"{name}: widths differ, got {a.shape[1]} and {y.shape[1]}; give dumps of one shape")
-        found = _judged(y, a, dtype, depth)
+        found = _judge(y, a, dtype, depth)
         equal &= found.equal
         if found.faulty:
             module = nn.Identity() if depth else nn.Embedding(1, 1)
-            unit = Unit(name, "", module, depth - 1 if depth else None)
+            unit = ModelUnit(name, "", module, depth - 1 if depth else None)
             enters = before[1][None] if before is not None and before[0] == depth - 1 else None
             # both in one precision, which is else taken for the fault
             theirs, ours = (side[None].to(dtype).float() for side in (y, a))
-            finding = described(Finding(name, unit, "", found, batch, theirs, ours, enters))
+            finding = describe(Finding(name, unit, "", found, batch, theirs, ours, enters))
             break
         right.append(name)
         worst, before = (max(worst[0], found.whole), max(worst[1], found.row)), (depth, a)
-    differences = [] if finding is None else merged([finding], [finding.key], None)
+    differences = [] if finding is None else merge([finding], [finding.key], None)
     # where the file does not say how deep a layer is, its name alone
     known = (
         {"point": STREAM}
@@ -163,7 +163,7 @@ def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, 
     )
 
 
-def _judged(y: Tensor, x: Tensor, dtype: torch.dtype, depth: int) -> Judged:
+def _judge(y: Tensor, x: Tensor, dtype: torch.dtype, depth: int) -> Judged:
     """Two free runs are apart by what each block adds to the rounding; of embeddings, each row by its own."""
     if torch.equal(x, y):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)

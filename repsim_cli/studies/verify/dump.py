@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refusing
+from repsim_cli.base.files import readable, refuse
 from repsim_cli.base.settings import Hardware
 from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, natural
 
@@ -101,7 +101,7 @@ def dump_files(place: Path) -> list[Path]:
     files = sorted((f for f in place.iterdir() if f.suffix in SUFFIXES), key=lambda file: natural(file.name))
     if not files:
         return []
-    shapes, _, integers = _opened(files[0])
+    shapes, _, integers = _open(files[0])
     return files if {*shapes, *integers} & {*TOKENS} else []
 
 
@@ -139,14 +139,14 @@ def read_dump(
         files=files,
         lengths=[n for part in parts for n in part.lengths],
         streams=[torch.cat(each) for each in zip(*(part.streams for part in parts), strict=True)],
-        second=_joined([part.second for part in parts], lambda each: [torch.cat(x) for x in zip(*each, strict=True)]),
-        tokens=_joined([part.tokens for part in parts], lambda each: [token for part in each for token in part]),
-        ids=_joined([part.ids for part in parts], lambda each: [name for part in each for name in part]),
+        second=_join([part.second for part in parts], lambda each: [torch.cat(x) for x in zip(*each, strict=True)]),
+        tokens=_join([part.tokens for part in parts], lambda each: [token for part in each for token in part]),
+        ids=_join([part.ids for part in parts], lambda each: [name for part in each for name in part]),
     )
     return _in_16_bits(whole)
 
 
-def _joined(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
+def _join(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
     return None if any(part is None for part in parts) else join(parts)
 
 
@@ -164,8 +164,8 @@ def _in_16_bits(dump: Dump) -> Dump:
     return dump
 
 
-def _opened(file: Path) -> tuple[Any, Any, Any]:
-    with refusing(f"{file}: not a complete {file.suffix} file of numbers", file.name, "write it again"):
+def _open(file: Path) -> tuple[Any, Any, Any]:
+    with refuse(f"{file}: not a complete {file.suffix} file of numbers", file.name, "write it again"):
         return OPENERS[file.suffix](readable(file))
 
 
@@ -173,7 +173,7 @@ Settings = tuple[Sequence[str] | None, Sequence[int] | None, str | None, str | N
 
 
 def _read(file: Path, settings: Settings) -> Dump:
-    shapes, read, integers = _opened(file)
+    shapes, read, integers = _open(file)
     layers, layer_ids, ids, documents = settings
     if layer_ids is None and LAYERS in integers:
         layer_ids = [int(number) for number in integers[LAYERS]()]
@@ -185,7 +185,7 @@ def _read(file: Path, settings: Settings) -> Dump:
             raise BadInput(f"{file}: '{name}' must be of floats of 16 bits or more, got {kind} {shape}; write it so")
         if 4 * math.prod(shape) > Hardware().memory_limit:
             raise BadInput(f"{file}: '{name}' does not fit into memory, got {shape}; write fewer tokens or layers")
-        with refusing(f"{file}: '{name}' cannot be read", file.name, "write it again"):
+        with refuse(f"{file}: '{name}' cannot be read", file.name, "write it again"):
             x = read(name, slice(0, shape[0]))
         if not (finite := torch.isfinite(x)).all():
             where = (~finite).nonzero()[0].tolist()

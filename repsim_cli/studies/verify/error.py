@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.studies.verify.found import OUT, Finding
-from repsim_cli.studies.verify.rounding import Places, finite, raised
+from repsim_cli.studies.verify.rounding import Places, finite, raise_precision
 from repsim_cli.studies.verify.trace import IN
 
 LEFT = 1e-4  # of the error's energy, that a rule leaves
@@ -60,7 +60,7 @@ def module_of(finding: Finding) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Error:
+class ErrorTensors:
     """The tensors of a place by token: (tokens, features) in float64. x: what enters the module, where it is known."""
 
     finding: Finding
@@ -73,7 +73,7 @@ class Error:
         assert self.finding.reference is not None
         places = Places(self.finding.batch.mask)
         (c, of_tokens), (r, _) = places.tokens(self.finding.candidate), places.tokens(self.finding.reference)
-        return raised(c).double(), raised(r).double(), of_tokens
+        return raise_precision(c).double(), raise_precision(r).double(), of_tokens
 
     @cached_property
     def c(self) -> Tensor:
@@ -98,7 +98,7 @@ class Error:
     def relative(self) -> float:
         return float(self.e.norm() / self.r.norm().clamp_min(1e-300))
 
-    def explained(self, fit: Tensor) -> float:
+    def explain(self, fit: Tensor) -> float:
         """The share of the error's energy."""
         return 1 - float((self.e - fit).square().sum() / self.e.square().sum().clamp_min(1e-300))
 
@@ -108,7 +108,7 @@ class Error:
         return min((ROUNDED / max(self.finding.judged.whole, 1e-30)) ** 2, MOST)
 
     def is_(self, fit: Tensor, left: float = LEFT) -> bool:
-        return 1 - self.explained(fit) < max(left, self.rounding)
+        return 1 - self.explain(fit) < max(left, self.rounding)
 
     def gives(self, other: Tensor) -> bool:
         """Whether the candidate's is this tensor."""

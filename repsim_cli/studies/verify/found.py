@@ -7,7 +7,7 @@ from torch import Tensor
 
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.rounding import Judged
-from repsim_cli.studies.verify.units import Unit
+from repsim_cli.studies.verify.units import ModelUnit
 
 OUT = "logits"
 
@@ -22,7 +22,7 @@ class Finding:
     """
 
     key: str
-    unit: Unit
+    unit: ModelUnit
     place: str
     judged: Judged
     batch: Batch

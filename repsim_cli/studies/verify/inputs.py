@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from repsim_cli.models.seq2seq import shifted
+from repsim_cli.models.seq2seq import shift
 
 TEXT, VOCABULARY = "text", "every row of the vocabulary"
 LONGEST = 2048  # tokens of a row that goes beyond windows
@@ -53,7 +53,7 @@ def _first(out: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Shape:
+class InputShape:
     """What a model of token ids takes. vocabulary: the ids that it knows. context: the longest row; None: no limit.
     windows: lengths beyond which it does something else. special: the ids of special tokens."""
 
@@ -67,7 +67,7 @@ class Shape:
 WINDOWS = ("sliding_window", "original_max_position_embeddings", "window_size", "attention_window")
 
 
-def shape_of(model: nn.Module, tokenizer: Any = None) -> Shape | None:
+def shape_of(model: nn.Module, tokenizer: Any = None) -> InputShape | None:
     """None of a model that reads no token ids, as far as its config says."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else None
@@ -88,7 +88,7 @@ def shape_of(model: nn.Module, tokenizer: Any = None) -> Shape | None:
         for name in WINDOWS
         for value in (scaled, *(scaled.values() if isinstance(scaled, Mapping) else ()))
     ]
-    return Shape(
+    return InputShape(
         vocabulary,
         context,
         sorted({length for length in lengths if isinstance(length, int) and length > 0}),
@@ -97,7 +97,7 @@ def shape_of(model: nn.Module, tokenizer: Any = None) -> Shape | None:
     )
 
 
-def rows_of(texts: Iterable[str], tokenizer: Any, shape: Shape) -> list[list[int]]:
+def rows_of(texts: Iterable[str], tokenizer: Any, shape: InputShape) -> list[list[int]]:
     """Rows of equal length from the beginnings of texts; short texts follow each other in a row."""
     length = min(LENGTH, shape.context or LENGTH)
     rows, row = [], list[int]()
@@ -112,7 +112,7 @@ def rows_of(texts: Iterable[str], tokenizer: Any, shape: Shape) -> list[list[int
 
 
 def of_model(
-    shape: Shape, text: Sequence[Sequence[int]] = (), more: Mapping[str, Sequence[int]] | None = None
+    shape: InputShape, text: Sequence[Sequence[int]] = (), more: Mapping[str, Sequence[int]] | None = None
 ) -> list[Batch]:
     """The batches of a model of token ids. text: rows of one length; none: random ids. more: further rows, by what they
     are."""
@@ -159,7 +159,7 @@ def of_ids(name: str, rows: Iterable[Sequence[int]], pad: int, *, left: bool = F
 
 def for_decoder(batch: Batch, config: Any) -> Batch:
     """The batch of an encoder-decoder, whose decoder reads the same tokens behind its start."""
-    decoded, behind = shifted(config, batch.given["input_ids"], batch.mask)
+    decoded, behind = shift(config, batch.given["input_ids"], batch.mask)
     return Batch(
         batch.name,
         {**batch.given, "decoder_input_ids": decoded, "decoder_attention_mask": behind.long()},
@@ -167,7 +167,7 @@ def for_decoder(batch: Batch, config: Any) -> Batch:
     )
 
 
-def given(name: str, inputs: Any) -> Batch:
+def read_batch(name: str, inputs: Any) -> Batch:
     """A batch of a torch module: a tensor, a tuple whose first item is one, or a mapping of arguments."""
     inputs = inputs[0] if isinstance(inputs, tuple | list) else inputs
     by_name = dict(inputs) if isinstance(inputs, Mapping) else {"": inputs}

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from repsim_cli.studies.verify.answer import UNNAMED
-from repsim_cli.studies.verify.error import Error, module_of, role_of
+from repsim_cli.studies.verify.error import ErrorTensors, module_of, role_of
 from repsim_cli.studies.verify.found import Description, Finding
 from repsim_cli.studies.verify.quantised import noise_of
 from repsim_cli.studies.verify.rounding import MASKED, finite
@@ -32,11 +32,11 @@ OF_WEIGHTS = ("weights", "noise")  # kinds that weights, or an error linear in w
 Named = tuple[str, str]
 
 
-def described(found: Finding) -> Finding:
+def describe(found: Finding) -> Finding:
     """Adds what the tensors of a finding say, and drops the tensors."""
     kind, sentence = kind_of(found)
     role = role_of(found)
-    linear = Error(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
+    linear = ErrorTensors(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
     about = Description(kind, sentence, role, linear, noise_of(found))
     return replace(found, candidate=None, reference=None, entered=None, about=about)
 
@@ -47,7 +47,7 @@ def kind_of(finding: Finding) -> Named:
         return "skipped", "it does not run in the candidate"
     if finding.candidate.shape[-1:] != finding.reference.shape[-1:] or not torch.isfinite(finding.candidate).any():
         return UNNAMED, f"its shape is {tuple(finding.candidate.shape)}, not {tuple(finding.reference.shape)}"
-    error = Error(finding, role_of(finding))
+    error = ErrorTensors(finding, role_of(finding))
     if error.c.shape != error.r.shape or len(error.c) < 2 or not torch.isfinite(error.e).all():
         return UNNAMED, "values that are not finite, or too few to tell the kind"
     rules = RULES.get(error.role, _of_values)
@@ -56,7 +56,7 @@ def kind_of(finding: Finding) -> Named:
     return name, f"{about} {size}"
 
 
-def _common(e: Error) -> Iterator[Named]:
+def _common(e: ErrorTensors) -> Iterator[Named]:
     if e.is_(e.e.mean(0).expand_as(e.e)) and len(e.e) > 3:
         yield "offset", "an offset that is the same for all tokens: a bias is missing or another"
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
@@ -72,7 +72,7 @@ def _common(e: Error) -> Iterator[Named]:
         yield "factor", f"all values are multiplied by {1 + factor:.6g}"
 
 
-def _of_neighbours(e: Error) -> Iterator[Named]:
+def _of_neighbours(e: ErrorTensors) -> Iterator[Named]:
     """What the reference gives for the token before or behind."""
     for c, r, what in ((e.c[1:], e.r[:-1], "before"), (e.c[:-1], e.r[1:], "behind")):
         same = (c - r).norm(dim=1) < 1e-3 * r.norm(dim=1)
@@ -80,7 +80,7 @@ def _of_neighbours(e: Error) -> Iterator[Named]:
             yield "positions", f"most tokens have what the reference gives for the token {what}: off by one place"
 
 
-def _of_values(e: Error) -> Iterator[Named]:
+def _of_values(e: ErrorTensors) -> Iterator[Named]:
     """Names errors in what a projection or a sum gives."""
     yield from _common(e)
     yield from _of_neighbours(e)
@@ -99,13 +99,13 @@ def _of_values(e: Error) -> Iterator[Named]:
             yield ("sign" if what[:3] == "the" else "factor"), f"{what} the weights, but not the bias"
         else:
             yield "gain", "each feature is multiplied by a number of its own"
-    yield from _moved(e)
+    yield from _find_moved(e)
     if hit == 1:
         yield "weight", "one feature is computed with another weight"
     yield from _rank(e)
 
 
-def _moved(e: Error) -> Iterator[Named]:
+def _find_moved(e: ErrorTensors) -> Iterator[Named]:
     """Features of the reference at other places."""
     if e.r.shape[1] > 8192 or len(e.e) < 6:
         return
@@ -122,7 +122,7 @@ def _moved(e: Error) -> Iterator[Named]:
         yield "sign", f"the sign of {int(flipped.sum())} of {len(place)} features is another"
 
 
-def _rank(e: Error) -> Iterator[Named]:
+def _rank(e: ErrorTensors) -> Iterator[Named]:
     """Recognises other weights: not where the error is no linear function of what enters, or is in few values."""
     if e.linear is False or (e.e.abs() > 1e-6 * e.e.abs().max()).double().mean() < 0.9:
         return
@@ -143,13 +143,13 @@ def _rank(e: Error) -> Iterator[Named]:
         yield "weights", "other weights"
 
 
-def _of_norm(e: Error) -> Iterator[Named]:
+def _of_norm(e: ErrorTensors) -> Iterator[Named]:
     if e.x is not None and e.gives(e.x):
         yield "norm missing", "what enters the norm leaves it: the norm is missing"
     yield from _common(e)
     a, b = e.slopes
     # an epsilon scales rows nearly alike, so that it looks like a gain, which fits to rounding and better
-    by_row, by_feature = _left_by_rows(e), 1 - e.explained(a + b * e.r)
+    by_row, by_feature = _scale_rows(e), 1 - e.explain(a + b * e.r)
     if len(e.e) > 4 and e.is_(a + b * e.r, 1e-7) and by_feature < by_row / 4:
         whole = e.c.norm() / e.r.norm()
         yield "gain", f"each feature has another gain ({whole:.2g} times the norm)"
@@ -164,13 +164,13 @@ def _of_norm(e: Error) -> Iterator[Named]:
         yield "epsilon", "each row is multiplied by a number of its own: another epsilon"
 
 
-def _left_by_rows(e: Error) -> float:
+def _scale_rows(e: ErrorTensors) -> float:
     """The share of the error that is left when each row, of a head where heads are normed, has a factor of its own."""
     c, r = (finite(x) for x in e.parts[:2])
     bias = getattr(module_of(e.finding), "bias", None)
     fit = r if bias is None or bias.shape != r.shape[-1:] else r - bias.detach().double()
     scale = ((c - r) * fit).sum(-1, keepdim=True) / fit.square().sum(-1, keepdim=True).clamp_min(1e-300)
-    return 1 - e.explained((scale * fit).reshape(e.e.shape))
+    return 1 - e.explain((scale * fit).reshape(e.e.shape))
 
 
 def _affine(x: Tensor, y: Tensor) -> bool:
@@ -180,10 +180,10 @@ def _affine(x: Tensor, y: Tensor) -> bool:
     return float((y0 - b * x0).square().sum()) < 1e-5 * float(y0.square().sum())
 
 
-def _of_activation(e: Error) -> Iterator[Named]:
+def _of_activation(e: ErrorTensors) -> Iterator[Named]:
     if e.x is not None and e.x.shape == e.c.shape:
         made = {name: f(e.x) for name, f in ACTIVATIONS.items()}
-        best = max(made, key=lambda name: e.explained(made[name] - e.r))
+        best = max(made, key=lambda name: e.explain(made[name] - e.r))
         if e.gives(made[best]):
             yield "activation", f"the activation function is another: it is {best}"
     yield from _common(e)
@@ -194,7 +194,7 @@ def _of_activation(e: Error) -> Iterator[Named]:
         yield "activation", "the activation function is another"
 
 
-def _of_scores(e: Error) -> Iterator[Named]:
+def _of_scores(e: ErrorTensors) -> Iterator[Named]:
     c, r, _ = e.parts
     newly = (c < MASKED) != (r < MASKED)
     pattern = e.role == "pattern"
@@ -227,7 +227,7 @@ def _mask(finding: Finding, newly: Tensor, c: Tensor) -> str:
     return "the mask is another: a window is missing or has another length"
 
 
-def _cap(e: Error) -> str | None:
+def _cap(e: ErrorTensors) -> str | None:
     """A soft cap that the candidate lacks, has alone, or has at another value."""
     big = max(float(e.r.abs().max()), float(e.c.abs().max()))
     for inner, outer, what in ((e.c, e.r, "is missing"), (e.r, e.c, "is the candidate's alone")):
@@ -251,14 +251,14 @@ def _caps(inner: Tensor, outer: Tensor, big: float) -> Iterator[float]:
     yield low
 
 
-def _of_rotated(e: Error) -> Iterator[Named]:
+def _of_rotated(e: ErrorTensors) -> Iterator[Named]:
     """q and k as they enter their product."""
     yield from _common(e)
     c, r, _ = e.parts
     longer = (c.norm(dim=-1) - r.norm(dim=-1)).square().sum()
     # of an error in any direction it is one in as many as there are
     if longer < min(max(1e-8, e.rounding), 0.1 / c.shape[-1]) * e.e.square().sum():
-        yield "rotary", _turned(e)
+        yield "rotary", _find_angles(e)
 
 
 OPPOSITE = "rotated by the opposite angles: the sign of the rotation is another"
@@ -266,7 +266,7 @@ TURNS = {-2: OPPOSITE, -1: "not rotated", 1: "rotated by twice the angles"}
 """By the angle of the fastest pair, which turns by 1 for each place."""
 
 
-def _turned(e: Error) -> str:
+def _find_angles(e: ErrorTensors) -> str:
     """Says by which angles pairs of features, of both halves of a head or neighbours, are turned."""
     c, r, of_tokens = e.parts
     at = e.finding.batch.mask.nonzero()[:, 1]
@@ -288,7 +288,7 @@ def _turned(e: Error) -> str:
     return "the same length in other directions: rotated by other angles, or in another layout"
 
 
-def _of_rotary(e: Error) -> Iterator[Named]:
+def _of_rotary(e: ErrorTensors) -> Iterator[Named]:
     for shift in (1, 2, -1, -2):
         a, b = (e.c[:-shift], e.r[shift:]) if shift > 0 else (e.c[-shift:], e.r[:shift])
         if len(a) > 4 and (a - b).norm() < 1e-4 * b.norm():
@@ -300,7 +300,7 @@ def _of_rotary(e: Error) -> Iterator[Named]:
     yield "rotary", f"rotary angles are others{', more so at later positions: base or scaling' if first else ''}"
 
 
-def _of_embeddings(e: Error) -> Iterator[Named]:
+def _of_embeddings(e: ErrorTensors) -> Iterator[Named]:
     off = e.e.norm(dim=1)
     hit = off > 1e-3 * off.max()
     own = None if e.finding.batch.ids is None else e.finding.batch.ids[e.finding.batch.mask]
@@ -322,12 +322,12 @@ def _of_embeddings(e: Error) -> Iterator[Named]:
     yield from (named for named in _rank(e) if named[0] != "adapter")
 
 
-def _of_positions(e: Error) -> Iterator[Named]:
+def _of_positions(e: ErrorTensors) -> Iterator[Named]:
     yield from _common(e)
     yield "positions", "other rows of the table of positions"
 
 
-def _of_block(e: Error) -> Iterator[Named]:
+def _of_block(e: ErrorTensors) -> Iterator[Named]:
     if e.x is not None:
         if e.gives(e.x):
             yield "skipped", "what enters the block leaves it: the block is skipped"
@@ -338,20 +338,20 @@ def _of_block(e: Error) -> Iterator[Named]:
     yield from _common(e)
 
 
-def _of_logits(e: Error) -> Iterator[Named]:
+def _of_logits(e: ErrorTensors) -> Iterator[Named]:
     cap = _cap(e)
     if cap is not None:
         yield "cap", cap
     yield from _common(e)
 
 
-def _of_sketch(e: Error) -> Iterator[Named]:
+def _of_sketch(e: ErrorTensors) -> Iterator[Named]:
     """What holds of the rows holds of their projections."""
     yield from _common(e)
     yield UNNAMED, "no offset and no factor; of this part a sketch alone is kept, which tells no other kind"
 
 
-RULES: dict[str, Callable[[Error], Iterator[Named]]] = {
+RULES: dict[str, Callable[[ErrorTensors], Iterator[Named]]] = {
     "norm": _of_norm,
     "activation": _of_activation,
     "scores": _of_scores,

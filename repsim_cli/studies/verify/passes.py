@@ -16,13 +16,13 @@ from repsim_cli.runs.results import Progress
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
-from repsim_cli.studies.verify.kinds import described
+from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.lockstep import Pass
-from repsim_cli.studies.verify.replay import Call, Gate, Precisions, Replayed, recorded, replayed
-from repsim_cli.studies.verify.rounding import Places, judged
+from repsim_cli.studies.verify.replay import Call, Gate, Precisions, Replayed, record_pass, replay_pass
+from repsim_cli.studies.verify.rounding import Places, judge
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory
-from repsim_cli.studies.verify.units import Unit, around, unit_of
+from repsim_cli.studies.verify.units import ModelUnit, around, unit_of
 from repsim_cli.studies.verify.weights import Tensors
 
 
@@ -41,7 +41,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Run:
+class VerifyRun:
     """What is run, and how. labels: of the reference and the candidate."""
 
     batches: Sequence[Batch]
@@ -50,46 +50,46 @@ class Run:
     progress: Progress
 
 
-def whole(reference: InMemory | Saved, candidate: InMemory, run: Run) -> Passes:
+def whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> Passes:
     """Raises BadInput where a model does not repeat itself, and RunFailed where one does not run."""
     first, last = run.batches[0], run.batches[-1]
     for label, side in zip(run.labels, (reference, candidate), strict=True):
         if isinstance(side, InMemory):
-            with running(label, last):
+            with run_or_refuse(label, last):
                 _check_repeats([last.run(side.model) for _ in range(2)], side.model, label)
     if isinstance(reference, Saved):
-        tensors, units, kept = reference.differing(candidate.model), candidate.units, reference.of(candidate.units)
+        tensors, units, kept = reference.list_differing(candidate.model), candidate.units, reference.of(candidate.units)
     else:
-        tensors, units, kept = weights.compared(reference.weights, candidate.weights), reference.units, []
+        tensors, units, kept = weights.compare(reference.weights, candidate.weights), reference.units, []
     inside = {unit_of(name, units) for name, *_ in tensors.differ} - {""}
     results = []
     for number, batch in enumerate(run.progress(run.batches, label="verify", unit="batches")):
         if isinstance(reference, Saved):
             calls = kept[number]
         else:
-            with running(run.labels[0], batch):
-                calls = recorded(reference.model, units, batch, run.precisions)
-        with running(run.labels[1], batch):
-            results.append(replayed(candidate.model, candidate.units, batch, calls, run.precisions, inside=inside))
+            with run_or_refuse(run.labels[0], batch):
+                calls = record_pass(reference.model, units, batch, run.precisions)
+        with run_or_refuse(run.labels[1], batch):
+            results.append(replay_pass(candidate.model, candidate.units, batch, calls, run.precisions, inside=inside))
     rows = None if isinstance(reference, Saved) else _rows(reference.model, candidate.model, run.precisions.coarse)
     return Passes(results, tensors, rows, partial(first.run, candidate.model))
 
 
-def by_part(reference: InMemory, candidate: InMemory, run: Run) -> Passes:
+def by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Passes:
     """The same, with the weights of one part of each model in memory. Raises the same."""
-    first, compared = run.batches[0], Compared(reference, candidate)
+    first, compared = run.batches[0], WeightComparison(reference, candidate)
     calls: list[dict[str, Call]] = [{} for _ in run.batches]
 
-    def started(side: int, batch: Batch, go: Callable[..., Any], **more: Any) -> Pass:
-        return Pass(lambda gate: _guarded(run.labels[side], batch, partial(go, gate=gate, **more)))
+    def start(side: int, batch: Batch, go: Callable[..., Any], **more: Any) -> Pass:
+        return Pass(lambda gate: _guard(run.labels[side], batch, partial(go, gate=gate, **more)))
 
     records, replays = [], []
     for batch, into in zip(run.batches, calls, strict=True):
-        record = partial(recorded, reference.model, reference.units, batch, run.precisions, calls=into)
-        replay = partial(replayed, candidate.model, candidate.units, batch, into, run.precisions)
-        records.append(started(0, batch, record))
-        replays.append(started(1, batch, replay, inside=compared.inside))
-    again, *free = (started(side, first, partial(_plain, (reference, candidate)[side], first)) for side in (0, 1, 1))
+        record = partial(record_pass, reference.model, reference.units, batch, run.precisions, calls=into)
+        replay = partial(replay_pass, candidate.model, candidate.units, batch, into, run.precisions)
+        records.append(start(0, batch, record))
+        replays.append(start(1, batch, replay, inside=compared.inside))
+    again, *free = (start(side, first, partial(_plain, (reference, candidate)[side], first)) for side in (0, 1, 1))
     theirs = [*zip(replays, calls, strict=True), *((each, calls[0]) for each in free)]
     with ExitStack() as stack:
         every = (*records, again, *replays, *free)
@@ -104,12 +104,12 @@ def by_part(reference: InMemory, candidate: InMemory, run: Run) -> Passes:
     compared.rest()
     _check_repeats([calls[0][OUT].out[""], again.result], reference.model, run.labels[0])
     _check_repeats([each.result for each in free], candidate.model, run.labels[1])
-    with _embedding(reference), _embedding(candidate):
+    with _load_embedding(reference), _load_embedding(candidate):
         rows = _rows(reference.model, candidate.model, run.precisions.coarse)
     return Passes([each.result for each in replays], compared.tensors(), rows, lambda: free[0].result)
 
 
-class Compared:
+class WeightComparison:
     """The weights of both models, part by part. inside: the units in which any differs."""
 
     def __init__(self, reference: InMemory, candidate: InMemory):
@@ -122,7 +122,7 @@ class Compared:
         if key in self.found:
             return
         ours = self.reference.of(key)
-        self.found[key] = weights.compared(ours, self.candidate.of(key))
+        self.found[key] = weights.compare(ours, self.candidate.of(key))
         self.norms |= weights.norms(ours)
         if self.found[key].differ and key:
             self.inside.add(key)
@@ -131,7 +131,7 @@ class Compared:
         """Adds what no pass runs."""
         units = (*self.reference.units, *self.candidate.units)
         for key in sorted({*(unit.key for unit in units), ""} - self.found.keys()):
-            with self.reference.loaded(key), self.candidate.loaded(key):
+            with self.reference.load(key), self.candidate.load(key):
                 self.add(key)
 
     def tensors(self) -> Tensors:
@@ -143,7 +143,7 @@ class Compared:
         ]
         if both := alone[0] & alone[1]:  # the parts have other keys
             pair = ({name: side.weights[name] for name in both} for side in (self.reference, self.candidate))
-            found.append(weights.compared(*pair))
+            found.append(weights.compare(*pair))
         return Tensors(
             sum(each.common for each in found),
             sorted((tensor for each in found for tensor in each.differ), key=lambda tensor: ours[tensor[0]]),
@@ -153,7 +153,9 @@ class Compared:
         )
 
 
-def together(ours: Sequence[Pass], theirs: Sequence[tuple[Pass, dict[str, Call]]], compared: Compared) -> Iterator[str]:
+def together(
+    ours: Sequence[Pass], theirs: Sequence[tuple[Pass, dict[str, Call]]], compared: WeightComparison
+) -> Iterator[str]:
     """Brings all passes to their ends through one part after the other, and yields its key. theirs: the passes of the
     candidate, each with the calls that it needs; what the reference has run is dropped once a replay has used it."""
 
@@ -164,12 +166,12 @@ def together(ours: Sequence[Pass], theirs: Sequence[tuple[Pass, dict[str, Call]]
 
     while waiting := [each for each, _ in ready()] or [each for each in ours if each.at is not None]:
         part = waiting[0].part
-        with compared.reference.loaded(part):
+        with compared.reference.load(part):
             for each in ours:
                 if each.part == part:
                     each.step()
                     trim()
-            with compared.candidate.loaded(part):
+            with compared.candidate.load(part):
                 compared.add(part)
                 used = [(each, each.at, known) for each, known in ready() if each.part == part]
                 for each, _, _ in used:
@@ -186,13 +188,13 @@ def _plain(side: InMemory, batch: Batch, *, gate: Gate) -> Tensor:
         return batch.run(side.model)
 
 
-def _guarded(label: str, batch: Batch, go: Callable[[], Any]) -> Any:
-    with running(label, batch):
+def _guard(label: str, batch: Batch, go: Callable[[], Any]) -> Any:
+    with run_or_refuse(label, batch):
         return go()
 
 
 @contextmanager
-def running(label: str, batch: Batch) -> Iterator[None]:
+def run_or_refuse(label: str, batch: Batch) -> Iterator[None]:
     """Raises RunFailed where the model does not run."""
     try:
         yield
@@ -221,10 +223,10 @@ def embeddings(model: nn.Module) -> nn.Embedding | None:
     return found if isinstance(found, nn.Embedding) else None
 
 
-def _embedding(side: InMemory) -> AbstractContextManager[None]:
+def _load_embedding(side: InMemory) -> AbstractContextManager[None]:
     """The part with the embeddings has its weights."""
     wanted = embeddings(side.model)
-    return side.loaded(next((unit.key for unit in side.units if wanted in [*unit.module.modules()]), ""))
+    return side.load(next((unit.key for unit in side.units if wanted in [*unit.module.modules()]), ""))
 
 
 def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
@@ -238,5 +240,5 @@ def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Fin
         r, c = ours(ids), theirs(ids)
     if r.shape != c.shape:
         raise BadInput(f"models: not comparable, got widths {r.shape[-1]} and {c.shape[-1]}; give two of one shape")
-    found = judged(c, r, None, dtype, Places(batch.mask))
-    return described(Finding("embed", Unit("embed", "", ours), "", found, batch, c, r)) if found.faulty else None
+    found = judge(c, r, None, dtype, Places(batch.mask))
+    return describe(Finding("embed", ModelUnit("embed", "", ours), "", found, batch, c, r)) if found.faulty else None

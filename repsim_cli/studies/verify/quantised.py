@@ -106,7 +106,7 @@ def noise_of(finding: Finding) -> Noise | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
+class QuantisationFit:
     """scheme: the one by which the maps agree best. bits: of their weights. worse: the maps that are more than WORSE dB
     beyond it, with how much."""
 
@@ -120,11 +120,11 @@ class Fit:
         )
 
 
-def fits(noises: Mapping[tuple[str, str], Noise]) -> list[Fit]:
+def fits(noises: Mapping[tuple[str, str], Noise]) -> list[QuantisationFit]:
     """Finds the roundings that the errors of these maps may come from, the one by which they agree best first."""
     if len(noises) < FEWEST:
         return []
-    found: list[tuple[float, Fit]] = []
+    found: list[tuple[float, QuantisationFit]] = []
     for scheme in dict.fromkeys(scheme for noise in noises.values() for scheme in noise.over):
         if any(scheme not in noise.over for noise in noises.values()):
             continue
@@ -134,7 +134,7 @@ def fits(noises: Mapping[tuple[str, str], Noise]) -> list[Fit]:
         bits = 1 - middle / (20 * math.log10(2))
         if spread <= SPREAD and BITS[0] <= bits <= BITS[1]:
             worse = {place: each - middle for place, each in over.items() if each - middle > WORSE}
-            found.append((spread, Fit(scheme, bits, worse)))
+            found.append((spread, QuantisationFit(scheme, bits, worse)))
     return [fit for _, fit in sorted(found, key=lambda each: each[0])]
 
 
@@ -143,7 +143,7 @@ def some_rows(weights: Tensor) -> Tensor:
     return weights[:: max(1, len(weights) // LOOKED_AT)].clone()
 
 
-def rounded(found: Sequence[Fit], pairs: Sequence[tuple[Tensor, ...]]) -> Fit | None:
+def find_rounding(found: Sequence[QuantisationFit], pairs: Sequence[tuple[Tensor, ...]]) -> QuantisationFit | None:
     """Chooses the rounding that weights are off by, or of which they have the few values; None where it is none.
 
     pairs: some rows of weights of the reference and of the candidate; without any, errors alone decide.
@@ -159,11 +159,11 @@ def rounded(found: Sequence[Fit], pairs: Sequence[tuple[Tensor, ...]]) -> Fit | 
     return few and _loosely(few)
 
 
-def _loosely(fit: Fit) -> Fit:
+def _loosely(fit: QuantisationFit) -> QuantisationFit:
     return replace(fit, worse={place: by for place, by in fit.worse.items() if by > LOOSELY})
 
 
-def _most(fit: Fit, x: Tensor, y: Tensor) -> float:
+def _most(fit: QuantisationFit, x: Tensor, y: Tensor) -> float:
     """By how much of a step all weights but FEW are off at most."""
     group, centred, _ = fit.scheme
     step = steps(x, group, centred).repeat_interleave(group or x.shape[1], 1) / 2 ** (fit.bits - 1)

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.models import precision
-from repsim_cli.models.calls import entering, exchanged
+from repsim_cli.models.calls import exchange, find_entering
 from repsim_cli.studies.verify import rounding
 from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.inputs import Batch
-from repsim_cli.studies.verify.kinds import described
+from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.rounding import Judged, Places
-from repsim_cli.studies.verify.sketches import checksum, sketch
-from repsim_cli.studies.verify.sketches import judged as judged_by_sketch
-from repsim_cli.studies.verify.trace import IN, mapped, observed
-from repsim_cli.studies.verify.units import Unit, around
+from repsim_cli.studies.verify.sketches import checksum, judge_sketches, sketch
+from repsim_cli.studies.verify.trace import IN, map_tensors, observe
+from repsim_cli.studies.verify.units import ModelUnit, around
 
 FEW = 0.1  # of the rows
 ROUGH = 4  # roundings of a row
@@ -41,7 +40,7 @@ class Call:
     """A unit of the reference at work: its inputs, what entered it first, what it gave, and its rounding by row.
     kept: it comes from a file, and cannot run again; its points inside may be in the file too."""
 
-    unit: Unit
+    unit: ModelUnit
     args: tuple
     kwargs: dict[str, Any]
     entry: Tensor | None
@@ -87,9 +86,9 @@ def at_once(key: str) -> None:
     """The gate of a pass that waits for nothing."""
 
 
-def recorded(
+def record_pass(
     model: nn.Module,
-    units: Sequence[Unit],
+    units: Sequence[ModelUnit],
     batch: Batch,
     precisions: Precisions,
     *,
@@ -100,20 +99,20 @@ def recorded(
     calls, (coarse, dtype) = {} if calls is None else calls, precisions
     places = Places(batch.mask)
 
-    def enter(key: str, unit: Unit, args: tuple, kwargs: dict) -> None:
+    def enter(key: str, unit: ModelUnit, args: tuple, kwargs: dict) -> None:
         gate(key)
-        found = entering(args, kwargs)
+        found = find_entering(args, kwargs)
         entry = None if found is None else found[1].clone()
         if found is not None and entry is not None:
-            args, kwargs = exchanged(args, kwargs, found[0], entry)
+            args, kwargs = exchange(args, kwargs, found[0], entry)
         calls[key] = Call(unit, args, dict(kwargs), entry, hooks=hooks.ids)
 
-    def leave(key: str, unit: Unit, args: tuple, kwargs: dict, out: Any) -> None:
+    def leave(key: str, unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> None:
         call = calls[key]
-        mapped(_copied(out), "", lambda name, x: call.out.setdefault(name, x.clone()))
+        map_tensors(_copy(out), "", lambda name, x: call.out.setdefault(name, x.clone()))
         if not isinstance(unit.module, nn.Embedding):
             call.floor = (
-                rough(call.out, places, coarse) if dtype is None else _norms(repeated(call, dtype), call.out, places)
+                rough(call.out, places, coarse) if dtype is None else _norms(repeat(call, dtype), call.out, places)
             )
 
     with around(units, enter, leave) as hooks, torch.no_grad():
@@ -134,20 +133,20 @@ def points_of(call: Call, places: Places, precisions: Precisions, *, free: bool 
     entry = None if call.entry is None else call.entry.clone()
     args, kwargs = call.args, call.kwargs
     if entry is not None:
-        key_in = entering(args, kwargs)
+        key_in = find_entering(args, kwargs)
         assert key_in is not None
-        args, kwargs = exchanged(args, kwargs, key_in[0], entry)
+        args, kwargs = exchange(args, kwargs, key_in[0], entry)
     again: dict[str, str] = {}
-    with observed(call.unit.module, keep, entry, again):
+    with observe(call.unit.module, keep, entry, again):
         out = call.unit.module(*args, **kwargs)
-    mapped(_copied(out), "", keep)
+    map_tensors(_copy(out), "", keep)
     coarse, twin = precisions
     if twin is None:
         return Points(refs, rough(refs, places, coarse), again)
-    return Points(refs, _norms(repeated(call, twin, {} if free else refs), refs, places), again)
+    return Points(refs, _norms(repeat(call, twin, {} if free else refs), refs, places), again)
 
 
-def sketched(points: Points, places: Places) -> Points:
+def sketch_left(points: Points, places: Places) -> Points:
     """Makes what is left of them in a file where they do not fit."""
     refs = {name: sketch(x, places) for name, x in points.refs.items() if x.is_floating_point()}
     return replace(points, refs=refs, checksums={name: checksum(x) for name, x in points.refs.items()})
@@ -164,49 +163,51 @@ def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Pla
 def rough(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
     """Bounds what rounding gives in most places, where it is not measured."""
     return {
-        name: ROUGH * precision.UNIT[dtype] * rounding.finite(rounding.raised(places.tokens(x)[0])).float().norm(dim=-1)
+        name: ROUGH
+        * precision.UNIT[dtype]
+        * rounding.finite(rounding.raise_precision(places.tokens(x)[0])).float().norm(dim=-1)
         for name, x in refs.items()
         if x.is_floating_point()
     }
 
 
-def _copied(out: Any) -> Any:
+def _copy(out: Any) -> Any:
     """A mapping whose values are to be read and not replaced."""
     return dict(out) if isinstance(out, Mapping) else out
 
 
-def repeated(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+def repeat(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Runs the unit in another precision on the same inputs; with `forced`, every place inside on the reference's
     values."""
     twin = precision.twin_of(call.unit.module, dtype, call.hooks)
-    args, kwargs = precision.cast(call.args, dtype), precision.cast(call.kwargs, dtype)
-    entry = entering(args, kwargs)
+    args, kwargs = precision.cast_inputs(call.args, dtype), precision.cast_inputs(call.kwargs, dtype)
+    entry = find_entering(args, kwargs)
     got: dict[str, Tensor] = {}
 
     def sink(name: str, x: Tensor) -> Tensor:
         assert forced is not None
         got[name] = x.clone()
-        return _given(forced.get(name), x)
+        return _copy_reference(forced.get(name), x)
 
     with ExitStack() as stack:
         if forced is not None:
-            stack.enter_context(observed(twin, sink, None if entry is None else entry[1]))
+            stack.enter_context(observe(twin, sink, None if entry is None else entry[1]))
         if dtype == torch.float64:
             stack.enter_context(precision.Raised())
         out = twin(*args, **kwargs)
-    mapped(_copied(out), "", lambda name, x: got.setdefault(name, x))
+    map_tensors(_copy(out), "", lambda name, x: got.setdefault(name, x))
     return got
 
 
-def _given(reference: Tensor | None, x: Tensor) -> Tensor:
+def _copy_reference(reference: Tensor | None, x: Tensor) -> Tensor:
     """A copy of the reference's tensor in place of this one; a copy, since a model may work in place."""
     fitting = None if reference is None else rounding.like(reference, x)
     return x if fitting is None else fitting.to(x.dtype).clone()
 
 
-def replayed(  # noqa: C901, PLR0915 - one pass over the parts
+def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
     model: nn.Module,
-    units: Sequence[Unit],
+    units: Sequence[ModelUnit],
     batch: Batch,
     calls: Mapping[str, Call],
     precisions: Precisions,
@@ -229,7 +230,7 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         return found.faulty and not few
 
     def judge(
-        key: str, unit: Unit, place: str, x: Tensor, r: Tensor, f: Tensor | None, entered: Tensor | None = None
+        key: str, unit: ModelUnit, place: str, x: Tensor, r: Tensor, f: Tensor | None, entered: Tensor | None = None
     ) -> Finding | None:
         """A finding where it differs; of integers, none: what follows from them differs too."""
         if not x.is_floating_point():
@@ -238,29 +239,29 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         fitting = rounding.like(r, x)
         if fitting is None:
             made.equal = False
-            return Finding(key, unit, place, rounding.lost(), batch, x, r)
+            return Finding(key, unit, place, rounding.judge_lost(), batch, x, r)
         if f is not None and len(r) == 1 < len(x) and x.shape[:2] == batch.mask.shape:  # the same for all rows
             f = f.expand(len(x), *f.shape)[batch.mask.to(f.device)]
-        found = rounding.judged(x, fitting, f, dtype, places)
+        found = rounding.judge(x, fitting, f, dtype, places)
         if not off(place, found):
             return None
         return Finding(key, unit, place, found, batch, x.detach().clone(), fitting, entered)
 
-    def enter(key: str, unit: Unit, args: tuple, kwargs: dict) -> Any:
+    def enter(key: str, unit: ModelUnit, args: tuple, kwargs: dict) -> Any:
         gate(key)
         if (call := calls.get(key)) is None:
             return None
-        found = entering(args, kwargs)
+        found = find_entering(args, kwargs)
         if found is None or call.entry is None:
             at[key] = args, dict(kwargs)
             return None
         if wrong := judge(key, call.unit, IN, found[1], call.entry, None):
-            made.findings.append(described(wrong))
-        args, kwargs = exchanged(args, kwargs, found[0], _given(call.entry, found[1]))
-        at[key] = exchanged(args, kwargs, found[0], _given(call.entry, found[1]))
+            made.findings.append(describe(wrong))
+        args, kwargs = exchange(args, kwargs, found[0], _copy_reference(call.entry, found[1]))
+        at[key] = exchange(args, kwargs, found[0], _copy_reference(call.entry, found[1]))
         return args, kwargs
 
-    def leave(key: str, unit: Unit, args: tuple, kwargs: dict, out: Any) -> Any:
+    def leave(key: str, unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> Any:
         nonlocal busy
         if (call := calls.get(key)) is None:
             return None
@@ -273,9 +274,9 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
                 return x
             if found := judge(key, call.unit, name, x, r, call.floor.get(name), call.entry):
                 wrong.append(found)
-            return _given(r, x)
+            return _copy_reference(r, x)
 
-        out = mapped(out, "", end)
+        out = map_tensors(out, "", end)
         (made.faulty if wrong else made.right).append(key)
         known = call.points is not None or not call.kept
         if (wrong or key in inside) and known and next(unit.module.children(), None) is not None:
@@ -294,15 +295,15 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
                 wrong = looked or wrong
             else:
                 made.inside += [replace(found, candidate=None, reference=None, entered=None) for found in looked]
-        made.findings += map(described, wrong)
+        made.findings += map(describe, wrong)
         return out
 
-    def _inside(call: Call, key: str, unit: Unit, given: tuple[tuple, dict]) -> list[Finding]:
+    def _inside(call: Call, key: str, unit: ModelUnit, given: tuple[tuple, dict]) -> list[Finding]:
         points = call.points or points_of(call, places, precisions)
         wrong: list[Finding] = []
         sums = points.checksums
 
-        def entering_of(place: str) -> Tensor | None:
+        def read_entering(place: str) -> Tensor | None:
             """What enters the reference's module at a place."""
             enters = place.partition("#")[0] + IN if place else IN
             earlier = points.again.get(enters, enters)
@@ -313,9 +314,9 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
             r = call.entry if at == IN else points.refs.get(at)
             if r is None:
                 return x
-            if found := judge(key, call.unit, name, x, r, points.floors.get(at), entering_of(name)):
+            if found := judge(key, call.unit, name, x, r, points.floors.get(at), read_entering(name)):
                 wrong.append(found)
-            return _given(r, x)
+            return _copy_reference(r, x)
 
         def compare(name: str, x: Tensor) -> Tensor:
             """Compares sketches: nothing can be put in the place of x, so that all that follows a wrong one is
@@ -327,16 +328,16 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
             if x.is_floating_point() and at in points.refs:
                 c = sketch(x, places)
                 r = rounding.of_heads(points.refs[at], c.shape[1])
-                if off(name, found := judged_by_sketch(c, r, points.floors.get(at), dtype)):
+                if off(name, found := judge_sketches(c, r, points.floors.get(at), dtype)):
                     c, r = (each[..., :-1].flatten(1) for each in (c, r))
                     wrong.append(Finding(key, unit, name, found, batch, c, r, sketched=True))
             return x
 
-        found = entering(*given)
-        with observed(unit.module, look if sums is None else compare, None if found is None else found[1]):
+        found = find_entering(*given)
+        with observe(unit.module, look if sums is None else compare, None if found is None else found[1]):
             out = unit.module(*given[0], **given[1])
         if not wrong and sums is None:
-            mapped(_copied(out), "", look)
+            map_tensors(_copy(out), "", look)
         return wrong
 
     with around(units, enter, leave, lambda: busy), torch.no_grad():
@@ -347,10 +348,10 @@ def replayed(  # noqa: C901, PLR0915 - one pass over the parts
         if key not in ran and key != OUT:
             made.equal = False
             made.faulty.append(key)
-            made.findings.append(described(Finding(key, call.unit, "", rounding.lost(), batch)))
+            made.findings.append(describe(Finding(key, call.unit, "", rounding.judge_lost(), batch)))
     last = judge(OUT, units[-1], "", *_cut(out, calls[OUT].out[""]), None)
     if last is not None:
-        made.findings.append(described(last))
+        made.findings.append(describe(last))
         made.faulty.append(OUT)
     return made
 

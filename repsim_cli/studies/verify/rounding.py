@@ -80,7 +80,7 @@ class Judged:
     equal: bool
 
 
-def raised(x: Tensor) -> Tensor:
+def raise_precision(x: Tensor) -> Tensor:
     """The values in float32 at least, those of places that are not attended to as minus infinity."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return wide if x.dtype != torch.float16 else torch.where(x < HALF, -torch.inf, wide)
@@ -93,19 +93,19 @@ def finite(x: Tensor) -> Tensor:
 
 def norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
     """How far the reference in another precision is from it: its rounding, by row."""
-    x, r = (raised(places.tokens(side)[0]).double() for side in (floor, reference))
+    x, r = (raise_precision(places.tokens(side)[0]).double() for side in (floor, reference))
     x = torch.where(r < MASKED, r, x)  # the other precision may mask with another number
     return torch.nan_to_num((finite(x) - finite(r)).norm(dim=-1), 0.0, 0.0).float()
 
 
-def judged(
+def judge(
     candidate: Tensor, reference: Tensor, floor: Float[Tensor, "n parts"] | None, dtype: torch.dtype, places: Places
 ) -> Judged:
     """floor: the reference's rounding; None: as much as each row's own. dtype: the coarser of both."""
     if candidate.dtype == reference.dtype and torch.equal(candidate, reference):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
     (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)
-    c, r = (finite(raised(x)) for x in (c, r))
+    c, r = (finite(raise_precision(x)) for x in (c, r))
     return beyond((c - r).norm(dim=-1), r.norm(dim=-1), floor, dtype, of_tokens=of_tokens)
 
 
@@ -139,7 +139,7 @@ def beyond(
     )
 
 
-def lost() -> Judged:
+def judge_lost() -> Judged:
     """Judges what is not there."""
     return Judged(LOST, LOST, 1.0, True, torch.zeros(0, dtype=torch.bool), False)
 

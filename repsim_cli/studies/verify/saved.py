@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from repsim_cli.base.documents import misfit
 from repsim_cli.base.environment import versions
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import refusing
+from repsim_cli.base.files import refuse
 from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
-from repsim_cli.studies.verify.replay import Call, Points, Precisions, points_of, recorded, sketched
+from repsim_cli.studies.verify.replay import Call, Points, Precisions, points_of, record_pass, sketch_left
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.units import Unit, units_of
+from repsim_cli.studies.verify.units import ModelUnit, units_of
 
 KEY, SCHEMA = "repsim_verify", 3
 INSIDE = 2**30  # bytes of the points inside parts, from which on sketches of them are kept
@@ -54,7 +54,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
     for number, batch in enumerate(batches):
-        calls = recorded(model, units, batch, precisions)
+        calls = record_pass(model, units, batch, precisions)
         again: dict[str, dict[str, str]] = {}
         checksums: dict[str, dict[str, str]] = {}
         for key, call in calls.items() if number == 0 else ():
@@ -63,7 +63,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
             places, fits = Places(batch.mask), room > 0
             with torch.no_grad():
                 points = points_of(call, places, precisions, free=not fits)
-            points = points if fits else sketched(points, places)
+            points = points if fits else sketch_left(points, places)
             room -= sum(x.nbytes for x in points.refs.values())
             again[key] = points.again
             if points.checksums is not None:
@@ -85,7 +85,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
         "dtype": str(dtype).removeprefix("torch."),
         "blocks": sum(unit.block is not None for unit in units),
         "batches": about,
-        "weights": {name: sketch(x) for name, x in weights.named(model).items() if x.is_floating_point()},
+        "weights": {name: sketch(x) for name, x in weights.name_weights(model).items() if x.is_floating_point()},
         "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
     }
     partial = file.with_name(f".{file.name}.partial")
@@ -110,7 +110,7 @@ class Saved:
         """Lists the parts of whose inside sketches are kept."""
         return [key for key, call in self.calls[0].items() if call.points and call.points.checksums is not None]
 
-    def of(self, units: Sequence[Unit]) -> list[dict[str, Call]]:
+    def of(self, units: Sequence[ModelUnit]) -> list[dict[str, Call]]:
         """The calls with the candidate's units in place of the reference's, which are not there."""
         own = {unit.key: unit for unit in units}
         return [
@@ -118,9 +118,9 @@ class Saved:
             for calls in self.calls
         ]
 
-    def differing(self, model: nn.Module) -> weights.Tensors:
+    def list_differing(self, model: nn.Module) -> weights.Tensors:
         """The weights of common names by their sketches."""
-        theirs = {name: x for name, x in weights.named(model).items() if x.is_floating_point()}
+        theirs = {name: x for name, x in weights.name_weights(model).items() if x.is_floating_point()}
         shared = [name for name in theirs if name in self.sketches]
         differ = []
         for name in shared:
@@ -144,7 +144,7 @@ def is_saved(file: Path) -> bool:
 
 def load(file: Path) -> Saved:
     """Raises BadInput for a file of another version, or a damaged one."""
-    with refusing(f"{file}: a reference of --save that cannot be read", file.name, "save it again"):
+    with refuse(f"{file}: a reference of --save that cannot be read", file.name, "save it again"):
         with safetensors.safe_open(file, "pt") as opened:
             facts = json.loads(opened.metadata()[KEY])
             if isinstance(facts, dict) and facts.get("schema") != SCHEMA:
@@ -177,7 +177,7 @@ def _read(facts: dict[str, Any], held: dict[str, dict[str, Tensor]]) -> Saved:
             again = about["again"].get(key, {})
             inside = by_kind["inside"], by_kind["inside_rounding"], again, about["checksums"].get(key)
             points = Points(*inside) if by_kind["inside"] else None
-            unit, entry = Unit(key, "", nn.Identity()), by_kind["in"].get("")
+            unit, entry = ModelUnit(key, "", nn.Identity()), by_kind["in"].get("")
             of_batch[key] = Call(unit, (), {}, entry, by_kind["out"], by_kind["rounding"], kept=True, points=points)
         if OUT not in of_batch or "" not in of_batch[OUT].out:
             raise ValueError(f"no output of inputs {number}")

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from repsim_cli.models import precision
 from repsim_cli.models.parts import Kept, inside
-from repsim_cli.studies.verify.units import Unit, unit_of, units_of
-from repsim_cli.studies.verify.weights import named
+from repsim_cli.studies.verify.units import ModelUnit, unit_of, units_of
+from repsim_cli.studies.verify.weights import name_weights
 
 HELD = ("_parameters", "_buffers", "_non_persistent_buffers_set")
 
@@ -23,7 +23,7 @@ class InMemory:
         self.model = model
 
     @cached_property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[ModelUnit]:
         return units_of(self.model)
 
     @cached_property
@@ -32,14 +32,14 @@ class InMemory:
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """All of them, by the names that `named` gives."""
-        return named(self.model)
+        """All of them, by the names that `name_weights` gives."""
+        return name_weights(self.model)
 
     def backbone(self) -> "InMemory":
         """The model without its head."""
         return InMemory(self.model.base_model)  # type: ignore[arg-type]
 
-    def loaded(self, key: str) -> AbstractContextManager[None]:
+    def load(self, key: str) -> AbstractContextManager[None]:
         """The units of this key have their weights while the context lasts."""
         return nullcontext()
 
@@ -73,7 +73,7 @@ class OnDisk(InMemory):
         return self if self.bare is None else self.bare()
 
     @contextmanager
-    def loaded(self, key: str) -> Iterator[None]:
+    def load(self, key: str) -> Iterator[None]:
         if (path := self.paths.get(key)) is None:
             yield
             return
@@ -87,7 +87,7 @@ class OnDisk(InMemory):
             _exchange(own, given)
 
     def of(self, key: str) -> dict[str, Tensor]:
-        return {name: x for name, x in named(self.model).items() if unit_of(name, self.units) == key}
+        return {name: x for name, x in name_weights(self.model).items() if unit_of(name, self.units) == key}
 
 
 def _exchange(a: nn.Module, b: nn.Module) -> None:
@@ -103,13 +103,13 @@ class _Weights(Mapping[str, Tensor]):
 
     def __init__(self, side: OnDisk):
         self.side = side
-        self.units = {name: unit_of(name, side.units) for name in named(side.model)}
+        self.units = {name: unit_of(name, side.units) for name in name_weights(side.model)}
         self.key, self.held = "", side.of("")
 
     def __getitem__(self, name: str) -> Tensor:
         if (key := self.units[name]) != self.key:
             self.held = {}  # before the next comes
-            with self.side.loaded(key):
+            with self.side.load(key):
                 self.key, self.held = key, self.side.of(key)
         return self.held[name]
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.studies.verify.rounding import Judged, Places, beyond, finite, lost, raised
+from repsim_cli.studies.verify.rounding import Judged, Places, beyond, finite, judge_lost, raise_precision
 
 COLUMNS = 32  # projections of a row: the norm of its error is known to 12 %
 
@@ -26,7 +26,7 @@ def _signs(width: int) -> Float[Tensor, "d k"]:
 def sketch(x: Tensor, places: Places) -> Float[Tensor, "n parts k+1"]:
     """Sketches the rows that are no padding: their projections and, last, their norms, in float32, which adds less
     than half of a rounding."""
-    rows = finite(raised(places.tokens(x)[0])).double()
+    rows = finite(raise_precision(places.tokens(x)[0])).double()
     return torch.cat([rows @ _signs(rows.shape[-1]), rows.norm(dim=-1, keepdim=True)], -1).float()
 
 
@@ -36,14 +36,14 @@ def checksum(x: Tensor) -> str:
     return about.hexdigest()
 
 
-def judged(
+def judge_sketches(
     c: Float[Tensor, "n parts k+1"],
     r: Float[Tensor, "n parts k+1"],
     floor: Float[Tensor, "n parts"] | None,
     dtype: torch.dtype,
 ) -> Judged:
-    """`rounding.judged` of what the sketches of the candidate and of the reference are of."""
+    """`rounding.judge` of what the sketches of the candidate and of the reference are of."""
     if r.shape != c.shape:
-        return lost()
+        return judge_lost()
     off = (c.double() - r.double())[..., :-1].norm(dim=-1)
     return beyond(off, r[..., -1].double(), floor, dtype, of_tokens=True)

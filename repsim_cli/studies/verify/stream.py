@@ -11,19 +11,19 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models import precision
-from repsim_cli.models.calls import Hooks, entering, exchanged
+from repsim_cli.models.calls import Hooks, exchange, find_entering
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, rounding
 from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.inputs import Batch
-from repsim_cli.studies.verify.kinds import described
-from repsim_cli.studies.verify.passes import running
-from repsim_cli.studies.verify.replay import Call, Finding, repeated, rough
+from repsim_cli.studies.verify.kinds import describe
+from repsim_cli.studies.verify.passes import run_or_refuse
+from repsim_cli.studies.verify.replay import Call, Finding, repeat, rough
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.study import OTHER, between_outputs, merged
-from repsim_cli.studies.verify.trace import mapped
-from repsim_cli.studies.verify.units import Unit, around, table_of, units_of
+from repsim_cli.studies.verify.study import OTHER, between_outputs, merge
+from repsim_cli.studies.verify.trace import map_tensors
+from repsim_cli.studies.verify.units import ModelUnit, around, table_of, units_of
 
 AT_ONCE = 4096  # tokens of a pass
 CLOSE = 0.1  # of the norm, within which a dump is of one of two streams
@@ -37,7 +37,7 @@ ONE = (
 
 
 @dataclass(frozen=True)
-class Pair:
+class DumpPair:
     """A dump and a model. first: the dump is the reference. coarse: the coarser precision of both. twin: that beside
     which rounding is measured; None: it is not."""
 
@@ -54,7 +54,7 @@ class Pair:
 
 
 @dataclass
-class Seen:
+class StreamFindings:
     """What the passes show. order: the parts, as they run. tokens, agree, starts: of each, how many tokens there are,
     how many agree, and the first place in a row that does not. on_dump: the first input, and the model's output on what
     the dump holds behind the last block."""
@@ -83,13 +83,13 @@ class Seen:
         if wrong:
             self.starts[key] = min([*wrong, *([self.starts[key]] if key in self.starts else [])])
         if found.faulty:
-            self.findings.append(described(finding))
+            self.findings.append(describe(finding))
         else:
             self.right.add(key)
             self.worst = max(self.worst[0], found.whole), max(self.worst[1], found.row)
 
 
-def replayed_on(
+def replay_on(
     dump: Dump,
     model: nn.Module,
     labels: tuple[str, str],
@@ -104,7 +104,7 @@ def replayed_on(
     """
     own = precision.dtype_of(model)
     twin = None if quick else precision.twin_dtype(own, dump.dtype)
-    pair = Pair(dump, model, labels, first, precision.coarser(own, dump.dtype), twin)
+    pair = DumpPair(dump, model, labels, first, precision.coarser(own, dump.dtype), twin)
     return fewest((_answer(replace(pair, dump=each), progress), sentence) for each, sentence in dump.readings())
 
 
@@ -124,7 +124,7 @@ def _fit(answer: Answer) -> tuple[int, int]:
     return -len(answer.differences), len(answer.right)
 
 
-def _answer(pair: Pair, progress: Progress) -> Answer:
+def _answer(pair: DumpPair, progress: Progress) -> Answer:
     dump, model = pair.dump, pair.model
     units = units_of(model)
     blocks = [unit for unit in units if unit.block is not None]
@@ -133,13 +133,13 @@ def _answer(pair: Pair, progress: Progress) -> Answer:
     batches = list(_batches(dump, inputs.shape_of(model)))
     table = table_of(model)
     given = dump.of_model(len(table.shared) if table is not None and table.shared else len(blocks))
-    seen = Seen()
+    seen = StreamFindings()
     for batch, rows in progress(batches, label="verify", unit="batches"):
         held = {depth: x[rows].unflatten(0, batch.mask.shape) for depth, x in given.items()}
-        with running(pair.labels[pair.first], batch), torch.no_grad():
-            _Pass(pair, units, batch, held, seen)
-    differences = merged(seen.findings, seen.order, table_of(model))
-    differences = [_counted(each, seen) for each in differences]
+        with run_or_refuse(pair.labels[pair.first], batch), torch.no_grad():
+            _StreamPass(pair, units, batch, held, seen)
+    differences = merge(seen.findings, seen.order, table_of(model))
+    differences = [_count(each, seen) for each in differences]
     wrong, part = {each.unit for each in differences}, None
     if {*seen.order} - {"embed", *wrong} == set() and wrong - {"embed"}:
         batch, rows = batches[0]
@@ -169,7 +169,7 @@ def sequences_of(dump: Dump) -> str:
     return f"the {count} sequences of the dump" if count > 1 else "the sequence of the dump"
 
 
-def _batches(dump: Dump, shape: inputs.Shape | None) -> Iterator[tuple[Batch, Tensor]]:
+def _batches(dump: Dump, shape: inputs.InputShape | None) -> Iterator[tuple[Batch, Tensor]]:
     """Sequences of one length at a time, so that none is padded, and the rows of the dump that are theirs."""
     sequences = dump.sequences()
     most = max(max(each) for each in sequences)
@@ -187,7 +187,7 @@ def _batches(dump: Dump, shape: inputs.Shape | None) -> Iterator[tuple[Batch, Te
             yield inputs.of_ids(sequences_of(dump), [sequences[number] for number in some], 0), rows
 
 
-class _Pass:
+class _StreamPass:
     """A pass of the model in which what the dump holds replaces the stream, wherever it holds it.
 
     depth, start: the blocks that the stream has passed, here and at the last layer of the dump, which held `entered`.
@@ -195,7 +195,14 @@ class _Pass:
     layer, where it stands behind the final norm.
     """
 
-    def __init__(self, pair: Pair, units: Sequence[Unit], batch: Batch, given: Mapping[int, Tensor], seen: Seen):
+    def __init__(
+        self,
+        pair: DumpPair,
+        units: Sequence[ModelUnit],
+        batch: Batch,
+        given: Mapping[int, Tensor],
+        seen: StreamFindings,
+    ):
         self.pair, self.batch, self.given, self.seen = pair, batch, given, seen
         self.places, self.last = Places(batch.mask), max(given)
         self.embed = next((unit for unit in units if unit.key == "embed"), units[0])
@@ -211,45 +218,45 @@ class _Pass:
         if seen.on_dump is None and self.last == self.depth:
             seen.on_dump = batch, out
 
-    def enter(self, key: str, unit: Unit, args: tuple, kwargs: dict) -> Any:
+    def enter(self, key: str, unit: ModelUnit, args: tuple, kwargs: dict) -> Any:
         if unit.block is None:
             return None
-        found = entering(args, kwargs)
+        found = find_entering(args, kwargs)
         if found is None:
             raise BadInput(f"{unit.key}: no stream enters it, got integers alone; such a model runs on no dump")
         at, x = found
         if self.depth in self.given:
-            held = _fitting(self.given[self.depth], x)
+            held = _check_fit(self.given[self.depth], x)
             if self.depth == 0:
                 self.judge(self.embed, x, None, held)
             x, self.start, self.entered = held.to(x.dtype), self.depth, held
         if self.depth in self.given or self.depth == 0:
             self.finer = x
         assert self.finer is not None
-        self.call = Call(unit, *exchanged(args, kwargs, at, self.finer.clone()), None, hooks=self.hooks.ids)
-        return exchanged(args, kwargs, at, x.clone())
+        self.call = Call(unit, *exchange(args, kwargs, at, self.finer.clone()), None, hooks=self.hooks.ids)
+        return exchange(args, kwargs, at, x.clone())
 
-    def leave(self, key: str, unit: Unit, args: tuple, kwargs: dict, out: Any) -> Any:
+    def leave(self, key: str, unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> Any:
         if unit.block is None or self.call is None:
             return self.after_norm
         x, self.depth = _first(out), self.depth + 1
         if self.pair.twin is None:
             self.finer, floor = x, rough({"": x}, self.places, self.pair.coarse)[""]
         else:
-            self.finer = repeated(self.call, self.pair.twin)[""]
+            self.finer = repeat(self.call, self.pair.twin)[""]
             floor = rounding.norms(self.finer, x, self.places)
         if self.depth not in self.given:
             return None
-        held = _fitting(self.given[self.depth], x)
+        held = _check_fit(self.given[self.depth], x)
         part = replace(unit, key=_between(self.start, self.depth, 0 in self.given))
-        if self.depth == self.last and (normed := self.normed(x, held)) is not None:
+        if self.depth == self.last and (normed := self.compare_normed(x, held)) is not None:
             self.seen.normed, self.after_norm = True, held.to(x.dtype)
             self.judge(replace(part, key=f"{part.key} and the final norm"), *normed, held)
             return None
         self.judge(part, x, floor, held, self.entered if self.depth == self.start + 1 else None)
-        return mapped(out, "", lambda name, y: y if name else held.to(y.dtype).clone())
+        return map_tensors(out, "", lambda name, y: y if name else held.to(y.dtype).clone())
 
-    def normed(self, x: Tensor, held: Tensor) -> tuple[Tensor, Tensor | None] | None:
+    def compare_normed(self, x: Tensor, held: Tensor) -> tuple[Tensor, Tensor | None] | None:
         """What the final norm gives, with its rounding, where the dump holds that and not what enters it."""
         if self.final is None or self.finer is None:
             return None
@@ -258,12 +265,14 @@ class _Pass:
             return None
         if self.pair.twin is None:
             return y, rough({"": y}, self.places, self.pair.coarse)[""]
-        finer = repeated(Call(self.final, (self.finer,), {}, None, hooks=self.hooks.ids), self.pair.twin)[""]
+        finer = repeat(Call(self.final, (self.finer,), {}, None, hooks=self.hooks.ids), self.pair.twin)[""]
         return y, rounding.norms(finer, y, self.places)
 
-    def judge(self, unit: Unit, x: Tensor, floor: Tensor | None, held: Tensor, entered: Tensor | None = None) -> None:
+    def judge(
+        self, unit: ModelUnit, x: Tensor, floor: Tensor | None, held: Tensor, entered: Tensor | None = None
+    ) -> None:
         candidate, reference = self.pair.sides(held, x)
-        found = rounding.judged(candidate, reference, floor, self.pair.coarse, self.places)
+        found = rounding.judge(candidate, reference, floor, self.pair.coarse, self.places)
         # both in the dump's precision, which is else taken for the fault
         candidate, reference = self.pair.sides(held, x.to(self.pair.dump.dtype).to(x.dtype))
         self.seen.take(Finding(unit.key, unit, "", found, self.batch, candidate, reference, entered))
@@ -271,7 +280,7 @@ class _Pass:
 
 def _first(out: Any) -> Tensor:
     got: list[Tensor] = []
-    mapped(dict(out) if isinstance(out, Mapping) else out, "", lambda _, x: got.append(x) or x)
+    map_tensors(dict(out) if isinstance(out, Mapping) else out, "", lambda _, x: got.append(x) or x)
     return got[0]
 
 
@@ -282,7 +291,7 @@ def _between(start: int, depth: int, embedded: bool) -> str:
     return f"block {start}" if depth == start + 1 else f"blocks {start} to {depth - 1}"
 
 
-def _fitting(held: Tensor, x: Tensor) -> Tensor:
+def _check_fit(held: Tensor, x: Tensor) -> Tensor:
     """Raises BadInput where the dump's rows are not of the model's stream."""
     if held.shape != x.shape:
         raise BadInput(
@@ -292,7 +301,7 @@ def _fitting(held: Tensor, x: Tensor) -> Tensor:
     return held.to(x.device)
 
 
-def _counted(each: Difference, seen: Seen) -> Difference:
+def _count(each: Difference, seen: StreamFindings) -> Difference:
     """The difference over all sequences, with what right first tokens say, which attend to themselves alone."""
     key = each.unit
     each = replace(each, agree=seen.agree[key], tokens=seen.tokens[key], first=seen.starts.get(key))
@@ -304,14 +313,14 @@ def _counted(each: Difference, seen: Seen) -> Difference:
     return replace(each, about=f"{each.about}; {about}")
 
 
-def _effect(pair: Pair, seen: Seen) -> dict[str, float]:
+def _effect(pair: DumpPair, seen: StreamFindings) -> dict[str, float]:
     if seen.on_dump is None or seen.equal:
         return {}
     batch, out = seen.on_dump
     return between_outputs(pair.model, batch, *pair.sides(out, batch.run(pair.model)))
 
 
-def _one_stream(model: nn.Module, blocks: Sequence[Unit], batch: Batch, given: Mapping[int, Tensor]) -> str | None:
+def _one_stream(model: nn.Module, blocks: Sequence[ModelUnit], batch: Batch, given: Mapping[int, Tensor]) -> str | None:
     """What the dump holds in place of the stream, where that is one of the two that engines keep apart."""
     table = table_of(model)
     point = None if table is None else table.block.get("resid_mid")

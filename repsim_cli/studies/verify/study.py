@@ -17,14 +17,13 @@ from repsim_cli.studies.verify.error import module_of
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import OF_WEIGHTS
-from repsim_cli.studies.verify.passes import Passes, Run, by_part, embeddings, whole
-from repsim_cli.studies.verify.quantised import fits, inputs_last, some_rows
-from repsim_cli.studies.verify.quantised import rounded as as_rounded
+from repsim_cli.studies.verify.passes import Passes, VerifyRun, by_part, embeddings, whole
+from repsim_cli.studies.verify.quantised import find_rounding, fits, inputs_last, some_rows
 from repsim_cli.studies.verify.replay import Precisions
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory, OnDisk
 from repsim_cli.studies.verify.trace import IN
-from repsim_cli.studies.verify.units import Unit, kinds_of, table_of, unit_of
+from repsim_cli.studies.verify.units import ModelUnit, kinds_of, table_of, unit_of
 
 VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
 BY_WEIGHTS = (*OF_WEIGHTS, "rows", "weight")  # kinds that are none where the weights are the same
@@ -33,7 +32,7 @@ NONE = weights.Tensors(0, [], [], [])
 Both = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 
 
-def verified(
+def verify_models(
     reference: nn.Module | InMemory | Saved,
     candidate: nn.Module | InMemory,
     batches: Sequence[Batch],
@@ -54,7 +53,7 @@ def verified(
     _check_parts(reference.blocks if from_file else _blocks(units), _blocks(candidate.units))
     dtypes = reference.dtype, candidate.dtype
     precisions = Precisions(precision.coarser(*dtypes), None if quick else precision.twin_dtype(*dtypes))
-    run = Run(batches, precisions, labels, progress)
+    run = VerifyRun(batches, precisions, labels, progress)
     apart = isinstance(reference, OnDisk) or isinstance(candidate, OnDisk)
     seen = by_part(reference, candidate, run) if apart and not from_file else whole(reference, candidate, run)
     results, tensors = seen.results, seen.tensors
@@ -66,7 +65,7 @@ def verified(
         findings.insert(0, seen.rows)
     order = list(dict.fromkeys(key for result in results for key in result.order))
     both = ({} if from_file else reference.weights, candidate.weights)
-    differences = merged(findings, order, table_of((candidate if from_file else reference).model), tensors, both)
+    differences = merge(findings, order, table_of((candidate if from_file else reference).model), tensors, both)
     if _other_checkpoint(differences, units, tensors):
         about = "other weights everywhere: another checkpoint"
         differences[0] = replace(differences[0], kind="checkpoint", about=about)
@@ -108,7 +107,7 @@ def verified(
     )
 
 
-def _other_checkpoint(differences: Sequence[Difference], units: Sequence[Unit], tensors: weights.Tensors) -> bool:
+def _other_checkpoint(differences: Sequence[Difference], units: Sequence[ModelUnit], tensors: weights.Tensors) -> bool:
     """Tells whether all weights are others: by their common names, or, without any, by the kind of the first error."""
     blocks = {unit.key for unit in units if unit.block is not None}
     if not differences or differences[0].relative <= OTHER or not blocks < {each.unit for each in differences}:
@@ -141,7 +140,7 @@ def as_quantised(
         for place in inner
         if names[place] in places[place].tensors and theirs[names[place]].is_floating_point()
     ]
-    fit = as_rounded(fits(inner), pairs)
+    fit = find_rounding(fits(inner), pairs)
     if fit is None:
         return "", differences
     # the embeddings and the head may have bits of their own
@@ -156,7 +155,7 @@ def as_quantised(
     return fit.about(len(inner) - len(fit.worse)), kept
 
 
-def unseen(units: Sequence[Unit], tensors: weights.Tensors, inside: Collection[str]) -> list[Difference]:
+def unseen(units: Sequence[ModelUnit], tensors: weights.Tensors, inside: Collection[str]) -> list[Difference]:
     """Weights that differ while nothing that these inputs compute does, inside the units or at their ends: of experts
     that no token chose, of rows that no token stands for."""
     made = []
@@ -190,7 +189,7 @@ def unseen(units: Sequence[Unit], tensors: weights.Tensors, inside: Collection[s
     return made
 
 
-def _blocks(units: Sequence[Unit]) -> int:
+def _blocks(units: Sequence[ModelUnit]) -> int:
     return sum(unit.block is not None for unit in units)
 
 
@@ -202,7 +201,7 @@ def _check_parts(ours: int, theirs: int) -> None:
         )
 
 
-def merged(
+def merge(
     findings: Sequence[Finding],
     order: Sequence[str],
     table: Architecture | None,

@@ -8,7 +8,7 @@ from repsim_cli.studies.verify.answer import Difference
 AROUND = 20  # characters shown
 
 
-def differing(reference: Any, candidate: Any, texts: Iterable[str]) -> Difference | None:
+def find_differing(reference: Any, candidate: Any, texts: Iterable[str]) -> Difference | None:
     """The first text that gives other ids."""
     return beside({text: reference(text, verbose=False)["input_ids"] for text in texts}, candidate)
 

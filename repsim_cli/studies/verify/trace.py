@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from repsim_cli.models.attention import PRODUCTS
-from repsim_cli.models.calls import Hooks, entering, exchanged
+from repsim_cli.models.calls import Hooks, exchange, find_entering
 
 Sink = Callable[[str, Tensor], Tensor]
 """sink(name of the place, tensor there) -> the tensor that goes on from there."""
@@ -17,7 +17,7 @@ IN = ":in"
 KEYS = ("query", "key", "value")
 
 
-def mapped(value: Any, name: str, sink: Sink) -> Any:
+def map_tensors(value: Any, name: str, sink: Sink) -> Any:
     """What a module returns, each of its tensors as the sink gives it: the first under the name, others numbered."""
     seen = 0
 
@@ -39,7 +39,7 @@ def mapped(value: Any, name: str, sink: Sink) -> Any:
     return each(value)
 
 
-class Seen(TorchFunctionMode):
+class AttentionCalls(TorchFunctionMode):
     """The products and the softmax of attention, by the innermost module that runs.
 
     running: [name, whether its softmax was seen] of the modules that run, the innermost last.
@@ -85,14 +85,14 @@ class Seen(TorchFunctionMode):
         return self.sink(place + to, func(*head, left, right, *rest, **kwargs))
 
 
-def _fused(root: nn.Module, name: str) -> bool:
+def _is_fused(root: nn.Module, name: str) -> bool:
     """Whether the module is inside one that holds the weights of many experts: which rows it gets is a choice."""
     above = [name[:place] for place, c in enumerate(name) if c == "."]
     return any(x.ndim > 2 for path in above for x in root.get_submodule(path).parameters(recurse=False))
 
 
 @contextmanager
-def observed(
+def observe(
     root: nn.Module, sink: Sink, known: Tensor | None = None, again: dict[str, str] | None = None
 ) -> Iterator[None]:
     """Calls the sink with every tensor that enters or leaves a module inside the root, in the order of computation, by
@@ -104,7 +104,7 @@ def observed(
     hooks, calls = Hooks(), Counter[str]()
     given: list[tuple[str, Any]] = [(IN, known)]  # kept, so that no other tensor takes the place of one in memory
 
-    def seen(name: str, x: Tensor) -> Tensor:
+    def see(name: str, x: Tensor) -> Tensor:
         for earlier, each in given:
             # what a module leaves as it entered is no less its output
             if x is each and (name.endswith(IN) or earlier.startswith(f"{name}.")):
@@ -118,27 +118,27 @@ def observed(
         del given[:-32]
         return x
 
-    watch = Seen(seen)
+    watch = AttentionCalls(see)
 
-    def watched(name: str, module: nn.Module) -> None:
+    def watch_module(name: str, module: nn.Module) -> None:
         has_parts = next(module.children(), None) is not None
 
         def before(args: tuple, kwargs: dict) -> Any:
             watch.running.append([name, False])
-            found = entering(args, kwargs)
-            return None if found is None else exchanged(args, kwargs, found[0], seen(name + IN, found[1]))
+            found = find_entering(args, kwargs)
+            return None if found is None else exchange(args, kwargs, found[0], see(name + IN, found[1]))
 
         def after(args: tuple, kwargs: dict, out: Any) -> Any:
             watch.running.pop()
-            return mapped(out, name, seen)
+            return map_tensors(out, name, see)
 
         # of a module that has parts, what enters it enters the first of them
         hooks.before(module, before if not has_parts else lambda *_: watch.running.append([name, False]))
         hooks.after(module, after)
 
     for name, module in root.named_modules():
-        if name and not isinstance(module, nn.ModuleList | nn.ModuleDict) and not _fused(root, name):
-            watched(name, module)
+        if name and not isinstance(module, nn.ModuleList | nn.ModuleDict) and not _is_fused(root, name):
+            watch_module(name, module)
     watch.running.append(["", False])
     try:
         with watch:

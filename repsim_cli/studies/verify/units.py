@@ -15,7 +15,7 @@ from repsim_cli.studies.verify.trace import IN
 
 
 @dataclass(frozen=True)
-class Unit:
+class ModelUnit:
     """A part of a model. key: what it is called in both models. short: its path without the prefix of the backbone.
     block: its number, of a block."""
 
@@ -51,7 +51,7 @@ def kinds_of(table: Architecture | None, stack: str | None = None) -> dict[str, 
     }
 
 
-def units_of(model: nn.Module) -> list[Unit]:
+def units_of(model: nn.Module) -> list[ModelUnit]:
     """Blocks are the members of the outermost lists of modules; then every module that holds none of them and is in no
     other such module."""
     modules = dict(model.named_modules())
@@ -70,9 +70,9 @@ def units_of(model: nn.Module) -> list[Unit]:
         if above in lists:
             number = int(name.rpartition(".")[2])
             side = _side(above) if len(lists) > 1 else ""
-            made.append(Unit(f"{side}block {number}", short(model, name), module, number))
+            made.append(ModelUnit(f"{side}block {number}", short(model, name), module, number))
         else:
-            made.append(Unit(roles.get(name, short(model, name)), short(model, name), module))
+            made.append(ModelUnit(roles.get(name, short(model, name)), short(model, name), module))
     return made
 
 
@@ -81,7 +81,7 @@ def _side(blocks: str) -> str:
     return f"{next((part for part in blocks.split('.') if part in ('encoder', 'decoder')), blocks)} "
 
 
-def unit_of(name: str, units: Sequence[Unit]) -> str:
+def unit_of(name: str, units: Sequence[ModelUnit]) -> str:
     """Finds the key of the unit that a tensor belongs to; empty where it belongs to none."""
     return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
 
@@ -107,13 +107,13 @@ def _roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]
     return made
 
 
-Enter = Callable[[str, Unit, tuple, dict], Any]
-Leave = Callable[[str, Unit, tuple, dict, Any], Any]
+Enter = Callable[[str, ModelUnit, tuple, dict], Any]
+Leave = Callable[[str, ModelUnit, tuple, dict, Any], Any]
 
 
 @contextmanager
 def around(
-    units: Sequence[Unit], enter: Enter, leave: Leave, paused: Callable[[], bool] = lambda: False
+    units: Sequence[ModelUnit], enter: Enter, leave: Leave, paused: Callable[[], bool] = lambda: False
 ) -> Iterator[Hooks]:
     """enter(key, unit, args, kwargs) and leave(key, unit, args, kwargs, output) are called around each unit and may
     return what goes on in place of the inputs or the output. The key of a unit that runs again has a number. Passes of
@@ -121,14 +121,14 @@ def around(
     hooks, running, thread = Hooks(), list[str](), get_ident()
     calls: dict[str, int] = {}
 
-    def before(unit: Unit, args: tuple, kwargs: dict) -> Any:
+    def before(unit: ModelUnit, args: tuple, kwargs: dict) -> Any:
         if paused() or get_ident() != thread:
             return None
         count = calls[unit.key] = calls.get(unit.key, 0) + 1
         running.append(unit.key if count == 1 else f"{unit.key} (call {count})")
         return enter(running[-1], unit, args, kwargs)
 
-    def after(unit: Unit, args: tuple, kwargs: dict, out: Any) -> Any:
+    def after(unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> Any:
         return None if paused() or get_ident() != thread else leave(running.pop(), unit, args, kwargs, out)
 
     try:

@@ -27,7 +27,7 @@ class Tensors:
     norms: Mapping[str, float] = field(default_factory=dict)
 
 
-def named(model: nn.Module) -> dict[str, Tensor]:
+def name_weights(model: nn.Module) -> dict[str, Tensor]:
     """What a checkpoint holds, by names without the prefix of the backbone; weights that a package keeps as integers of
     its own as the numbers that they stand for."""
     prefix = getattr(model, "base_model_prefix", "")
@@ -39,7 +39,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.dequantize() if packed else x
 
 
-def compared(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
+def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     """Those of the reference and of the candidate. A row of weights that is off by less than a few roundings does not
     differ: sums in another order do that."""
     shared = [name for name in a if name in b and _alike(a[name], b[name])]
@@ -122,7 +122,7 @@ def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
     if _same(x, y):
         return None
     for rows, others in ((x, y), (x.T, y.T)):
-        if len(rows) > 1 and _permuted(rows, others):
+        if len(rows) > 1 and _is_permuted(rows, others):
             return "permuted", "its rows or columns are in another order: heads, neurons or halves"
     step = _grid(y)
     if step is not None and _grid(x) is None:
@@ -133,7 +133,7 @@ def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
     return None
 
 
-def _permuted(x: Tensor, y: Tensor) -> bool:
+def _is_permuted(x: Tensor, y: Tensor) -> bool:
     """Whether the rows of y are those of x in another order."""
     key = torch.linspace(1, 2, x.shape[1], dtype=x.dtype)
     a, b = (rows @ key for rows in (x, y))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.measures.assignment import coupling_of
+from repsim_cli.measures.assignment import make_coupling
 from repsim_cli.measures.gromov_descents import gromov_objective
 from repsim_cli.measures.gromov_search import best_gromov
 from repsim_cli.measures.gromov_spaces import Space, in_one_order
@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     of_identity: float
 
 
-def matched(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Plan]:
+def match_rows(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Plan]:
     """The plan that POT's start leads to, as published, and the best of this one, of the one from the identity and of
     those from `restarts` drawn starts."""
     # the solver puts both sides in one order of its own
@@ -35,7 +35,7 @@ def matched(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Plan]:
         PUBLISHED: best_gromov(a, b, start="pot", restarts=0, seed=seed),
         BEST: best_gromov(a, b, start="best", restarts=restarts, seed=seed),
     }
-    of_identity = gromov_objective(a.distances, b.distances, coupling_of(np.arange(len(a.rows))))
+    of_identity = gromov_objective(a.distances, b.distances, make_coupling(np.arange(len(a.rows))))
     return {
         name: Plan(end.coupling.T if swapped else end.coupling, end.value, end.start, of_identity)
         for name, end in solved.items()

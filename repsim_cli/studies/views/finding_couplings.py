@@ -15,7 +15,7 @@ from repsim_cli.figures.panels import bar_beside, headline, pages, panels
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Matrix, Table
-from repsim_cli.studies.views.lacking import left_out
+from repsim_cli.studies.views.lacking import name_left_out
 
 COLUMNS = [
     "model", "rows", "columns", "starts", "objective", "from", "objective of the identity", "coupling",
@@ -25,7 +25,7 @@ Square = Float[np.ndarray, "n n"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Couplings:
+class CouplingOptions:
     """How much of each coupling stays with its row and within its class, and whether the identity would have a smaller
     objective. It has no settings."""
 
@@ -63,7 +63,7 @@ ACROSS, MOST = 5, 12  # panels side by side, as published, and in a figure
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """couplings-NUMBER-MODEL, with all pairs of layers of a model, on demand or where there are few models"""
-    measured = run.measured("couplings")
+    measured = run.select_kind("couplings")
     models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
     for number, model in enumerate(models if whole or len(models) <= FEW else ()):
         plans = [matrix for matrix in measured if matrix.about["model"] == model]
@@ -96,13 +96,13 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
     said = f"dashed: the diagonal; above each: the share of the mass on it, by chance {1 / n:.2f}, and the objective"
     seen = f"{model}: which rows of one layer go to which of another, {n} rows{order}"
-    headline(figure, seen, f"{said}, in squared mean distances{left_out(run, 'couplings', model)}")
+    headline(figure, seen, f"{said}, in squared mean distances{name_left_out(run, 'couplings', model)}")
     return figure
 
 
 @analysis(studies=("views",), unasked=lambda planned: planned.options.get("couplings", {}) is not None, figures=figures)
-def couplings(run: Finished, options: Couplings, claims: Sequence[Claim]) -> Part:
-    measured = run.measured("couplings")
+def couplings(run: Finished, options: CouplingOptions, claims: Sequence[Claim]) -> Part:
+    measured = run.select_kind("couplings")
     if not measured:
         return Part()
     classes = run.results.about["batch"]["classes"]

@@ -31,7 +31,7 @@ PSEUDO = 0.5  # distances added to every bin before two histograms are compared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Histograms:
+class HistogramOptions:
     """KL divergence between the distances within layers that follow each other in the network. It has no settings."""
 
 
@@ -54,12 +54,12 @@ def shifts(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
     return [divergence(after, before) for before, after in pairwise(counts)]
 
 
-def known(numbers: Sequence[float]) -> list[float]:
+def drop_nan(numbers: Sequence[float]) -> list[float]:
     """Those that are not NaN."""
     return [number for number in numbers if not math.isnan(number)]
 
 
-def gapped(numbers: Sequence[float]) -> Numbers:
+def omit_nan(numbers: Sequence[float]) -> Numbers:
     """None for NaN."""
     return [None if math.isnan(number) else number for number in numbers]
 
@@ -84,7 +84,7 @@ NO_BASE = f"needs a base of two blocks, and {FEWEST} models that were fine-tuned
 )
 def fine_tuning_shifts_distances(by_model: Shifts, base: str | None) -> Weighed | Untestable:
     """Fine-tuned models show larger KL between consecutive blocks (1.58 against 0.11)."""
-    largest = {label: log_of(max(known(kl))) for label, kl in by_model.items() if known(kl)}
+    largest = {label: log_of(max(drop_nan(kl))) for label, kl in by_model.items() if drop_nan(kl)}
     others = [value for label, value in largest.items() if label != base]
     if base not in largest or not others:
         return Untestable(NO_BASE)
@@ -102,7 +102,7 @@ FILL, BEFORE = COLOURS[0], "0.45"
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-KL_from_previous_layer; histograms-NUMBER-MODEL on demand, or where there are few models"""
-    measured = run.measured("histograms")
+    measured = run.select_kind("histograms")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
         for name, places in pages(
             slug("histograms", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
@@ -156,25 +156,25 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
 @analysis(
     studies=("views",), unasked=lambda planned: planned.options.get("histograms", {}) is not None, figures=figures
 )
-def histograms(run: Finished, options: Histograms, claims: Sequence[Claim]) -> Part:
-    measured = run.measured("histograms")
+def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]) -> Part:
+    measured = run.select_kind("histograms")
     if not measured:
         return Part(claims=[each.untestable(MEASURE, NEEDS) for each in claims])
     rows, lines, by_model = [], {}, {}
     for matrix in measured:
         label, names, counts = matrix.rows.model, matrix.rows.layers, run.array(matrix.values)
         forward = shifts(counts)
-        backward = gapped([divergence(before, after) for before, after in pairwise(counts)])
+        backward = omit_nan([divergence(before, after) for before, after in pairwise(counts)])
         spread = run.array(matrix.details["spread"]).tolist()
         for name, (mean, deviation, _), *kl in zip(
-            names, spread, [None, *gapped(forward)], [None, *backward], strict=True
+            names, spread, [None, *omit_nan(forward)], [None, *backward], strict=True
         ):
-            rows.append([label, name, *gapped([mean, deviation]), *kl])
+            rows.append([label, name, *omit_nan([mean, deviation]), *kl])
         lines[f"{QUANTITY}, {label}"] = Curve(
             x=Axis(name="layer"),
             y=Axis(name="KL(layer || previous layer)", unit="nats"),
             at=names[1:],
-            lines={"KL": gapped(forward)},
+            lines={"KL": omit_nan(forward)},
             about={"quantity": QUANTITY, "model": label},
         )
         by_model[label] = between_blocks(names, forward)

@@ -9,16 +9,16 @@ import numpy as np
 import scipy
 from jaxtyping import Float, Int
 
-from repsim_cli.base.plain import escaped, slug
-from repsim_cli.figures.frame import COLOURS, MARKERS, cycled
+from repsim_cli.base.plain import escape, slug
+from repsim_cli.figures.frame import COLOURS, MARKERS, cycle
 from repsim_cli.figures.heatmap import by_block
 from repsim_cli.figures.lines import of_layers
 from repsim_cli.figures.panels import columns, headline, name_panels, pages, panels
-from repsim_cli.figures.texts import shortened
+from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Axis, Curve, Matrix, Table
-from repsim_cli.studies.views.lacking import left_out
+from repsim_cli.studies.views.lacking import name_left_out
 
 QUANTITY = "neighbours kept"
 COLUMNS = ["model", "space", "sample", "mean with the first layer", "mean without it", "by chance"]
@@ -27,7 +27,7 @@ LETTERS = 52  # of a text in a legend
 
 
 @dataclass(frozen=True, kw_only=True)
-class Neighbours:
+class NeighbourOptions:
     """Overlap of the nearest rows of each layer with those of the first layer that has any. It has no settings."""
 
 
@@ -63,7 +63,7 @@ EDGE: dict[str, Any] = {"markeredgecolor": "black", "markeredgewidth": 0.7}
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_kept; neighbours-NUMBER-MODEL on demand, or where there are few models"""
-    measured = run.measured("neighbours")
+    measured = run.select_kind("neighbours")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
         for name, places in pages(
             slug("neighbours", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
@@ -78,7 +78,7 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
 
     batch, samples = run.results.about["batch"], matrix.about["samples"]
     planes, nearest = run.array(matrix.values), run.array(matrix.details[PLANE]).astype(int)[:, samples]
-    inks = dict(zip(samples, cycled(COLOURS, len(samples)), strict=True))
+    inks = dict(zip(samples, cycle(COLOURS, len(samples)), strict=True))
     classes = batch["classes"] or [""] * len(batch["rows"])
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
     figure, axes = panels(len(places), columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)
@@ -100,7 +100,7 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
         panel.set_yticks([])
         panel.margins(0.1)
         panel.spines[:].set_color("0.8")
-    said_of = [shortened(escaped(text), LETTERS) for text in batch.get("texts") or ()] or [
+    said_of = [shorten(escape(text), LETTERS) for text in batch.get("texts") or ()] or [
         f"row {row}" for row in batch["rows"]
     ]
     handles = [
@@ -122,7 +122,7 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     for text in legend.get_texts():
         text.set_parse_math(False)
     what = f"t-SNE of {len(planes[0])} rows, lines from {len(samples)} of them to their {matrix.about['k']} nearest"
-    missing = left_out(run, "neighbours", matrix.rows.model)
+    missing = name_left_out(run, "neighbours", matrix.rows.model)
     headline(
         figure, f"{matrix.rows.model}: which rows stay near each other", what + (f"; {said}" if said else "") + missing
     )
@@ -132,8 +132,8 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
 @analysis(
     studies=("views",), unasked=lambda planned: planned.options.get("neighbours", {}) is not None, figures=figures
 )
-def neighbours(run: Finished, options: Neighbours, claims: Sequence[Claim]) -> Part:
-    measured = run.measured("neighbours")
+def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]) -> Part:
+    measured = run.select_kind("neighbours")
     if not measured:
         return Part()
     # all models have one batch

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.centring import FLAT, centred
+from repsim_cli.measures.centring import FLAT, centre
 from repsim_cli.measures.rdm import distance_rows
 
 DistanceScale = Literal["none", "mean"]
@@ -18,7 +18,7 @@ Subsets = Bool[np.ndarray, "subsets n"]  # which rows are in each
 LEFT_OUT = 10  # groups of neighbouring rows that are left out in turn
 
 
-class Spread(NamedTuple):
+class DistanceSpread(NamedTuple):
     """Over all pairs of rows i < j: mean, standard deviation and largest of the Euclidean distances."""
 
     mean: float
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 def apart(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     """Rows in float64, centred and of mean squared norm 1, and the scale removed. Raises Degenerate where all rows are
     equal, but for rounding."""
-    unit, scale = centred(x.double())
+    unit, scale = centre(x.double())
     if scale <= FLAT * float(x.abs().max()):
         raise Degenerate(
             f"all rows are equal but for rounding, got a spread of {scale:.2g}; drop this layer or change the data"
@@ -53,7 +53,7 @@ def distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float
             yield subset, cells if kept.all() else cells[kept[rows] & kept[columns]]
 
 
-def spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[Spread]:
+def spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[DistanceSpread]:
     """Of each subset, which has two rows or more."""
     totals, squares, largest = np.zeros((3, len(of)))
     for subset, cells in distances(x, of):
@@ -64,10 +64,10 @@ def spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[Spread]:
     pairs = sizes * (sizes - 1) // 2
     means, mean_squares = totals / pairs, squares / pairs
     deviations = np.sqrt(np.maximum(0.0, mean_squares - means**2))
-    return [Spread(*each) for each in zip(means.tolist(), deviations.tolist(), largest.tolist(), strict=True)]
+    return [DistanceSpread(*each) for each in zip(means.tolist(), deviations.tolist(), largest.tolist(), strict=True)]
 
 
-class Histograms(NamedTuple):
+class LayerHistograms(NamedTuple):
     """Of the layers of one model. Of all rows (the first subset), bin b counts distances from edges[b] to edges[b + 1],
     the last bin both; every other subset has as many equal bins, up to its own largest distance."""
 
@@ -78,11 +78,11 @@ class Histograms(NamedTuple):
 def histograms(
     layers: Sequence[Float[Tensor, "n _"]],
     of: Subsets,
-    spread: Sequence[Sequence[Spread] | None],
+    spread: Sequence[Sequence[DistanceSpread] | None],
     *,
     bins: int,
     scale: DistanceScale,
-) -> Histograms:
+) -> LayerHistograms:
     """How many of the distances of each layer fall into each of `bins` equal bins from 0 to the largest distance of any
     layer. spread: of the subsets of each layer; None: its counts are NaN. scale: distances as they are (`none`), or
     over the mean of their layer (`mean`)."""
@@ -96,4 +96,4 @@ def histograms(
             # rounding may leave the largest distance above the last edge
             scaled = (cells / units[layer][subset]).clip(max=tops[subset])
             counts[subset, layer] += np.histogram(scaled, bins, (0, tops[subset]))[0]
-    return Histograms(np.linspace(0, tops[0], bins + 1), counts)
+    return LayerHistograms(np.linspace(0, tops[0], bins + 1), counts)

@@ -6,7 +6,7 @@ from repsim_cli.runs.content import WITHOUT_VALUE
 MOST = 3  # names in a title
 
 
-def left_out(run: Finished, view: str, model: str) -> str:
+def name_left_out(run: Finished, view: str, model: str) -> str:
     """Names the layers of a model without a value in a view, for the end of a title; empty where all have one."""
     table = run.results.tables.get(WITHOUT_VALUE)
     names = [row[3] for row in (table.rows if table else ()) if row[:2] == [view, model]]

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.inner import unpacked
-from repsim_cli.measures.rdm import packed_distances
+from repsim_cli.measures.inner import unpack
+from repsim_cli.measures.rdm import pack_distances
 from repsim_cli.studies.views.histograms import apart
 
 PLANE, FULL = "t-SNE plane", "full space"
@@ -30,6 +30,6 @@ def plane(x: Float[Tensor, "n d"], *, perplexity: float, seed: int) -> Float[np.
 def nearest(x: Float[Tensor, "n d"], k: int) -> Int[np.ndarray, "n k"]:
     """Of every row the k others at the smallest Euclidean distance, the nearest first; of tied ones the earlier row."""
     unit, _ = apart(x)
-    distances = unpacked(packed_distances(unit), len(x))
+    distances = unpack(pack_distances(unit), len(x))
     distances.fill_diagonal_(torch.inf)
     return distances.cpu().numpy().argsort(1, kind="stable")[:, :k]

@@ -21,7 +21,7 @@ from repsim_cli.base.settings import ALL_REMEDIES, Above0, Medium, NotNegative, 
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import footprint
 from repsim_cli.engine.behind import texts_of_rows
-from repsim_cli.engine.bounds import check_rows_fit, most_rows, passing, shown
+from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models, most_rows
 from repsim_cli.engine.cost import Cost, distances_cost, needs
 from repsim_cli.engine.extraction import Extraction, extraction_of
 from repsim_cli.engine.recording import StudyOfRows
@@ -32,8 +32,8 @@ from repsim_cli.findings.layers import in_order
 from repsim_cli.measures.gromov_spaces import Space, space
 from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.views.couplings import BEST, matched
-from repsim_cli.studies.views.histograms import DistanceScale, Spread, apart, histograms, spreads, subsets
+from repsim_cli.studies.views.couplings import BEST, match_rows
+from repsim_cli.studies.views.histograms import DistanceScale, DistanceSpread, apart, histograms, spreads, subsets
 from repsim_cli.studies.views.neighbourhoods import FULL, PLANE, nearest, plane
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
@@ -66,7 +66,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Couplings:
+class CouplingSettings:
     """How Gromov-Wasserstein matches the rows of the batch between pairs of layers of a model.
 
     pairs: [[LAYER, LAYER], ...], the same for each model; null: five of each model, drawn at random.
@@ -78,7 +78,7 @@ class Couplings:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ViewBatch:
     """The few rows that are looked at one by one: where they stand among the sampled ones, their numbers in the run,
     and their classes where the data has some. Rows of a class stand together."""
 
@@ -120,7 +120,7 @@ class Views(StudyOfRows):
         base: str | None = None,
         histograms: Histograms | None,
         neighbours: Neighbours | None,
-        couplings: Couplings | None,
+        couplings: CouplingSettings | None,
         batch: Medium = 16,
         **given: Unpack[OfRows],
     ):
@@ -195,7 +195,7 @@ class Views(StudyOfRows):
         widest = max(layer.width for layer in self.layers)
         return {
             "Python and its libraries": 0.6e9,
-            **passing(self.extraction.live, self.extract, self.hardware, features),
+            **bound_pass(self.extraction.live, self.extract, self.hardware, features),
             "rows": 4.0 * 2 * rows * features + 8.0 * 3 * rows * widest,
             # a block of 512 rows against all: squared, as distances, where they stand, and without a tenth of the rows
             "distances": 8.0 * 10 * min(rows, 512) * rows if self.histograms else 0.0,
@@ -205,7 +205,7 @@ class Views(StudyOfRows):
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, views, rows, forward passes, memory in GB."""
         return {
-            "models": shown(self.extraction.models, self.hardware),
+            "models": describe_models(self.extraction.models, self.hardware),
             "layers": len(self.layers),
             "views": self.views,
             "rows, at most": self.most,
@@ -215,7 +215,7 @@ class Views(StudyOfRows):
                 self.costs(),
                 self.hardware,
                 memory=self.memory(self.most),
-                activations=footprint.stored(self.extraction),
+                activations=footprint.count_stored(self.extraction),
                 figures=2 * len(self.views) * len(self.extraction.models),
             ),
         }
@@ -232,7 +232,7 @@ class Views(StudyOfRows):
         prepare(run, self.hardware)
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
-            extraction = self.extraction.paired(run, sequences).counted(run, sequences)
+            extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             self._check_rows(min(extraction.total, extraction.extract.rows))
         taken, tables = sample(run, extraction, sequences)
         sampled = iter(taken)
@@ -240,7 +240,7 @@ class Views(StudyOfRows):
         orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
         rows = {label: [layers[i] for i in orders[label]] for label, layers in rows.items()}
         self.layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
-        batch = self._drawn_batch(extraction, sequences)
+        batch = self._draw_batch(extraction, sequences)
         matrices: dict[str, Matrix] = {}
         if self.histograms:
             with run.stage("histograms"):
@@ -258,17 +258,17 @@ class Views(StudyOfRows):
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes, "texts": texts}}
         return Results(study="views", matrices=matrices, tables=tables, about=about)
 
-    def _drawn_batch(self, extraction: Extraction, sequences: Mapping[str, Sequences]) -> Batch:
+    def _draw_batch(self, extraction: Extraction, sequences: Mapping[str, Sequences]) -> ViewBatch:
         """Rows drawn from the sampled ones, those of a class together."""
         numbers = extraction.numbers(0)
         places = draw(len(numbers), self.batch, self.seed)
         first = next(iter(sequences.values()), None)
         codes = None if first is None else row_labels(first, self.extract)
         if first is None or first.labels is None or codes is None:
-            return Batch(places, numbers[places].tolist(), None)
+            return ViewBatch(places, numbers[places].tolist(), None)
         places = places[codes[numbers[places]].argsort(kind="stable")]
         classes = [first.labels.names[code] for code in codes[numbers[places]]]
-        return Batch(places, numbers[places].tolist(), classes)
+        return ViewBatch(places, numbers[places].tolist(), classes)
 
     def _names(self, label: str) -> list[str]:
         return [layer.name for layer in self.layers if layer.model == label]
@@ -302,7 +302,7 @@ class Views(StudyOfRows):
         matrices = {}
         for number, label in enumerate(spread):
             edges, counts = histograms(rows[label], of, spread[label], bins=bins, scale=settings.scale)
-            none = [[np.nan] * len(Spread._fields)]  # of a layer without a value
+            none = [[np.nan] * len(DistanceSpread._fields)]  # of a layer without a value
             stem = slug("histograms", f"{number:02d}", label)
             matrices[f"histograms of {label}"] = Matrix(
                 rows=Side(model=label, layers=self._names(label)),
@@ -320,7 +320,7 @@ class Views(StudyOfRows):
         return matrices
 
     def _neighbours(
-        self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch, settings: Neighbours
+        self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: Neighbours
     ) -> dict[str, Matrix]:
         drawn, k = self._of_batch(rows, batch), settings.k
         made = self._each(
@@ -350,7 +350,7 @@ class Views(StudyOfRows):
         return matrices
 
     def _couplings(
-        self, run: Run, rows: Mapping[str, list[Tensor]], batch: Batch, settings: Couplings
+        self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: CouplingSettings
     ) -> dict[str, Matrix]:
         made = self._each(run, self._of_batch(rows, batch), _space, "couplings", "distances")
         spaces = {
@@ -362,7 +362,7 @@ class Views(StudyOfRows):
         for number in run.progress(range(len(wanted)), label="couplings", unit="pairs of layers"):
             label, row, column = wanted[number]
             a, b = spaces[label][row], spaces[label][column]
-            for starts, plan in matched(a, b, restarts=settings.restarts, seed=self.seed).items():
+            for starts, plan in match_rows(a, b, restarts=settings.restarts, seed=self.seed).items():
                 of = ["best"] if starts == BEST else []  # both may lead from one start
                 stem = slug("couplings", f"{number:03d}", label, row, column, *of, plan.start)
                 matrices[free(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
@@ -382,7 +382,7 @@ class Views(StudyOfRows):
                 )
         return matrices
 
-    def _of_batch(self, rows: Mapping[str, list[Tensor]], batch: Batch) -> dict[str, list[Tensor]]:
+    def _of_batch(self, rows: Mapping[str, list[Tensor]], batch: ViewBatch) -> dict[str, list[Tensor]]:
         return {label: [x[torch.from_numpy(batch.places)] for x in layers] for label, layers in rows.items()}
 
     def _pairs(self, layers: Sequence[str], named: list[list[str]] | None) -> list[tuple[str, str]]:

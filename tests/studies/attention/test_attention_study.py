@@ -15,7 +15,7 @@ from helpers.treebanks import SENTENCES, conllu
 
 from repsim_cli import measures
 from repsim_cli.activations.attention import attention_readings, check_units, maps, units, word_map
-from repsim_cli.activations.maps import Maps
+from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
@@ -48,7 +48,7 @@ def joined(*models):
     """One Maps of several models, each a layer, from their lists of maps."""
     sentences = [torch.cat([torch.from_numpy(one) for one in parts]) for parts in zip(*models, strict=True)]
     ends = np.cumsum([0, *(len(model[0]) for model in models)]).tolist()
-    return Maps(
+    return AttentionMaps(
         torch.cat([one.flatten(1) for one in sentences], 1),
         [one.shape[1] for one in sentences],
         [slice(a, b) for a, b in pairwise(ends)],
@@ -229,7 +229,7 @@ def both(bert_tokenizer, gpt_tokenizer):
     """The same sentences under two tokenizers, one of which adds special tokens."""
     extract = Extract(hook_points=["pattern"], unit="word", length=32, sequences=9)
     data = Treebank(lambda: iter(SENTENCES), "")
-    return data.aligned({"pieces": bert_tokenizer, "bytes": gpt_tokenizer}, extract, 0)
+    return data.align({"pieces": bert_tokenizer, "bytes": gpt_tokenizer}, extract, 0)
 
 
 def test_two_tokenizers_give_maps_of_one_shape(both):
@@ -415,7 +415,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
 
 def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypatch):
     """Also where the run is killed before its second model runs, and resumes."""
-    load, alive, most, loads = attention.loaded, [], [], []
+    load, alive, most, loads = attention.load_model, [], [], []
 
     def counted(reading, study):
         loads.append(reading.label)
@@ -427,7 +427,7 @@ def test_one_model_at_a_time_gives_the_same_bits(repsim, newest, words, monkeypa
         most.append(sum(model() is not None for model in alive))
         return module
 
-    monkeypatch.setattr(attention, "loaded", counted)
+    monkeypatch.setattr(attention, "load_model", counted)
     words = [*words, "measure=[attention_norm]", "cache=false"]
     assert repsim("run", *words)[0] == 0
     expected = {file.name: file.read_bytes() for file in (newest() / "arrays").iterdir()}

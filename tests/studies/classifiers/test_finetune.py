@@ -81,7 +81,7 @@ def test_the_study_trains_and_reports(trained_once, repsim, newest):
 
 def test_dense_and_sparse_classifiers_of_one_recipe(trained_once):
     sparse = models("model.tiny_nli.recipe.sparsity={target: 0.7}", "model.tiny_nli.recipe.steps=6")["tiny_nli_0"]
-    metrics, folder = sparse.metrics(), trained.stored(sparse.identity()["trained"])
+    metrics, folder = sparse.metrics(), trained.find_stored(sparse.identity()["trained"])
     neuron = 2 * 64 / (12 * 64 * 64)
     assert 0.7 <= metrics["sparsity"] < 0.7 + neuron
     assert metrics["heads_removed"] == 0.5  # of four heads, two
@@ -120,7 +120,7 @@ def test_a_model_has_one_key_whatever_was_trained_before_it(trained_once):
 
 def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once):
     source = models()["tiny_nli_0"]
-    folder = trained.stored(source.identity()["trained"])
+    folder = trained.find_stored(source.identity()["trained"])
     assert json.loads((folder / "metrics.json").read_text()) == source.metrics()
     plain = registry.models.get("transformers").function(path=str(folder))
     assert plain.metrics() == source.metrics()
@@ -197,11 +197,11 @@ def test_frozen_and_cut_classifiers(trained_once):
 
 
 def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
-    from repsim_cli.training.finetune import classifier, labelled_config
+    from repsim_cli.training.finetune import classifier, label_config
 
     source = models()["tiny_nli_0"]
-    folder = str(trained.stored(source.identity()["trained"]))
-    config = labelled_config(source.with_head("AutoModelForSequenceClassification").config, ["a", "b"])
+    folder = str(trained.find_stored(source.identity()["trained"]))
+    config = label_config(source.with_head("AutoModelForSequenceClassification").config, ["a", "b"])
     made = classifier(config, folder, None, 3)
     stored = weights(source)
     for name, weight in made.state_dict().items():
@@ -218,7 +218,7 @@ def classifier_and_examples(**settings):
 
     data = registry.data.get("overlap_nli").function(examples=40)
     shape = {**ENTRY["config"], "num_hidden_layers": 2, **settings}
-    config = finetune.labelled_config(inline_config(shape), data.names)
+    config = finetune.label_config(inline_config(shape), data.names)
     words = finetune.word_tokenizer((text for example in data.examples()[0] for text in example.texts), 64, 32)
     return finetune.classifier(config, None, None, 3), finetune.all_sequences(data, words, 32)
 
@@ -398,17 +398,19 @@ def test_metrics_of_two_labels():
     from sklearn.metrics import f1_score
 
     from repsim_cli.data.base import Labels
-    from repsim_cli.data.labels import scoring
+    from repsim_cli.data.labels import match_labels
 
     draw = np.random.default_rng(0)
     logits, codes = torch.from_numpy(draw.normal(size=(50, 2))), draw.integers(2, size=50)
     names = ("negative", "positive")
     labels = Labels(codes, names)
-    found = finetune.in_distribution(logits, labels, scoring(names, names, "x"))
+    found = finetune.in_distribution(logits, labels, match_labels(names, names, "x"))
     assert found["f1"] == pytest.approx(f1_score(codes, logits.argmax(1)))
-    none = finetune.in_distribution(-torch.eye(2, dtype=torch.float64)[[1] * 50], labels, scoring(names, names, "x"))
+    none = finetune.in_distribution(
+        -torch.eye(2, dtype=torch.float64)[[1] * 50], labels, match_labels(names, names, "x")
+    )
     assert list(none) == ["accuracy", "f1", "loss"]
-    reversed_labels = finetune.in_distribution(logits.flip(1), labels, scoring(names[::-1], names, "x"))
+    reversed_labels = finetune.in_distribution(logits.flip(1), labels, match_labels(names[::-1], names, "x"))
     assert reversed_labels == found
 
 
@@ -455,7 +457,7 @@ def test_numbered_models_are_a_family(trained_once, monkeypatch):
     """As from the hub, with folders in its place."""
     from repsim_cli.models import family
 
-    folders = {str(i): str(trained.stored(one.identity()["trained"])) for i, one in enumerate(models().values())}
+    folders = {str(i): str(trained.find_stored(one.identity()["trained"])) for i, one in enumerate(models().values())}
     real = family.place
     monkeypatch.setattr(family, "place", lambda path, hub, revision: real(folders[hub.split("_")[1]], None, None))
     make = registry.models.get("transformers_family").function

@@ -7,10 +7,10 @@ from helpers.tiny_classifiers import TINY_FINETUNED
 
 from repsim_cli.base.errors import BadConfig
 from repsim_cli.config.run import validate
-from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, known
+from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, find_claims
 from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import read_manifest, read_results
-from repsim_cli.studies.classifiers.finding_variants import Scores, seeds, tabled
+from repsim_cli.studies.classifiers.finding_variants import VariantScores, seeds, tabulate
 
 # Wu et al. 2020, table 1: accuracy in per cent on SST-2, MNLI, QNLI and QQP
 TASKS = ("SST-2", "MNLI", "QNLI", "QQP")
@@ -43,8 +43,8 @@ def published(*models):
 
 
 def judged(name, values):
-    (claim,) = known([name])
-    return claim(Scores(values, "none"))
+    (claim,) = find_claims([name])
+    return claim(VariantScores(values, "none"))
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_an_entry_stands_for_its_seeds():
 
 def test_the_table_by_hand():
     values = {"task": {"none": np.array([0.8, 0.9]), "top 1": np.array([0.7, 0.9]), "other": np.array([0.75])}}
-    none, top, other = tabled(Scores(values, "none", rows={"task": 100})).rows
+    none, top, other = tabulate(VariantScores(values, "none", rows={"task": 100})).rows
     assert none == ["task", "none", 2, pytest.approx(0.85), pytest.approx(0.1 / 2**0.5), None, None]
     error = ((0.85 * 0.15 + 0.8 * 0.2) / 100) ** 0.5
     assert top == ["task", "top 1", 2, pytest.approx(0.8), pytest.approx(0.2 / 2**0.5), pytest.approx(-0.05), pytest.approx(error)]  # fmt: skip
     assert other[2:6] == [1, 0.75, None, pytest.approx(-0.1)]
-    assert tabled(Scores(values, "none")).rows[1][-1] is None
+    assert tabulate(VariantScores(values, "none")).rows[1][-1] is None
 
 
 OPTIONS = "+analyses.variants={models: {pairs: {none: tiny_nli_0, other: tiny_nli_1}}}"
@@ -160,8 +160,8 @@ YELP = {
 
 def test_the_published_freezing_and_cutting():
     values = {"yelp": {variant: np.array([accuracy]) for variant, accuracy in YELP.items()}}
-    frozen, cut = known(["freezing_two_thirds_costs_little", "a_third_of_the_blocks_is_enough"])
-    yelp = Scores(values, "none", blocks={"yelp": 12}, rows={"yelp": 38_000})
+    frozen, cut = find_claims(["freezing_two_thirds_costs_little", "a_third_of_the_blocks_is_enough"])
+    yelp = VariantScores(values, "none", blocks={"yelp": 12}, rows={"yelp": 38_000})
     found = frozen(yelp)
     one = "needs 3 seeds, got 1 seed"  # rows of one model say nothing of another
     assert (found.verdict, found.value, found.why) == (UNTESTABLE, pytest.approx(0.0044), one)

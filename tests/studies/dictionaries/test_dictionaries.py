@@ -18,7 +18,7 @@ from repsim_cli.studies.dictionaries.train import (
     folders,
     largest,
     loss_of,
-    trained_dictionary,
+    train_dictionary,
 )
 from repsim_cli.training import loop
 
@@ -42,7 +42,7 @@ def unit(count, width, made):
 
 
 def fitted(rows, recipe, seed=0, digest="x"):
-    return [load(folder) for folder in folders(trained_dictionary(rows, recipe, seed=seed, digest=digest), len(rows))]
+    return [load(folder) for folder in folders(train_dictionary(rows, recipe, seed=seed, digest=digest), len(rows))]
 
 
 def recovered(dictionary, truth):
@@ -94,14 +94,14 @@ def test_a_training_that_was_killed_ends_with_the_same_bits(monkeypatch):
         steps.append(step)
         return whole(autoencoder, recipe, rows, step, draw)
 
-    (wanted,) = folders(trained_dictionary([x], recipe, seed=0, digest="whole"), 1)
+    (wanted,) = folders(train_dictionary([x], recipe, seed=0, digest="whole"), 1)
     monkeypatch.setattr(dictionaries, "loss_of", noting)
     with pytest.raises(KeyboardInterrupt):
-        trained_dictionary([x], recipe, seed=0, digest="killed").folder()
-    (found,) = folders(trained_dictionary([x], recipe, seed=0, digest="killed"), 1)
+        train_dictionary([x], recipe, seed=0, digest="killed").folder()
+    (found,) = folders(train_dictionary([x], recipe, seed=0, digest="killed"), 1)
     assert steps == [*range(7), "killed", *range(7, 12)]
     assert (found / "sae_weights.safetensors").read_bytes() == (wanted / "sae_weights.safetensors").read_bytes()
-    assert folders(trained_dictionary([x], recipe, seed=0, digest="killed"), 1) == [found]  # from the cache
+    assert folders(train_dictionary([x], recipe, seed=0, digest="killed"), 1) == [found]  # from the cache
     assert len(steps) == 13
     assert fitted([x], recipe, seed=1)[0].decoder.shape == (16, 8)
 

@@ -11,7 +11,7 @@ from helpers.recorded import recorded
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.studies.dictionaries.compare import correlated, matched, one_to_one, random_directions, spaces
+from repsim_cli.studies.dictionaries.compare import correlate, match_latents, one_to_one, random_directions, spaces
 from repsim_cli.studies.dictionaries.finding import SHARED as SHARED_COLUMNS
 from repsim_cli.studies.dictionaries.finding import shares
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
@@ -41,17 +41,19 @@ def test_a_shared_part_is_recovered_exactly():
         mixed[:SHARED] = 3 * x[:SHARED]  # of any length
         b[side] = (signs[:, None] * mixed)[order]
     for absolute, expected in ((False, SHARED - 5), (True, SHARED)):
-        found = matched(a, b, absolute)
+        found = match_latents(a, b, absolute)
         assert shares(np.stack(found), 0.7) == [expected / WIDTH] * 3
         assert found.decoder[SHARED - expected : SHARED] == pytest.approx(1)
         assert found.agree[SHARED - expected : SHARED].all()
-    by_encoder = matched(a, sides(b["decoder"], b["encoder"][rng.permutation(WIDTH)]), True)
+    by_encoder = match_latents(a, sides(b["decoder"], b["encoder"][rng.permutation(WIDTH)]), True)
     assert shares(np.stack(by_encoder), 0.7)[:2] == [SHARED / WIDTH] * 2
     assert shares(np.stack(by_encoder), 0.7)[2] < SHARED / WIDTH  # other partners
     # of the smaller one, whichever comes first
     small = {side: x[:20] for side, x in a.items()}
-    assert all(np.array_equal(*pair) for pair in zip(matched(small, b, True), matched(b, small, True), strict=True))
-    assert shares(np.stack(matched(small, b, True)), 0.7) == [SHARED / 20] * 3
+    assert all(
+        np.array_equal(*pair) for pair in zip(match_latents(small, b, True), match_latents(b, small, True), strict=True)
+    )
+    assert shares(np.stack(match_latents(small, b, True)), 0.7) == [SHARED / 20] * 3
 
 
 def test_random_directions_have_the_second_moments_of_the_others_and_match_none():
@@ -62,13 +64,13 @@ def test_random_directions_have_the_second_moments_of_the_others_and_match_none(
         wanted = (x.T @ x / len(x)).numpy()
         assert (drawn[side].T @ drawn[side] / len(x)).numpy() == pytest.approx(wanted, abs=0.1 * float(wanted.max()))
     a = sides(unit(WIDTH, 64, 0), unit(WIDTH, 64, 1))
-    assert shares(np.stack(matched(a, random_directions(a, 0), False)), 0.7) == [0, 0, 0]
+    assert shares(np.stack(match_latents(a, random_directions(a, 0), False)), 0.7) == [0, 0, 0]
 
 
 def test_correlations_of_latents_against_numpy():
     a, b = torch.rand(50, 4), torch.rand(50, 3)
     a[:, 2] = 0
-    found = correlated(a, b)
+    found = correlate(a, b)
     assert not found[2].any()
     kept = [0, 1, 3]
     assert found[kept] == pytest.approx(np.corrcoef(a[:, kept].T.numpy(), b.T.numpy())[:3, 3:], abs=1e-5)

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import special_ortho_group
 
 from repsim_cli.base.errors import RunFailed
-from repsim_cli.studies.dictionaries.finding_transfer import told_beyond
+from repsim_cli.studies.dictionaries.finding_transfer import say_beyond
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.spliced import Told
-from repsim_cli.studies.dictionaries.worth import check_told, differing, explained, jackknifed, mean
+from repsim_cli.studies.dictionaries.worth import check_told, explain, jackknife, mean, subtract
 
 WIDTH = 64  # of the shipped models
 READ = ("data=embedded", "extract.sequences=24", "extract.length=32", "extract.skip=4", "extract.normalise=none")
@@ -65,16 +65,16 @@ def test_exact_dictionaries_lose_nothing_and_copies_do_not_differ(repsim, newest
 def test_errors_are_those_of_leaving_out_documents():
     rng = np.random.default_rng(0)
     sums, documents = rng.random((2, 30)) + np.array([[0.2], [2.0]]), rng.permutation(np.repeat(np.arange(6), 5))
-    value, error = jackknifed(explained, sums, documents)
+    value, error = jackknife(explain, sums, documents)
     assert value == pytest.approx(1 - sums[0].sum() / sums[1].sum())
     without = [1 - sums[0][documents != i].sum() / sums[1][documents != i].sum() for i in range(6)]
     assert error == pytest.approx(np.sqrt(5 / 6 * np.square(without - np.mean(without)).sum()))
-    assert jackknifed(explained, sums, np.zeros(30, int)) == (pytest.approx(value), None)
-    assert jackknifed(mean, np.stack([np.full(30, np.nan), np.ones(30)]), documents) == (None, None)
-    both = jackknifed(differing, np.stack([*sums, *sums]), documents)
+    assert jackknife(explain, sums, np.zeros(30, int)) == (pytest.approx(value), None)
+    assert jackknife(mean, np.stack([np.full(30, np.nan), np.ones(30)]), documents) == (None, None)
+    both = jackknife(subtract, np.stack([*sums, *sums]), documents)
     assert both == (0, 0)
     lacking = np.where(documents == 2, np.nan, sums)
-    assert jackknifed(explained, lacking, documents)[0] == pytest.approx(
+    assert jackknife(explain, lacking, documents)[0] == pytest.approx(
         1 - sums[0][documents != 2].sum() / sums[1][documents != 2].sum()
     )
 
@@ -125,9 +125,9 @@ def test_models_that_do_not_differ_are_seldom_told_apart(count, length, tail):
         for _ in range(2):
             own = 0.05 * rng.normal(size=count)[documents] + 0.05 * rng.normal(size=len(documents))
             sums += [np.clip(of_both + own, 0, 1.5) * size, size]
-        apart, error = jackknifed(differing, np.stack(sums), documents)
-        told += abs(apart) > told_beyond(count) * error
-        value, error = jackknifed(explained, np.stack(sums[:2]), documents)
-        held += abs(value - 0.7) < told_beyond(count) * error
+        apart, error = jackknife(subtract, np.stack(sums), documents)
+        told += abs(apart) > say_beyond(count) * error
+        value, error = jackknife(explain, np.stack(sums[:2]), documents)
+        held += abs(value - 0.7) < say_beyond(count) * error
     assert told / 400 < 0.09
     assert 0.91 < held / 400 < 0.98

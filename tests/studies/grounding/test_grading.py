@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.runs.content import COSTS_COLUMNS, Table
-from repsim_cli.studies.grounding.grading import Case, by_test, costs, graded, places, rows_needed, standings
+from repsim_cli.studies.grounding.grading import Case, by_test, costs, grade_all, places, rows_needed, standings
 from repsim_cli.studies.grounding.scores import Models
 
 LAYERS, COUNT = 4, 5
@@ -27,7 +27,7 @@ def case(**models):
 
 def test_measures_are_ranked_and_those_without_a_score_say_why():
     of = case(good=planted(0, 50.0), noise=planted(1, 0.0), constant=seeds(np.ones((COUNT, COUNT, LAYERS, LAYERS))))
-    tests = list(graded(of))
+    tests = list(grade_all(of))
     assert [each.test for each in tests] == ["identification", "monotonicity", "order of layers"]
     first, *others = standings(tests, 0.95)
     assert first[:2] == ("good", 1.0)
@@ -45,7 +45,7 @@ def test_a_measure_may_be_missing_from_a_test():
     """Ranks go by name, whatever the order in which tests name their measures."""
     good, noise, third = planted(0, 50.0), planted(1, 0.0), planted(2, 5.0)
     some, others = case(good=good, noise=noise), case(third=third, noise=noise, good=good)
-    table = {row.measure: row for row in standings([*graded(some), *graded(others)], 0.95)}
+    table = {row.measure: row for row in standings([*grade_all(some), *grade_all(others)], 0.95)}
     assert table["good"].mean == 1.25  # in three of six tests equal to the third
     assert table["good"].tests == table["noise"].tests == 6
     assert table["third"].tests == 3
@@ -55,7 +55,7 @@ def test_a_measure_may_be_missing_from_a_test():
 def test_bands_of_ranks_are_jackknifed():
     """Of three tests of the same models, by hand."""
     a, b = planted(0, 1.0), planted(1, 0.3)
-    tests = list(graded(case(a=a, b=b)))
+    tests = list(grade_all(case(a=a, b=b)))
     differences = np.array([t.of["b"][1] - t.of["a"][1] for t in tests]).T
     halves = 2.7764451 * differences.std(0) * 2
     ranks = np.where(np.abs(differences) <= halves, 1.5, 1 + (differences > 0))
@@ -81,9 +81,9 @@ def test_what_is_not_told_apart_shares_a_rank_and_near_duplicates_count_once():
 
 def test_copies_of_a_measure_change_no_other_rank():
     good, noise, third = planted(0, 50.0), planted(1, 0.0), planted(2, 1.0)
-    alone = {row.measure: row for row in standings(list(graded(case(good=good, noise=noise, third=third))), 0.95)}
+    alone = {row.measure: row for row in standings(list(grade_all(case(good=good, noise=noise, third=third))), 0.95)}
     copies = {f"noise {i}": noise for i in range(4)}
-    many = {row.measure: row for row in standings(list(graded(case(good=good, third=third, **copies))), 0.95)}
+    many = {row.measure: row for row in standings(list(grade_all(case(good=good, third=third, **copies))), 0.95)}
     for name in ("good", "third"):
         assert many[name][1:4] == pytest.approx(alone[name][1:4])
     assert many["noise 2"].mean == pytest.approx(alone["noise"].mean)

@@ -29,7 +29,7 @@ def few_beside():
 
 def test_an_oracle_is_first_and_noise_has_chance():
     """The oracle knows which representation is which: from planted marks in the rows it finds group, model and layer."""
-    layers, _ = custom.planted()
+    layers, _ = custom.plant_models()
     known = {tuple(x[0].tolist()): i for i, x in enumerate(layers.rows)}
 
     def closeness(a, b):

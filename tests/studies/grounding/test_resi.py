@@ -10,7 +10,7 @@ from repsim_cli.studies.grounding import finding_resi as resi
 
 
 def test_published_numbers():
-    tests = resi.published()
+    tests = resi.read_published()
     assert {test: len(measures) for test, measures in tests.items()} == {
         "labels": 23, "shortcut": 23, "augmentation": 23,
     }  # fmt: skip
@@ -47,7 +47,7 @@ def test_unknown_tests():
 
 def test_ranks_stand_side_by_side(monkeypatch, tmp_path):
     """Measures of this run that agree with the published order in one test, and have the opposite one in another."""
-    known = resi.published()
+    known = resi.read_published()
     names = ["aligned_cosine", "cka", "rsa", "gulp", "svcca", "pwcca"]
     ours = {
         "labels": {name: known["labels"][name] / 2 for name in names} | {"unpublished": 0.9},

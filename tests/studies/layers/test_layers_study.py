@@ -13,7 +13,7 @@ from repsim_cli.models.configs import inline_config
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
 from repsim_cli.studies.layers.columns import OF_LAYER
-from repsim_cli.studies.layers.finding import by_model, said
+from repsim_cli.studies.layers.finding import by_model, say_extreme
 
 WORDS = ("run", "-q", "study=layers", "extract=texts", "data=embedded", "model=[]", "extract.length=16", "extract.skip=2",
          "extract.sequences=60", "hardware.threads=1")  # fmt: skip
@@ -137,13 +137,14 @@ def test_layers_that_cannot_be_told_apart_are_named_together():
     layers = [{"layer": f"resid_post@{i}", "dimension": value} for i, value in enumerate((3.0, 7.0, 8.0, 4.0))]
     errors = [{"dimension": 0.5} for _ in layers]
     form = "most at {where} ({span}{end})"
-    assert said(layers, errors, "dimension", True, form) == "most at blocks 1 to 2 (7 to 8; 4 at block 3)"
+    assert say_extreme(layers, errors, "dimension", True, form) == "most at blocks 1 to 2 (7 to 8; 4 at block 3)"
     errors = [{"dimension": 3.0} for _ in layers]
     assert (
-        said(layers, errors, "dimension", True, form) == "no layer stands out by intrinsic dimension of texts (3 to 8)"
+        say_extreme(layers, errors, "dimension", True, form)
+        == "no layer stands out by intrinsic dimension of texts (3 to 8)"
     )
-    assert said(layers, [{"dimension": None}] * 4, "dimension", True, form).startswith("no layer stands out")
-    assert said(layers[:1], errors, "dimension", True, form) == ""
+    assert say_extreme(layers, [{"dimension": None}] * 4, "dimension", True, form).startswith("no layer stands out")
+    assert say_extreme(layers[:1], errors, "dimension", True, form) == ""
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import NEAREST
-from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, between, centred, placed
-from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, scored
+from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, between, centre_twice, place_models
+from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, mark_scored
 
 TINY_A = ASSETS / "models" / "tiny_a"
 WORDS = ("run", "-q", "study=likelihoods", "extract=words", "measure=[]", "extract.sequences=40", "extract.length=32",
@@ -47,9 +47,9 @@ def sequences_of(ids, word):
 
 def test_what_is_scored_comes_after_the_first_word():
     texts = sequences_of([[5, 6, 7, 8], [5, 6, 7, 8]], [[0, 0, 1, -1], [-1, 3, 4, 4]])
-    assert scored(texts).tolist() == [[False, False, True, True], [False, False, True, True]]
+    assert mark_scored(texts).tolist() == [[False, False, True, True], [False, False, True, True]]
     none = sequences_of([[5, 6]], [[-1, -1]])
-    assert not scored(none).any()
+    assert not mark_scored(none).any()
 
 
 def test_likelihoods_are_those_of_the_model_token_by_token(tiny):
@@ -68,7 +68,7 @@ def test_likelihoods_are_those_of_the_model_token_by_token(tiny):
 def test_distances_are_those_of_the_matrix_that_is_centred_both_ways():
     logs = np.random.default_rng(0).normal(size=(4, 50)) * 9
     found = between(logs, np.arange(50))
-    rows = centred(logs)
+    rows = centre_twice(logs)
     assert np.abs(rows.mean(0)).max() < 1e-12
     for a in range(4):
         for b in range(4):
@@ -94,11 +94,11 @@ def test_errors_are_the_spread_over_draws_of_documents():
 def test_two_axes_keep_distances_that_lie_in_a_plane():
     draw = np.random.default_rng(0)
     logs = draw.normal(size=(5, 2)) @ draw.normal(size=(2, 80)) + draw.normal(size=80)
-    places, shares = placed(logs)
+    places, shares = place_models(logs)
     wanted = between(logs, np.arange(80)).values
     np.testing.assert_allclose(np.square(places[:, None] - places).sum(-1), wanted, atol=1e-9)
     assert shares.sum() == pytest.approx(1)
-    assert placed(logs[:2])[0].shape == (2, 2)
+    assert place_models(logs[:2])[0].shape == (2, 2)
 
 
 @pytest.mark.slow

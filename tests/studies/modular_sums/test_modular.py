@@ -20,12 +20,20 @@ from repsim_cli.models.source import facts
 from repsim_cli.runs import reader
 from repsim_cli.runs.results import quiet
 from repsim_cli.studies.modular_sums import train as training
-from repsim_cli.studies.modular_sums.model import Modular, Shape, chain, loaded, modular_source, modular_targets, saved
+from repsim_cli.studies.modular_sums.model import (
+    Modular,
+    ModularShape,
+    chain,
+    load,
+    modular_source,
+    modular_targets,
+    save,
+)
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
-from repsim_cli.studies.modular_sums.train import kept_look, metrics_of, mistakes, modular
+from repsim_cli.studies.modular_sums.train import choose_look, metrics_of, mistakes, modular
 from repsim_cli.training import trained
 
-SHAPE = Shape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
+SHAPE = ModularShape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
 POINTS = ["q.h*", "attn_scores.h*", "pattern.h*", "v.h*", "z.h*", "resid_pre", "attn_out", "resid_mid", "mlp_pre", "mlp_post", "mlp_out", "resid_post"]  # fmt: skip
 
 
@@ -47,7 +55,7 @@ def read(tmp_path_factory):
     """The source of a fresh model, and everything that is read in it on all pairs."""
     folder = tmp_path_factory.mktemp("modular")
     torch.manual_seed(0)
-    saved(Modular(SHAPE), SHAPE, folder)
+    save(Modular(SHAPE), SHAPE, folder)
     source = modular_source(SHAPE, lambda: folder)
     model = source.load(True)
     sequences = modular_pairs(numbers=5).sequences(Numbers(5), Extract(hook_points=["embed"], sequences=25), 0)
@@ -106,8 +114,8 @@ def test_rows_of_one_position_or_both(read, unit, place):
 
 def test_saved_and_loaded_are_one(read, tmp_path):
     _, model, _ = read
-    saved(model, SHAPE, tmp_path)
-    again = loaded(tmp_path)
+    save(model, SHAPE, tmp_path)
+    again = load(tmp_path)
     ids = torch.tensor([[0, 4], [3, 1]])
     torch.testing.assert_close(again(ids), model(ids), rtol=0, atol=0)
     torch.testing.assert_close(again.read("b1", again(ids)), again.heads["b1"](again(ids)[:, 1]))
@@ -164,7 +172,7 @@ def test_scores_are_those_of_the_whole_model():
     held_out = torch.from_numpy(np.random.default_rng(0).permutation(25)[20:])
     logits = model.heads["c2"](model(ab)[held_out, 0])
     wanted = (((ab[:, 0] + ab[:, 1]) % 5 + ab[:, 1]) % 3)[held_out]
-    best = kept_look(curves["c2"], 3)
+    best = choose_look(curves["c2"], 3)
     assert curves["c2"]["validation_loss"][best] == pytest.approx(
         float(torch.nn.functional.cross_entropy(logits, wanted))
     )

@@ -10,7 +10,7 @@ from helpers.tiny_classifiers import TINY_FINETUNED
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
-from repsim_cli.studies.outputs.outputs import CARDS, Sums
+from repsim_cli.studies.outputs.outputs import CARDS, OutputSums
 
 ALL = list(CARDS)
 
@@ -18,7 +18,7 @@ ALL = list(CARDS)
 def compared(logits, answers=None, right=None, batches=1):
     logits = torch.as_tensor(np.array(logits), dtype=torch.float64)
     answers = logits.argmax(-1) if answers is None else torch.as_tensor(answers)
-    sums = Sums([name for name in ALL if right is not None or name != "accuracy_difference"])
+    sums = OutputSums([name for name in ALL if right is not None or name != "accuracy_difference"])
     for rows in np.array_split(np.arange(logits.shape[1]), batches):
         sums.add(logits[:, rows], answers[:, rows], None if right is None else torch.as_tensor(right)[rows])
     return {name: sums.matrix(name) for name in sums.measures}

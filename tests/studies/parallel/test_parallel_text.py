@@ -10,7 +10,7 @@ from scipy.sparse import csr_array
 
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
-from repsim_cli.studies.parallel.retrieval import at_most, directions, interval, retrieved
+from repsim_cli.studies.parallel.retrieval import at_most, count_retrieved, directions, interval
 
 WORDS, ROWS, LAYERS = 40, 36, ["embed", "resid_post@0", "resid_post@1"]
 RUN = ("run", "experiment=parallel", "extract.hook_points=[embed,resid_post]", "hardware.threads=1", "model=[]")
@@ -21,7 +21,7 @@ def test_retrieval_by_hand():
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     units = directions(x, centred=False)
     expected = (1 / 2 + 1 / 2 + 1 + 1 / 4) / 4
-    for found in (retrieved(units, units), retrieved(*[csr_array(units.numpy())] * 2)):
+    for found in (count_retrieved(units, units), count_retrieved(*[csr_array(units.numpy())] * 2)):
         assert (found.share, found.unique) == (pytest.approx(expected), 1)
         assert found.hits.tolist() == [0.5, 0.5, 1.0, 0.25]
 
@@ -32,7 +32,7 @@ def test_random_pairings_give_one_in_n_and_no_small_p():
     x = torch.randn(30, 4, generator=generator, dtype=torch.float64) * torch.tensor([9.0, 1, 1, 1]) + 3
     y = x[torch.randperm(30, generator=generator)] + 0.3 * torch.randn(30, 4, generator=generator, dtype=torch.float64)
     x, y = (directions(each, centred=True) for each in (x, y))
-    found = [retrieved(x, y[torch.randperm(30, generator=generator)]) for _ in range(1000)]
+    found = [count_retrieved(x, y[torch.randperm(30, generator=generator)]) for _ in range(1000)]
     assert np.mean([each.share for each in found]) == pytest.approx(1 / 30, abs=0.004)
     p = np.array([at_most(each.unique) for each in found])
     for alpha in (0.2, 0.05, 0.01):
@@ -49,7 +49,7 @@ def covered(draws, noise, alike):
             4 if alike else 1
         )
         y = x + 2 * noise * size[:, None] * torch.randn(120, 6, generator=generator, dtype=torch.float64)
-        found = retrieved(directions(x, centred=True), directions(y, centred=True))
+        found = count_retrieved(directions(x, centred=True), directions(y, centred=True))
         shares.append(found.share)
         ends.append(interval(found.hits, np.arange(120) // 4 if alike else np.arange(120)))
     low, high = np.array(ends).T

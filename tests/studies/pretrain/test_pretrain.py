@@ -186,7 +186,7 @@ def test_one_layer_has_no_distances(repsim):
 
 @pytest.mark.nightly
 def test_the_shipped_models_are_made_again(repsim, newest, monkeypatch):
-    from repsim_cli.models.checkpoints import shipped_folder
+    from repsim_cli.models.checkpoints import find_shipped
 
     with monkeypatch.context() as patch:
         stops_at(patch, 101)
@@ -194,4 +194,4 @@ def test_the_shipped_models_are_made_again(repsim, newest, monkeypatch):
         assert repsim("run", "-q", "experiment=pretrain_tiny", "hardware.threads=1")[0] == 130
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         made = (newest() / "models" / "step100" / name).read_bytes()
-        assert made == (shipped_folder("tiny_a_step100") / name).read_bytes(), name
+        assert made == (find_shipped("tiny_a_step100") / name).read_bytes(), name

@@ -11,7 +11,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.modular import modular_pairs
-from repsim_cli.findings.claims import known
+from repsim_cli.findings.claims import find_claims
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 from repsim_cli.studies.modular_sums.model import modular_targets
@@ -21,12 +21,12 @@ from repsim_cli.studies.probes import study
 from repsim_cli.studies.probes.finding import nearest, verdicts
 from repsim_cli.studies.probes.study import Probes
 from repsim_cli.studies.probes.targets import classes_of, labels_of
-from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class, split_of
+from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class, make_split
 
 DRAW = np.random.default_rng(0)
 CLASSES = DRAW.integers(0, 4, 120)
 X = (np.eye(4)[CLASSES] @ DRAW.normal(size=(4, 6)) + 0.6 * DRAW.normal(size=(120, 6))).astype(np.float32)
-SPLIT = split_of(120, 0.75, 0)
+SPLIT = make_split(120, 0.75, 0)
 
 
 def test_the_split():
@@ -36,12 +36,12 @@ def test_the_split():
     np.testing.assert_array_equal(np.concatenate([SPLIT.fitted, SPLIT.held_out]), order)
     np.testing.assert_array_equal(SPLIT.shuffled, shuffled)
     assert (len(SPLIT.fitted), len(SPLIT.held_out)) == (90, 30)
-    assert not np.array_equal(SPLIT.fitted, split_of(120, 0.75, 1).fitted)
+    assert not np.array_equal(SPLIT.fitted, make_split(120, 0.75, 1).fitted)
     for share in (0.01, 0.99):
         with pytest.raises(
             BadInput, match=rf"two documents \(examples, sentences\) are needed .*, got {share} of 120; change it"
         ):
-            split_of(120, share, 0)
+            make_split(120, share, 0)
 
 
 def test_documents_stay_whole():
@@ -168,7 +168,7 @@ def test_claims():
         probe: {(f"{model}{seed}", c): e * (1 + 0.01 * seed) for (model, c), e in of.items() for seed in (-1, 0, 1)}
         for probe, of in lowest.items()
     }
-    claims = known(
+    claims = find_claims(
         [
             "linear_probes_find_all_sums_in_model_l", "linear_probes_miss_inner_sums_in_model_e",
             "linear_probes_find_the_last_sum_in_model_e", "mlp_probes_find_all_sums_in_model_e",

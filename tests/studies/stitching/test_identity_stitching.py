@@ -12,7 +12,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware, Ranked
 from repsim_cli.findings.analyse import card_of
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.claims import known
+from repsim_cli.findings.claims import find_claims
 from repsim_cli.models.source import facts
 from repsim_cli.runs import reader, results
 from repsim_cli.studies.stitching.study import Stitching
@@ -50,7 +50,7 @@ def ran(made, folder):
     measured = made.run(run)
     about = {label: asdict(facts(label, source, [])) for label, source in made.models.items()}
     finished = Finished(folder=folder, manifest={**run.manifest, "facts": about}, results=measured)
-    return run, measured, card_of("penalties").compute(finished, card_of("penalties").options(), known(CLAIMS))
+    return run, measured, card_of("penalties").compute(finished, card_of("penalties").options(), find_claims(CLAIMS))
 
 
 GROUPS = {"one": ["a", "b", "c"], "two": ["x", "y", "copy"]}

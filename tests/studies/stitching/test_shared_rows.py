@@ -11,11 +11,11 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.report.studies import leads
 from repsim_cli.runs import results
 from repsim_cli.runs.content import Results
-from repsim_cli.studies.stitching.evaluate import Estimate, Head, Scores, Shared, Stitch
+from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, StitchScores
 from repsim_cli.studies.stitching.models import Inputs
-from repsim_cli.studies.stitching.noise import NONE, answers_of, clustered
+from repsim_cli.studies.stitching.noise import NONE, answers_of, draw_clusters
 from repsim_cli.studies.stitching.results import PENALTIES, tables_of_pairs, warn_of_misled
-from repsim_cli.studies.stitching.shared import Side, explained, ridge, within
+from repsim_cli.studies.stitching.shared import StitchSide, explain, ridge, within
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
 
@@ -23,7 +23,7 @@ transformers = registry.models.get("transformers").function
 
 
 def halves(rows):
-    return Side(rows[:1500], rows[1500:])
+    return StitchSide(rows[:1500], rows[1500:])
 
 
 def test_planted_shares_are_found():
@@ -35,7 +35,7 @@ def test_planted_shares_are_found():
     for share in (0.0, 0.3, 0.9, 1.0):
         y = share**0.5 * x @ turn + (1 - share) ** 0.5 * noise
         for way in ((x, y), (y, x)):
-            found = explained(*map(halves, way), owners)
+            found = explain(*map(halves, way), owners)
             assert found.value == pytest.approx(share, abs=0.02)
             assert abs(found.value - share) <= 4 * found.se + 1e-9
 
@@ -46,7 +46,7 @@ def test_the_error_is_the_spread_over_draws():
         draw = torch.Generator().manual_seed(seed)
         x, noise = (torch.randn(900, 4, generator=draw, dtype=torch.float64) for _ in range(2))
         y = (x + noise) / 2**0.5
-        found = explained(Side(x[:600], x[600:]), Side(y[:600], y[600:]), np.repeat(np.arange(30), 10))
+        found = explain(StitchSide(x[:600], x[600:]), StitchSide(y[:600], y[600:]), np.repeat(np.arange(30), 10))
         values.append(found.value)
         errors.append(found.se)
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
@@ -56,7 +56,7 @@ def test_ridge_is_that_of_scikit_learn():
     draw = torch.Generator().manual_seed(1)
     x, y, new = (torch.randn(n, d, generator=draw, dtype=torch.float64) for n, d in ((40, 6), (40, 3), (9, 6)))
     size = float(x.square().sum())
-    solved = Side(x, new).solved[40]
+    solved = StitchSide(x, new).solved[40]
     for penalty, ours in zip((0.1, 1e-3), ridge(solved, x.T @ y, new, [0.1, 1e-3]), strict=True):
         theirs = Ridge(alpha=penalty * size, fit_intercept=False).fit(x.numpy(), y.numpy())
         np.testing.assert_allclose(ours, theirs.predict(new.numpy()), atol=1e-10)
@@ -76,14 +76,14 @@ def test_what_is_right_at_every_place():
 
 def test_noise_has_centres_that_only_the_answer_decides():
     stream, answers = 3 * torch.ones(40, 50, 16), torch.arange(2).repeat(40, 25)
-    one, other = (clustered(stream, answers, 1, seed) for seed in (0, 1))
+    one, other = (draw_clusters(stream, answers, 1, seed) for seed in (0, 1))
     assert float(one.square().mean()) == pytest.approx(9, rel=0.2)
     centres = [[rows[answers == answer].mean(0) for answer in (0, 1)] for rows in (one, other)]
     for a, b in zip(*centres, strict=True):
         torch.testing.assert_close(a, b, atol=0.4, rtol=0)
     assert float((centres[0][0] - centres[0][1]).abs().max()) > 1
     assert not torch.equal(one, other)
-    assert not torch.equal(one, clustered(stream, answers, 2, 0))
+    assert not torch.equal(one, draw_clusters(stream, answers, 2, 0))
 
 
 def planted(shared, kept):
@@ -93,7 +93,7 @@ def planted(shared, kept):
     stitched = {stitch: {"loss": alone + lost, "correct": alone, "kl": alone, "differs": alone}}
     both = Shared(Estimate(shared, 0.01), Estimate(0.0, 0.01))
     own = {"a": {"loss": alone, "correct": alone}}
-    return stitch, Scores(np.ones(10), own, stitched, np.ones(4, int), {stitch: both})
+    return stitch, StitchScores(np.ones(10), own, stitched, np.ones(4, int), {stitch: both})
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def planted(shared, kept):
 )
 def test_what_misleads(shared, kept, misled):
     stitch, scores = planted(shared, kept)
-    assert scores.kept(stitch) == pytest.approx(kept)
-    assert scores.misled(stitch) == misled
+    assert scores.compute_kept(stitch) == pytest.approx(kept)
+    assert scores.is_misled(stitch) == misled
 
 
 @pytest.mark.slow

@@ -18,10 +18,10 @@ from repsim_cli.runs import cache
 from repsim_cli.studies.stitching.evaluate import (
     Estimate,
     Head,
-    Passes,
+    PassSettings,
     PredictionTask,
-    Scores,
     Stitch,
+    StitchScores,
     check_outputs,
     classification,
     evaluate_stitches,
@@ -41,9 +41,9 @@ from repsim_cli.studies.stitching.models import (
     inputs_of,
     open_whole,
     output_names,
-    scrambled,
+    scramble,
 )
-from repsim_cli.studies.stitching.noise import shuffled
+from repsim_cli.studies.stitching.noise import shuffle
 from repsim_cli.studies.stitching.train import Fitting, StitchRecipe, fit_key, fit_stitches
 
 CAUSAL, CLASSES = "AutoModelForCausalLM", "AutoModelForSequenceClassification"
@@ -111,7 +111,7 @@ CUT = {
 @pytest.mark.parametrize(("auto", "kind"), [(auto, kind) for auto, kinds in CUT.items() for kind in kinds])
 def test_a_model_stitched_to_itself_gives_exactly_its_own_outputs(auto, kind):
     model, inputs = whole(kind, auto), batch(below=90)
-    own = model.model(**model.given(inputs)).logits
+    own = model.model(**model.make_inputs(inputs)).logits
     assert torch.isfinite(own).all()
     layers = range(EMBED, model.depth)
     assert len(layers) > 2
@@ -121,7 +121,7 @@ def test_a_model_stitched_to_itself_gives_exactly_its_own_outputs(auto, kind):
         assert torch.equal(alone, streams[layer])
         assert torch.equal(model.tail(layer)(streams[layer], inputs), own)
     # nothing of the model was changed by that
-    assert torch.equal(model.model(**model.given(inputs)).logits, own)
+    assert torch.equal(model.model(**model.make_inputs(inputs)).logits, own)
 
 
 def test_named_models_of_transformer_lens(tmp_path, tokenizer_folder):
@@ -178,7 +178,7 @@ def test_every_model_runs_once_per_batch_however_many_stitches_it_is_in():
         stitches,
         some(),
         next_token(),
-        Passes(batch_size=3),
+        PassSettings(batch_size=3),
     )
     # the tails' token embeddings run too, and are not used: 2 batches of 6 stitches, and of the last block's outputs
     assert calls == dict.fromkeys("abc", 2 + 2 * 7)
@@ -191,10 +191,15 @@ def test_every_model_runs_once_per_batch_however_many_stitches_it_is_in():
 def test_scores_are_those_of_the_outputs():
     model, given = whole("gpt_neox"), some()
     found = evaluate_stitches(
-        {Head("m"): model}, {"m": model}, [Stitch(Head("m"), "m", 0, 1)], given, next_token(), Passes(batch_size=4)
+        {Head("m"): model},
+        {"m": model},
+        [Stitch(Head("m"), "m", 0, 1)],
+        given,
+        next_token(),
+        PassSettings(batch_size=4),
     )
     inputs = inputs_of(given, slice(None))
-    own = model.model(**model.given(inputs)).logits
+    own = model.model(**model.make_inputs(inputs)).logits
     other = model.tail(1)(model.streams(inputs, [0])[0], inputs)
     inside = inputs.mask[:, 1:]
     losses = [torch.nn.functional.cross_entropy(x[:, :-1][inside], inputs.ids[:, 1:][inside]) for x in (own, other)]
@@ -212,11 +217,13 @@ def test_scores_are_those_of_the_outputs():
 def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
     values = np.random.default_rng(0).normal(size=30)
     stitch = Stitch(Head("a"), "b", 0, 0)
-    found = Scores(np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": values}}, np.ones(2, int))
+    found = StitchScores(np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": values}}, np.ones(2, int))
     assert found.penalty(stitch).value == pytest.approx(values.mean())
     assert found.penalty(stitch).se == pytest.approx(values.std(ddof=1) / np.sqrt(30))
     # twice as many predictions of the same kind in a sequence are one sequence still
-    twice = Scores(2 * np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": 2 * values}}, np.ones(2, int))
+    twice = StitchScores(
+        2 * np.ones(30), {"b": {"loss": np.zeros(30)}}, {stitch: {"loss": 2 * values}}, np.ones(2, int)
+    )
     assert twice.penalty(stitch) == pytest.approx(found.penalty(stitch))
 
 
@@ -229,9 +236,7 @@ def test_classifiers_are_compared_on_the_labels_of_the_data():
     hans = classification(models, ("non-entailment", "entailment"))
     assert hans == PredictionTask(CLASSES, (0, 1, 1), (1, 0))
     # not entailed is more probable in all, but no single output is more probable than entailment: as HANS is scored
-    found = hans.predicted(
-        torch.tensor([[0.4, 0.35, 0.25], [0.1, 0.2, 0.7]]).log(), batch(count=2), torch.tensor([1, 0])
-    )
+    found = hans.predict(torch.tensor([[0.4, 0.35, 0.25], [0.1, 0.2, 0.7]]).log(), batch(count=2), torch.tensor([1, 0]))
     assert torch.allclose(found.log_p.exp(), torch.tensor([[0.4, 0.6], [0.1, 0.9]]))
     assert (found.answer.tolist(), found.right.tolist()) == ([0, 1], [0, 1])
     for labels in (("positive", "negative"), ("yes", "no", "maybe")):
@@ -256,7 +261,7 @@ def test_classifiers_stitch():
     task = classification({name: model.source for name, model in models.items()}, labels)
     stitches = same_layer([Head("a"), Head("b")], models, [EMBED, 2])
     heads = {Head(name): model for name, model in models.items()}
-    found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, Passes(batch_size=4))
+    found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, PassSettings(batch_size=4))
     assert found.weights.tolist() == [1.0] * 6
     for stitch in stitches:
         own, lost = found.of_alone(stitch.tail, "correct").value, found.penalty(stitch, "correct").value
@@ -344,7 +349,7 @@ def test_a_finished_layer_is_read_from_the_cache(monkeypatch, tmp_path):
     assert other not in keys.values()
 
     def fit(which):
-        with cache.using("stitches", list(keys.values())) as entries:
+        with cache.use("stitches", list(keys.values())) as entries:
             own = {stitch: entries[keys[stitch]] for stitch in stitches}
             return fit_stitches(
                 model, model, which, given, next_token(), Fitting(recipe, batch_size=4, seed=0), entries=own
@@ -369,18 +374,18 @@ def test_an_evaluation_goes_on_where_it_was_killed(monkeypatch, tmp_path):
     model, other, given = whole("gpt2", label="a"), whole("gpt2", label="b", seed=1), some()
     stitches = same_layer([Head("a")], ["b"], [0, 1])
     arguments = ({Head("a"): model}, {"b": other}, stitches, given, next_token())
-    plain = evaluate_stitches(*arguments, Passes(batch_size=2))
+    plain = evaluate_stitches(*arguments, PassSettings(batch_size=2))
 
     def killed(items, **_):
         yield from list(items)[:2]
         raise KeyboardInterrupt
 
-    with cache.using("stitching", ["key"]) as entries, pytest.raises(KeyboardInterrupt):
-        evaluate_stitches(*arguments, Passes(batch_size=2, entry=entries["key"], progress=killed))
+    with cache.use("stitching", ["key"]) as entries, pytest.raises(KeyboardInterrupt):
+        evaluate_stitches(*arguments, PassSettings(batch_size=2, entry=entries["key"], progress=killed))
     calls = Counter()
     model.model.transformer.h[0].register_forward_hook(lambda *_: calls.update(["block"]))
-    with cache.using("stitching", ["key"]) as entries:
-        resumed = evaluate_stitches(*arguments, Passes(batch_size=2, entry=entries["key"]))
+    with cache.use("stitching", ["key"]) as entries:
+        resumed = evaluate_stitches(*arguments, PassSettings(batch_size=2, entry=entries["key"]))
         assert entries["key"].complete
     assert calls["block"] == 1
     for stitch in stitches:
@@ -412,12 +417,14 @@ def test_outputs_that_are_not_finite_are_no_penalty():
     with pytest.raises(
         RunFailed, match=r"m -> m, resid_post@1: its outputs are not finite; use hardware.dtype=float32"
     ):
-        evaluate_stitches({Head("m"): model}, {"m": model}, [stitch], some(), next_token(), Passes(3), {stitch: broken})
+        evaluate_stitches(
+            {Head("m"): model}, {"m": model}, [stitch], some(), next_token(), PassSettings(3), {stitch: broken}
+        )
 
 
 def test_baseline_heads():
     model, inputs = whole("gpt2"), batch()
-    wild = scrambled(model, CAUSAL, seed=1)
+    wild = scramble(model, CAUSAL, seed=1)
     source_of = open_whole("m", model.source, CAUSAL, "cpu")
     for a, b in zip(wild.model.parameters(), source_of.model.parameters(), strict=True):
         assert torch.equal(a.flatten().sort()[0], b.flatten().sort()[0])
@@ -425,14 +432,14 @@ def test_baseline_heads():
         wild.model.transformer.h[0].mlp.c_fc.weight, source_of.model.transformer.h[0].mlp.c_fc.weight
     )
     streams = model.streams(inputs, [0, 1])
-    moved = shuffled(streams, inputs.mask, seed=1)
+    moved = shuffle(streams, inputs.mask, seed=1)
     for layer, stream in streams.items():
         assert torch.equal(moved[layer][~inputs.mask], stream[~inputs.mask])
         rows, same = moved[layer][inputs.mask], stream[inputs.mask]
         assert torch.equal(rows[rows[:, 0].argsort()], same[same[:, 0].argsort()])
         assert not torch.equal(rows, same)
     # the same order at every layer
-    assert torch.equal(shuffled({1: streams[1]}, inputs.mask, seed=1)[1], moved[1])
+    assert torch.equal(shuffle({1: streams[1]}, inputs.mask, seed=1)[1], moved[1])
 
 
 @pytest.mark.parametrize("layer", ["identity", "orthogonal"])
@@ -500,7 +507,7 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder, monkeypatch):
         source("native").with_head(CLASSES)
     model = whole("gpt2")
     with pytest.raises(BadInput, match=r"data: no evaluation rows are left, got 1 sequences; give more data"):
-        evaluate_stitches({}, {"m": model}, [], some(count=1), next_token(), Passes(batch_size=2))
+        evaluate_stitches({}, {"m": model}, [], some(count=1), next_token(), PassSettings(batch_size=2))
 
 
 @pytest.mark.parametrize(("kind", "auto"), [("gpt2", CAUSAL), ("bert", CLASSES)])

@@ -12,12 +12,12 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.cli.show import _table_lines
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.claims import known
+from repsim_cli.findings.claims import find_claims
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
-from repsim_cli.studies.stitching.evaluate import held_out, split
-from repsim_cli.studies.stitching.finding import Stitching as Options
+from repsim_cli.studies.stitching.evaluate import count_held_out, split_sequences
+from repsim_cli.studies.stitching.finding import StitchingOptions as Options
 from repsim_cli.studies.stitching.finding import both_ways, directions, figures, stitching
 from repsim_cli.studies.stitching.results import PENALTIES
 from repsim_cli.studies.stitching.study import Stitching
@@ -55,7 +55,7 @@ def records(out):
     return [dict(zip(PENALTIES, row, strict=True)) for row in out.tables["stitching"].rows]
 
 
-CLAIMS = known(
+CLAIMS = find_claims(
     ["solu_into_gelu_costs_more", "solu_stitches_better_to_itself", "crossing_costs_more_than_gelu_to_itself"]
 )
 
@@ -87,9 +87,9 @@ def test_what_is_refused_before_any_weight_loads(options, match):
     ("sequences", "fitted", "held"), [(500, True, 64), (24, True, 12), (24, False, 24), (500, False, 64)]
 )
 def test_how_much_is_evaluated_by_default(sequences, fitted, held):
-    assert held_out("auto", sequences, fitted) == held
-    assert held_out(None, sequences, fitted) == sequences
-    assert held_out(7, sequences, fitted) == 7
+    assert count_held_out("auto", sequences, fitted) == held
+    assert count_held_out(None, sequences, fitted) == sequences
+    assert count_held_out(7, sequences, fitted) == 7
 
 
 def test_short_trainings_warm_up_within_their_steps():
@@ -117,7 +117,7 @@ def test_no_model_and_other_tokenizers_are_refused(tokenizer_folder):
 
 def test_training_and_evaluation_share_no_document():
     given = TEXT.sequences(model().tokenizer(), Extract(hook_points=["x"], length=16, sequences=60, pool=60), 0)
-    train, held = split(given, 20, True)
+    train, held = split_sequences(given, 20, True)
     assert len(held.ids) == 20
     assert np.array_equal(held.ids, given.ids[40:])
     assert 30 < len(train.ids) < 40
@@ -125,16 +125,16 @@ def test_training_and_evaluation_share_no_document():
     assert own
     assert not own & other
     # nothing is trained: all of a short text is looked at
-    assert [len(part.ids) for part in split(given, 100, False)] == [0, 60]
+    assert [len(part.ids) for part in split_sequences(given, 100, False)] == [0, 60]
     with pytest.raises(
         BadInput, match=r"options.evaluation: no evaluation rows are left beside the training, got 60 seq"
     ):
-        split(given, 60, True)
+        split_sequences(given, 60, True)
     one = given.take(np.flatnonzero((given.document == given.document[0, 5]).any(1)))
     with pytest.raises(
         BadInput, match=r"options.evaluation: no training rows are left beside the documents of the eval"
     ):
-        split(one, 2, True)
+        split_sequences(one, 2, True)
 
 
 def test_an_identity_study_of_a_model_with_itself_costs_nothing(tmp_path, monkeypatch):

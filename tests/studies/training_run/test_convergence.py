@@ -16,7 +16,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import curve
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.findings.claims import UNTESTABLE, known
+from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.models import transformers
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import DIAGNOSTICS
@@ -411,7 +411,7 @@ ON_CURVES = (
 @pytest.mark.parametrize("name", ON_CURVES)
 def test_claims_on_one_shallow_model(name):
     curves = [made([[0.5, 0.6, 0.7, 1.0]], quantity) for quantity in ("cka to last", "parameters", "gradients")]
-    (claim,) = known([name])
+    (claim,) = find_claims([name])
     judgement = claim(curves)
     assert (judgement.verdict, judgement.value) == (UNTESTABLE, None)
     assert judgement.why

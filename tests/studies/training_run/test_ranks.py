@@ -12,7 +12,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.measures.statistics import effective_rank, proportional_effective_rank
 from repsim_cli.models.points import Architecture
-from repsim_cli.studies.training_run.ranks import Writers, effective_ranks, rounding, singular_values
+from repsim_cli.studies.training_run.ranks import Writers, effective_ranks, estimate_rounding, singular_values
 
 SMALL = (
     "experiment=tiny/pythia_effective_rank",
@@ -121,7 +121,7 @@ def test_gram_eigenvalues_are_used_where_they_are_exact_and_nowhere_else(monkeyp
     singular_values(gaussian, gram=False)
     assert taken == [1, 2]
     squares = torch.linalg.eigvalsh(batch @ batch.mT).flip(-1)
-    assert (rounding(squares) < 1e-10).tolist() == [True, True, False]
+    assert (estimate_rounding(squares) < 1e-10).tolist() == [True, True, False]
 
 
 def test_zeros_have_no_effective_rank():

@@ -12,9 +12,9 @@ from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.content import CARRIED, OWN
-from repsim_cli.studies.tuned.blocks import Stack, batches_of, of_blocks, promoted, refusal, restored
-from repsim_cli.studies.tuned.changes import decoded, differences, divergences
-from repsim_cli.studies.tuned.finding import Blocks, where
+from repsim_cli.studies.tuned.blocks import BlockStack, batches_of, compute_restored, find_promoted, of_blocks, refusal
+from repsim_cli.studies.tuned.changes import decode, differences, divergences
+from repsim_cli.studies.tuned.finding import ChangedBlocks, where
 from repsim_cli.studies.tuned.models import whole
 
 KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
@@ -35,7 +35,7 @@ def source_of(kind, layers=6):
 
 
 def stack(source, label="base"):
-    return Stack(label, source, whole(source), True)
+    return BlockStack(label, source, whole(source), True)
 
 
 def copied(base, label="tuned"):
@@ -151,7 +151,7 @@ def test_weights_by_tensor_and_outside_of_blocks():
     model.blocks[1].mlp.down_proj.weight.data *= 1.5
     model.module.get_input_embeddings().weight.data *= 2
     change = found(base, model)["tuned"]
-    rows = {name: (block, round(size, 6)) for name, block, size in decoded(change["tensors"])}
+    rows = {name: (block, round(size, 6)) for name, block, size in decode(change["tensors"])}
     assert rows == {"embed_tokens.weight": (None, 1.0), "layers.1.mlp.down_proj.weight": (1, 0.5)}
     squares = {name: float(x.detach().square().sum()) for name, x in base.blocks[1].named_parameters()}
     expected = 0.5 * (squares["mlp.down_proj.weight"] / sum(squares.values())) ** 0.5
@@ -170,7 +170,7 @@ def test_the_mean_change_and_what_it_promotes():
     assert blocks_above(change) == [5]
     assert float(change["share"][5]) == pytest.approx(1, abs=0.2)  # over the norm of each token
     assert change["promoted"][5, 0] == 42
-    assert promoted(base, -vector[None].double())[0, 10] == 42
+    assert find_promoted(base, -vector[None].double())[0, 10] == 42
     assert float(change["norm"][5]) == pytest.approx(float(change[OWN][5].double().mean()), rel=0.1)
 
 
@@ -192,20 +192,20 @@ def test_putting_a_block_back():
 
     assert float(change["two"]["restored"][1]) == pytest.approx(1 - effect(other) / effect(two), rel=1e-4)
     assert [x is y for x, y in zip(two.blocks, base.blocks, strict=True)] == [False] * 6  # they are where they were
-    assert restored(base, copied(base), given, EXTRACT, [0]).isnan().all()
+    assert compute_restored(base, copied(base), given, EXTRACT, [0]).isnan().all()
 
 
 def test_the_sentence():
     """Ranges with a change of their own, weights that change nothing above rounding, and what was rounded."""
     more = {"carried": [], "rounding": [], "restored": [None] * 5}
     said = where(
-        Blocks(own=[0.2, 1e-9, 0, 1e-3, 0], weights=[1, 1e-8, 0, 1e-3, None], above=[0], rounded=[3], **more), []
+        ChangedBlocks(own=[0.2, 1e-9, 0, 1e-3, 0], weights=[1, 1e-8, 0, 1e-3, None], above=[0], rounded=[3], **more), []
     )
     assert said == (
         "block 0: own change 0.2; block 3: the base's weights, rounded to 16 bits; "
         "block 1: other weights, whose own change is within rounding; blocks 2, 4: none above rounding"
     )
-    none = Blocks(own=[0.0] * 2, weights=[0.0] * 2, above=[], rounded=[], **more)
+    none = ChangedBlocks(own=[0.0] * 2, weights=[0.0] * 2, above=[], rounded=[], **more)
     assert where(none, []) == "no block changes anything above rounding"
     outside = [("embed.weight", 0.25), ("norm.bias", None), ("head.weight", 1.0), ("head.bias", 1.0)]
     assert where(none, outside).endswith(

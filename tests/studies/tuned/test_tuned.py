@@ -25,7 +25,7 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OF_BLOCKS, OWN, RELATIVE, WHERE
 from repsim_cli.studies.tuned import changes, models
-from repsim_cli.studies.tuned.changes import Change, Texts, amounts, differences, divergences, lacking
+from repsim_cli.studies.tuned.changes import Change, Texts, amounts, differences, divergences, find_lacking
 
 SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
          "hardware.batch_size=4", "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
@@ -78,7 +78,12 @@ def test_tokens_without_a_value_are_left_out_of_what_is_said_of_the_others():
     assert found[RELATIVE].tolist() == [
         pytest.approx(row, nan_ok=True) for row in ([1, np.nan, 0, np.nan], [0, 0, 0, np.nan])
     ]
-    assert [row[:3] for row in lacking(found)] == [(RELATIVE, 0, 2), (RELATIVE, 1, 1), (COSINE, 0, 2), (COSINE, 1, 1)]
+    assert [row[:3] for row in find_lacking(found)] == [
+        (RELATIVE, 0, 2),
+        (RELATIVE, 1, 1),
+        (COSINE, 0, 2),
+        (COSINE, 1, 1),
+    ]
     ((_, values),) = amounts(found)
     assert values == pytest.approx([0.5, 0, 0, np.nan], nan_ok=True)
     ids, place = np.array([[0, 1], [2, 4]]), np.array([[0, 1], [0, 1]])

@@ -10,8 +10,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.studies.universality import finding as universality
 from repsim_cli.studies.universality import rule
-from repsim_cli.studies.universality.finding import Universality
-from repsim_cli.studies.universality.rule import RELATED, SAME, UNCLEAR, UNRELATED, UNTRAINED, Compared
+from repsim_cli.studies.universality.finding import UniversalityOptions
+from repsim_cli.studies.universality.rule import RELATED, SAME, UNCLEAR, UNRELATED, UNTRAINED, FactorComparison
 
 ALPHA, DRAWS = 0.05, 60
 
@@ -29,12 +29,12 @@ def judged_cell(rng, across, *, seeds=0.8, within=None, untrained=0.3, level=0.0
     """level: of chance."""
     within = across if within is None else within
     fresh = models(rng, 3, 3, untrained, untrained, untrained, spread)
-    return rule.judge(Compared(models(rng, base, value, seeds, across, within, spread), base, fresh, 3, level))
+    return rule.judge(FactorComparison(models(rng, base, value, seeds, across, within, spread), base, fresh, 3, level))
 
 
 def said_of(judged, chance=0.01):
     """The verdicts of cells whose p against chance is given, corrected for each other."""
-    p = {name: rule.corrected([getattr(one, name) for one in judged]) for name in rule.contrasts(0.2)}
+    p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.contrasts(0.2)}
     return rule.verdicts({**p, "chance": np.full(len(judged), chance)}, ALPHA)
 
 
@@ -110,7 +110,9 @@ def test_a_single_pair_like_untrained_twins_is_more_than_these_no_more_often_tha
         count = 3 if shapes == 3 else 10
         every = models(rng, count + 2, 0, 0.3, 0.3, 0.3)
         # two models more that are like the twins, the second of the other shape
-        above.append(rule.judge(Compared(every[count:, count:], 1, every[:count, :count], shapes)).above <= ALPHA)
+        above.append(
+            rule.judge(FactorComparison(every[count:, count:], 1, every[:count, :count], shapes)).above <= ALPHA
+        )
     assert np.mean(above) <= ALPHA + 2.5 * (ALPHA * (1 - ALPHA) / len(above)) ** 0.5
 
 
@@ -148,7 +150,7 @@ def test_means_and_errors_are_those_of_loops():
     """Each model left out in turn, by definition."""
     rng = np.random.default_rng(10)
     similar, fresh = models(rng, 4, 3, 0.8, 0.6, 0.5), models(rng, 3, 4, 0.3, 0.2, 0.3)
-    means, left = rule._means(Compared(similar, 4, fresh, 3, 0.1))
+    means, left = rule._means(FactorComparison(similar, 4, fresh, 3, 0.1))
 
     def by_loop(kept, twins):
         pairs = [similar[i, j] for i in kept for j in kept if i < 4 <= j]
@@ -163,13 +165,15 @@ def test_means_and_errors_are_those_of_loops():
 
 
 def test_what_a_run_needs_before_it_starts():
-    wanted = partial(rule.needed, margin=0.2, alpha=ALPHA)
+    wanted = partial(rule.find_needed, margin=0.2, alpha=ALPHA)
     assert wanted(3, 3, 2) is None
     assert wanted(8, 3, 1) is None
     assert wanted(8, 3, 15) == (8, 4)
     assert wanted(5, 2, 2) == (5, 3)
     assert wanted(1, 5, 2) == (3, 5)
-    assert rule.needed(3, 3, 2, 0.05, ALPHA)[0] > 3  # no number of models of the value is enough beside three seeds
+    assert (
+        rule.find_needed(3, 3, 2, 0.05, ALPHA)[0] > 3
+    )  # no number of models of the value is enough beside three seeds
 
 
 def test_what_a_run_needs_is_what_it_takes():
@@ -183,10 +187,10 @@ def test_what_a_run_needs_is_what_it_takes():
 def test_the_diagonal_is_not_read():
     rng = np.random.default_rng(4)
     similar, fresh = models(rng, 3, 3, 0.8, 0.5, 0.5), models(rng, 3, 3, 0.3, 0.3, 0.3)
-    one = rule.judge(Compared(similar, 3, fresh, 3))
+    one = rule.judge(FactorComparison(similar, 3, fresh, 3))
     np.fill_diagonal(similar, 100.0)
     np.fill_diagonal(fresh, -100.0)
-    other = rule.judge(Compared(similar, 3, fresh, 3))
+    other = rule.judge(FactorComparison(similar, 3, fresh, 3))
     assert one[:3] == other[:3]
     assert one[4:9] == other[4:9]
 
@@ -228,7 +232,7 @@ def test_agreement_is_spearmans_rho_over_cells():
 def test_bad_weights(weights, message):
     planned = Planned(study="universality", models={}, measures={"cka": {}, "rsa": {}}, groups={}, base=None)
     with pytest.raises(BadInput, match=message.replace("?", r"\?")):
-        Universality(weights=weights).check(planned)
+        UniversalityOptions(weights=weights).check(planned)
 
 
 def test_measures_weigh_by_their_grades():

@@ -12,7 +12,7 @@ from repsim_cli import measures
 from repsim_cli.base import registry
 from repsim_cli.engine.corrections import max_t
 from repsim_cli.engine.matrices import matrices_of
-from repsim_cli.models.transformers import shape_key, untrained
+from repsim_cli.models.transformers import draw_untrained, shape_key
 from repsim_cli.runs import reader
 from repsim_cli.studies.universality import study
 from repsim_cli.studies.universality.finding import MARKERS
@@ -150,7 +150,7 @@ def test_similarity_of_models_is_that_of_closest_layers():
 
 def test_untrained_twins_have_the_shape_and_random_weights():
     trained = registry.models.get("shipped").function(name="tiny_a")
-    one, again, other = (untrained(trained, seed) for seed in (0, 0, 1))
+    one, again, other = (draw_untrained(trained, seed) for seed in (0, 0, 1))
     weights = [next(iter(source.load(False).parameters())).detach() for source in (trained, one, again, other)]
     assert torch.equal(weights[1], weights[2])
     assert len({weight.shape for weight in weights}) == 1

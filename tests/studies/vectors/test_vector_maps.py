@@ -14,14 +14,14 @@ import safetensors.numpy
 from helpers.recorded import recorded
 
 import repsim_cli
-from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centred
-from repsim_cli.studies.vectors.readers import Labelled, carried, known
+from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centre
+from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_carried
 from repsim_cli.studies.vectors.scores import (
     DIRECTION,
     MAIN,
     PROBE,
     VECTOR_MAPS,
-    held_out,
+    hold_out,
     nearest,
     over_documents,
     scores,
@@ -58,10 +58,10 @@ def test_planted_rotations_are_recovered_as_well_as_theory_says(noise):
     for seed in range(4):
         x, y, clean = planted(noise, seed)
         half = slice(FITTED), slice(FITTED, None)
-        out = held_out(x[half[1]], y[half[1]], np.arange(HELD))
+        out = hold_out(x[half[1]], y[half[1]], np.arange(HELD))
         oracle = scores(out, clean[half[1]], y[half[0]].mean(0))[MAIN].value
         for kind, values in found.items():
-            fit = KINDS[kind](centred(x[half[0]], y[half[0]]), D)
+            fit = KINDS[kind](centre(x[half[0]], y[half[0]]), D)
             of = scores(out, fit(out.x), y[half[0]].mean(0))
             values.append([of["R^2"].value, of[MAIN].value, oracle])
     for kind, values in found.items():
@@ -85,7 +85,7 @@ def test_a_ridge_map_has_the_penalty_that_leaving_rows_out_chooses():
             errors.append(y[row] - y[kept].mean(0) - (x[row] - x[kept].mean(0)) @ weight)
         return np.square(errors).sum()
 
-    fit = KINDS["ridge"](centred(x, y), D)
+    fit = KINDS["ridge"](centre(x, y), D)
     errors = [left_out(penalty) for penalty in PENALTIES]
     assert fit.facts["penalty"] == PENALTIES[int(np.argmin(errors))]
     assert 0 < np.argmin(errors) < len(errors) - 1
@@ -95,7 +95,7 @@ def test_a_map_of_low_rank_is_as_good_as_what_is_planted():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(500, D))
     y = x @ rng.normal(size=(D, 3)) @ rng.normal(size=(3, 24)) + 0.1 * rng.normal(size=(500, 24))
-    given, r2 = centred(x[:300], y[:300]), {}
+    given, r2 = centre(x[:300], y[:300]), {}
     for rank in (2, 3):
         fit = KINDS["low_rank"](given, rank)
         assert np.linalg.matrix_rank(fit.weight) == rank == fit.facts["rank"]
@@ -107,7 +107,7 @@ def test_widths_may_differ():
     """A rotation lays the narrower side into the wider one, and back."""
     x, _, clean = planted(0.0, 1)
     wide = np.hstack([clean, np.zeros((len(clean), 5))])
-    there, back = KINDS["rotation"](centred(x, wide), D), KINDS["rotation"](centred(wide, x), D)
+    there, back = KINDS["rotation"](centre(x, wide), D), KINDS["rotation"](centre(wide, x), D)
     assert there(x) == pytest.approx(wide, abs=1e-9)
     assert back(wide) == pytest.approx(x, abs=1e-9)
 
@@ -266,11 +266,11 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
     x, y, _ = planted(noise, 3)
     classes = (x[:, 0] + 0.5 * x[:, 1] > 0).astype(int) * 4 + 3  # codes of any kind
     half, documents = (slice(FITTED), slice(FITTED, None)), np.arange(HELD)
-    fit = KINDS["rotation"](centred(x[half[0]], y[half[0]]), D)
-    on = {side: Labelled(rows[half[1]], classes[half[1]]) for side, rows in (("old", x), ("new", y))}
+    fit = KINDS["rotation"](centre(x[half[0]], y[half[0]]), D)
+    on = {side: LabelledRows(rows[half[1]], classes[half[1]]) for side, rows in (("old", x), ("new", y))}
 
     def found(rows, side):
-        return carried(Labelled(rows, classes[half[0]]), on[side], documents)
+        return score_carried(LabelledRows(rows, classes[half[0]]), on[side], documents)
 
     before, after = found(x[half[0]], "old"), found(fit(x[half[0]]), "new")
     anew, unmapped = found(y[half[0]], "new"), found(x[half[0]], "new")
@@ -280,8 +280,12 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
         assert unmapped[name].value < before[name].value - 0.2
         assert after[name].low < after[name].value < after[name].high
     three = np.arange(len(x)) % 3
-    assert set(carried(Labelled(x, three), Labelled(x, three), np.arange(len(x)))) == {PROBE}
-    assert (known(three), known(np.zeros(9)), known(np.array([0, 0, 1]))) == (True, False, False)
+    assert set(score_carried(LabelledRows(x, three), LabelledRows(x, three), np.arange(len(x)))) == {PROBE}
+    assert (has_two_classes(three), has_two_classes(np.zeros(9)), has_two_classes(np.array([0, 0, 1]))) == (
+        True,
+        False,
+        False,
+    )
 
 
 def test_a_run_on_labelled_data_says_what_a_probe_is_worth(repsim, newest):

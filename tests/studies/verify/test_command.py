@@ -262,7 +262,7 @@ def test_an_interrupted_run_says_so(tmp_path, monkeypatch):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("repsim_cli.api.verify.verified", stop)
+    monkeypatch.setattr("repsim_cli.api.verify.verify_models", stop)
     with pytest.raises(KeyboardInterrupt):
         repsim_cli.verify("tiny_a", "tiny_a", folder=tmp_path / "run")
     assert reader.read_manifest(tmp_path / "run")["status"] == "interrupted"

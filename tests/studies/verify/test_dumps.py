@@ -13,7 +13,7 @@ from planted import FAULTS, built, planted
 import repsim_cli
 from repsim_cli.base.errors import BadInput
 from repsim_cli.studies.verify.dump import read_dump
-from repsim_cli.studies.verify.stream import replayed_on
+from repsim_cli.studies.verify.stream import replay_on
 from repsim_cli.studies.verify.units import table_of
 
 IDS = torch.randint(3, 96, (3, 16), generator=torch.Generator().manual_seed(5))
@@ -56,13 +56,13 @@ def test_the_broken_block_is_named(models, tmp_path, fault, name, dtype):
     ((unit, _),) = {(unit, "") for unit, _ in places}
     dump = read_dump(written(tmp_path / "broken", states(broken, dtype)), "broken")
     for first in (False, True):
-        answer = replayed_on(dump, right, ("r", "c"), first=first)
+        answer = replay_on(dump, right, ("r", "c"), first=first)
         assert answer.verdict == "DIFFERENT"
         assert {each.unit.removesuffix(" and the final norm") for each in answer.differences} == {unit}
         assert answer.effect["kl"] >= 0
         assert "precision" not in {each.kind for each in answer.differences}
     good = read_dump(written(tmp_path / "good", states(right, dtype)), "good")
-    answer = replayed_on(good, right, ("r", "c"))
+    answer = replay_on(good, right, ("r", "c"))
     assert answer.same
     assert "the last layer of the dump is taken after the final norm" in answer.notes
     assert (dtype == torch.float32) == (answer.verdict == "IDENTICAL")

@@ -8,7 +8,7 @@ from outside import OUTSIDE, instead
 from planted import FAULTS, SMALL, batches, built, planted, planted_by, then
 
 from repsim_cli.studies.verify.answer import DIFFERENT, ROUNDING, UNNAMED
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 # what each had let in: a module whose output alone is another; an error of low rank with equal weights; positions of
 # another shape; ids that only look like other rows
@@ -29,7 +29,7 @@ def models():
 @pytest.mark.parametrize(("fault", "kind"), MENDED.items())
 def test_a_fault_of_no_listed_kind_is_found_and_not_misnamed(models, fault, kind):
     broken, places = planted_by(lambda parts, block, *_: OUTSIDE[fault][1](parts, block), models["gpt2"])
-    answer = verified(models["gpt2"], broken, batches()[:3])
+    answer = verify_models(models["gpt2"], broken, batches()[:3])
     assert answer.verdict == DIFFERENT
     assert (answer.differences[0].unit, answer.differences[0].place) in places
     assert answer.differences[0].kind == kind
@@ -42,7 +42,7 @@ def test_an_error_of_few_roundings_keeps_its_name(models, fault):
     size = 30 if fault == "epsilon" else SMALL[1]
     assert size in sizes
     broken, places = planted(models["llama"], fault, size)
-    first = verified(models["llama"], broken, batches()[:2]).differences[0]
+    first = verify_models(models["llama"], broken, batches()[:2]).differences[0]
     assert (first.unit, first.place) in places
     assert first.kind == kind, first.about
 
@@ -59,7 +59,7 @@ def test_a_small_error_of_queries_is_no_rotation_and_one_of_an_activation_no_oth
 
     instead(block.self_attn, "apply_rotary_pos_emb", rotated)
     then(block.mlp.act_fn, lambda out, _: noisy(out))
-    answer = verified(models["llama"], broken, batches()[:2])
+    answer = verify_models(models["llama"], broken, batches()[:2])
     assert [(each.place, each.kind) for each in answer.differences] == [
         ("self_attn:q", UNNAMED),
         ("mlp.act_fn", UNNAMED),
@@ -92,7 +92,7 @@ def test_what_is_said_of_a_wrong_rotation(models, said):
     broken = copy.deepcopy(models["llama"])
     for block in broken.model.layers:
         instead(block.self_attn, *ROTATIONS[said])
-    answer = verified(models["llama"], broken, batches()[:2])
+    answer = verify_models(models["llama"], broken, batches()[:2])
     first, last = answer.differences[0], len(broken.model.layers) - 1
     assert (first.unit, first.place, first.kind) == ("block 0", "self_attn:q", "rotary")
     assert first.about.startswith(said)
@@ -105,7 +105,7 @@ def test_angles_of_the_other_sign(models):
     broken = copy.deepcopy(models["llama"])
     kept = broken.model.rotary_emb.forward
     broken.model.rotary_emb.forward = lambda *args, **kw: (kept(*args, **kw)[0], -kept(*args, **kw)[1])
-    (first,) = verified(models["llama"], broken, batches()[:2]).differences
+    (first,) = verify_models(models["llama"], broken, batches()[:2]).differences
     assert (first.unit, first.kind) == ("rotary_emb", "rotary")
     assert first.about.startswith("rotated by the opposite angles")
 
@@ -114,7 +114,7 @@ def test_a_fault_of_scores_in_float16_is_not_hidden_by_the_mask(models):
     """What is masked there is no smaller than -65504, and was taken for scores, whose rounding was without bounds."""
     broken = copy.deepcopy(models["llama"]).half()
     broken.model.layers[1].self_attn.scaling *= 2
-    first = verified(models["llama"], broken, batches()[:1]).differences[0]
+    first = verify_models(models["llama"], broken, batches()[:1]).differences[0]
     assert (first.unit, first.place, first.kind) == ("block 1", "self_attn:scores", "factor")
-    whole = verified(models["llama"], copy.deepcopy(models["llama"]).half(), batches()[:3])
+    whole = verify_models(models["llama"], copy.deepcopy(models["llama"]).half(), batches()[:3])
     assert whole.verdict == ROUNDING

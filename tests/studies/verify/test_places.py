@@ -12,7 +12,7 @@ from torch import nn
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.studies.verify import inputs
 from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 # one architecture or two for each kind of fault
 PLANTED = {
@@ -45,7 +45,7 @@ def test_a_planted_fault_is_found_and_named(models, fault, name):
     kind, sizes, _ = FAULTS[fault]
     reference = models(name)
     broken, places = planted(reference, fault, sizes[-1])
-    answer = verified(reference, broken, batches())
+    answer = verify_models(reference, broken, batches())
     assert answer.verdict == DIFFERENT
     first = answer.differences[0]
     assert (first.unit, first.place) in places
@@ -60,7 +60,7 @@ def test_what_is_said_of_a_lost_bias(models):
     reference = models("gpt2")
     broken = copy.deepcopy(reference)
     broken.transformer.h[1].mlp.c_proj.bias.data.zero_()
-    lines = verified(reference, broken, batches()).lines()
+    lines = verify_models(reference, broken, batches()).lines()
     assert lines[0] == "DIFFERENT   first at block 1, mlp_out (mlp.c_proj) (all before agree to rounding)"
     assert lines[1].startswith("  kind    its bias is zero")
     assert lines[2] == "  weights h.1.mlp.c_proj.bias differs in 32 of 32 values; no other tensor does"
@@ -84,7 +84,7 @@ def test_the_size_of_an_error_is_that_of_a_plain_run(models):
         reference(**batches()[0].given)
         off = broken.transformer.h[0].mlp.c_fc(seen["x"]) - seen["r"]
     reference.transformer.h[0].mlp.c_fc._forward_hooks.clear()
-    first = verified(reference, broken, batches()).differences[0]
+    first = verify_models(reference, broken, batches()).differences[0]
     assert first.relative == pytest.approx(float(off.norm() / seen["r"].norm()), rel=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_two_faults_are_both_found(models):
     broken = copy.deepcopy(reference)
     broken.model.layers[0].self_attn.v_proj.weight.data[3] *= 1.5
     broken.model.layers[2].mlp.down_proj.weight.data.neg_()
-    answer = verified(reference, broken, batches())
+    answer = verify_models(reference, broken, batches())
     assert [(each.unit, each.place, each.kind) for each in answer.differences] == [
         ("block 0", "self_attn.v_proj", "part"),
         ("block 2", "mlp.down_proj", "sign"),
@@ -106,7 +106,7 @@ def test_a_model_is_identical_with_its_copy(models, name):
     given = batches()
     if name == "t5":
         given = [inputs.for_decoder(batch, reference.config) for batch in given]
-    answer = verified(reference, copy.deepcopy(reference), given)
+    answer = verify_models(reference, copy.deepcopy(reference), given)
     assert answer.verdict == IDENTICAL
     assert answer.same
     assert not answer.differences
@@ -125,7 +125,7 @@ def test_a_fault_of_a_decoder_names_its_side():
     reference = _t5()
     broken = copy.deepcopy(reference)
     broken.decoder.block[1].layer[2].DenseReluDense.wo.weight.data.mul_(2)
-    answer = verified(reference, broken, [inputs.for_decoder(batch, reference.config) for batch in batches()])
+    answer = verify_models(reference, broken, [inputs.for_decoder(batch, reference.config) for batch in batches()])
     assert [(each.unit, each.place) for each in answer.differences] == [
         ("decoder block 1", "layer.2.DenseReluDense.wo")
     ]
@@ -137,7 +137,7 @@ def test_another_attention_kernel_is_rounding(models, name, dtype):
     reference = copy.deepcopy(models(name)).to(dtype)
     other = copy.deepcopy(reference)
     other.set_attn_implementation("sdpa")
-    answer = verified(reference, other, batches())
+    answer = verify_models(reference, other, batches())
     assert answer.verdict == ROUNDING
     assert max(answer.worst) < 4
 
@@ -149,7 +149,7 @@ def test_permuted_neurons_are_the_same_function(models):
     for module in (mlp.gate_proj, mlp.up_proj):
         module.weight.data = module.weight.data[order]
     mlp.down_proj.weight.data = mlp.down_proj.weight.data[:, order]
-    answer = verified(reference, other, batches())
+    answer = verify_models(reference, other, batches())
     assert answer.verdict == ROUNDING
     assert "the same function, another layout inside: block 1, mlp." in str(answer)
 
@@ -159,7 +159,7 @@ def test_padding_alone_shows_that_it_is_attended_to(models):
     broken = copy.deepcopy(reference)
     forward = broken.model.forward
     broken.model.forward = lambda *args, attention_mask=None, **kw: forward(*args, **kw)
-    first = verified(reference, broken, batches()).differences[0]
+    first = verify_models(reference, broken, batches()).differences[0]
     assert (first.unit, first.place, first.kind) == ("block 0", "self_attn:scores", "mask")
     assert "text" not in first.inputs
     assert "padding is attended to" in first.about
@@ -171,7 +171,7 @@ def test_a_row_of_the_vocabulary_that_no_text_has_is_found(models):
     table = broken.get_input_embeddings()
     table.weight = nn.Parameter(table.weight.data.clone())
     table.weight.data[0] = 1.0  # that of padding
-    first = verified(reference, broken, batches()).differences[0]
+    first = verify_models(reference, broken, batches()).differences[0]
     assert first.unit == "embed"
     assert first.inputs == ["every row of the vocabulary"]
     assert "of 1 tokens (0)" in first.about
@@ -181,7 +181,7 @@ def test_weights_that_no_input_uses_are_different(models):
     reference = models("gpt2")
     broken = copy.deepcopy(reference)
     broken.transformer.wpe.weight.data[63] += 1  # of a position that no row reaches
-    first = verified(reference, broken, batches(context=32)).differences[0]
+    first = verify_models(reference, broken, batches(context=32)).differences[0]
     assert (first.unit, first.kind) == ("wpe", "weights")
     assert not first.inputs
 
@@ -191,7 +191,7 @@ def test_a_candidate_that_is_not_determined_is_refused(models):
     broken = copy.deepcopy(reference).train()
     broken.transformer.drop.p = 0.5
     with pytest.raises(BadInput, match=r"candidate: two passes .* differ, .*training mode; call eval\(\)"):
-        verified(reference, broken, batches())
+        verify_models(reference, broken, batches())
 
 
 def test_models_of_other_depth_are_refused(models):
@@ -199,7 +199,7 @@ def test_models_of_other_depth_are_refused(models):
     broken = copy.deepcopy(reference)
     broken.transformer.h = broken.transformer.h[:2]
     with pytest.raises(BadInput, match="models: not comparable, got 3 blocks in the reference and 2 in the candidate"):
-        verified(reference, broken, batches())
+        verify_models(reference, broken, batches())
 
 
 def test_any_two_modules_with_lists_of_blocks():
@@ -224,7 +224,7 @@ def test_any_two_modules_with_lists_of_blocks():
     reference = Model()
     broken = copy.deepcopy(reference)
     broken.blocks[2].inner.bias.data += 0.1
-    answer = verified(reference, broken, [inputs.given("text", torch.randn(12, 16))])
+    answer = verify_models(reference, broken, [inputs.read_batch("text", torch.randn(12, 16))])
     assert [(each.unit, each.place, each.kind) for each in answer.differences] == [("block 2", "inner", "offset")]
     assert math.isfinite(answer.effect["relative"])
 
@@ -234,7 +234,7 @@ def test_a_candidate_that_does_not_run_is_named(models):
     broken = copy.deepcopy(reference)
     broken.transformer.h[1].mlp.forward = lambda x: x[..., 1:]
     with pytest.raises(RunFailed, match="candidate: it fails on a row of 64 tokens, got RuntimeError"):
-        verified(reference, broken, batches())
+        verify_models(reference, broken, batches())
 
 
 def _hooked(model, change):
@@ -254,7 +254,7 @@ def _hooked(model, change):
 def test_a_fault_of_no_kind_is_unnamed(models, change):
     broken = copy.deepcopy(models("gpt2"))
     _hooked(broken, change)
-    (difference,) = verified(models("gpt2"), broken, batches()).differences
+    (difference,) = verify_models(models("gpt2"), broken, batches()).differences
     assert (difference.unit, difference.place, difference.kind) == ("block 1", "mlp.c_fc", "unnamed")
 
 
@@ -265,7 +265,7 @@ def test_weights_of_a_shared_expert_that_something_makes_up_for_are_no_fault(mod
     a, b = torch.randn(len(module.weight), 2) / 8, torch.randn(2, module.weight.shape[1]) / 8
     module.weight.data -= a @ b
     module.forward = lambda x: F.linear(x, module.weight) + F.linear(F.linear(x, b), a)
-    assert verified(models("glm4_moe"), other, batches()).verdict == ROUNDING
+    assert verify_models(models("glm4_moe"), other, batches()).verdict == ROUNDING
 
 
 def test_the_error_of_an_unmerged_adapter_has_its_rank(models):
@@ -273,6 +273,6 @@ def test_the_error_of_an_unmerged_adapter_has_its_rank(models):
     a, b = torch.randn(2, 128), torch.randn(32, 2)
     module = broken.transformer.h[1].mlp.c_fc
     module.register_forward_hook(lambda _, args, out: out + 0.01 * args[0] @ b @ a)
-    (difference,) = verified(models("gpt2"), broken, batches()).differences
+    (difference,) = verify_models(models("gpt2"), broken, batches()).differences
     assert difference.kind == "adapter"
     assert "rank 2 of" in difference.about

@@ -8,10 +8,10 @@ from helpers.nights import nightly
 from helpers.tiny_configs import tiny_config
 from planted import Parts, batches, built, weight
 
-from repsim_cli.models.rounding import rounded, to_steps
+from repsim_cli.models.rounding import round_weights, to_steps
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT
 from repsim_cli.studies.verify.quantised import steps
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.study import verify_models
 
 
 @pytest.fixture(scope="module", params=nightly(["llama", "gpt2", "bert"], "bert"))
@@ -21,7 +21,7 @@ def reference(request):
 
 @pytest.mark.parametrize("bits", [8, 6, 4])
 def test_rounded_weights_are_as_quantised(reference, bits):
-    answer = verified(reference, rounded(copy.deepcopy(reference), bits), batches())
+    answer = verify_models(reference, round_weights(copy.deepcopy(reference), bits), batches())
     assert answer.verdict == AS_QUANTISED
     assert answer.same
     said = float(answer.quantised.split("about ")[1].split()[0])
@@ -73,18 +73,18 @@ def test_formats_of_others_are_as_quantised(name, monkeypatch):
     for module in Parts(other).blocks[0].modules():
         if isinstance(module, torch.nn.Linear):
             module.weight.data = made(module.weight.data)
-    answer = verified(exact, other, batches(exact)[:2])
+    answer = verify_models(exact, other, batches(exact)[:2])
     assert answer.verdict == AS_QUANTISED
     assert float(answer.quantised.split("about ")[1].split()[0]) == pytest.approx(bits, abs=0.35)
     assert f"({steps}" in answer.quantised
 
 
 def test_the_map_that_is_worse_than_the_others_stands_out(reference):
-    other = rounded(copy.deepcopy(reference), 6)
+    other = round_weights(copy.deepcopy(reference), 6)
     block, there = 1, Parts(other).by_role(1)
     module, exact = (weight(Parts(model).at(block, there["down"])) for model in (other, reference))
     module.copy_(to_steps(exact.clone(), 5, 1))
-    answer = verified(reference, other, batches())
+    answer = verify_models(reference, other, batches())
     assert answer.verdict == DIFFERENT
     assert [(each.unit, each.place, each.kind) for each in answer.differences] == [("block 1", there["down"], "noise")]
     assert "dB above what its bits give" in answer.differences[0].about
@@ -99,7 +99,7 @@ def test_other_noise_of_the_same_size_is_no_rounding(reference):
             if w is not None and w.ndim == 2:
                 step = w.data.abs().amax() / 31
                 w.data += step / 12**0.5 * torch.randn(w.shape, generator=draw)
-    assert verified(reference, other, batches()).verdict == DIFFERENT
+    assert verify_models(reference, other, batches()).verdict == DIFFERENT
 
 
 def test_steps_of_groups():

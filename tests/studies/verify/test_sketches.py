@@ -11,10 +11,10 @@ from torch import nn
 from repsim_cli.api.verify import save_reference
 from repsim_cli.studies.verify import saved
 from repsim_cli.studies.verify.answer import IDENTICAL, ROUNDING, UNNAMED
-from repsim_cli.studies.verify.replay import Precisions, replayed
+from repsim_cli.studies.verify.replay import Precisions, replay_pass
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.sketches import COLUMNS, checksum, judged, sketch
-from repsim_cli.studies.verify.study import verified
+from repsim_cli.studies.verify.sketches import COLUMNS, checksum, judge_sketches, sketch
+from repsim_cli.studies.verify.study import verify_models
 from repsim_cli.studies.verify.units import units_of
 
 # what is planted where, and whether a sketch tells the kind
@@ -50,7 +50,7 @@ def references(tmp_path_factory):
 def test_the_place_is_that_of_rows(references, fault, name):
     model, rows, sketches = references(name)
     broken, places = planted(model, fault, FAULTS[fault][1][-1])
-    by_rows, by_sketches = (verified(side, broken, side.batches).differences for side in (rows, sketches))
+    by_rows, by_sketches = (verify_models(side, broken, side.batches).differences for side in (rows, sketches))
     ours, theirs = by_rows[0], by_sketches[0]
     assert (theirs.unit, theirs.place) in places
     assert (theirs.unit, theirs.place, theirs.block) == (ours.unit, ours.place, ours.block)
@@ -70,20 +70,20 @@ def test_other_sums_are_no_fault_at_any_place(monkeypatch, tmp_path, dtype):
             halves = (module.weight[:, ::2].clone(), module.weight[:, 1::2].clone())
             module.forward = lambda x, halves=halves: x[..., ::2] @ halves[0].T + x[..., 1::2] @ halves[1].T
     reference, units = saved.load(file), units_of(other)
-    assert verified(reference, other, reference.batches).verdict == ROUNDING
+    assert verify_models(reference, other, reference.batches).verdict == ROUNDING
     keys = [unit.key for unit in units]
     of_text = reference.of(units)[0]
-    seen = replayed(other, units, reference.batches[0], of_text, Precisions(dtype, None), inside=keys)
+    seen = replay_pass(other, units, reference.batches[0], of_text, Precisions(dtype, None), inside=keys)
     assert (seen.findings, seen.inside) == ([], [])
     assert not seen.equal
 
 
 def test_equal_bits_are_recognised(references):
     model, _, sketches = references("gpt2")
-    assert verified(sketches, model, sketches.batches).verdict == IDENTICAL
+    assert verify_models(sketches, model, sketches.batches).verdict == IDENTICAL
     units = units_of(model)
     given = sketches.of(units)[0], Precisions(torch.float32, None)
-    assert replayed(model, units, sketches.batches[0], *given, inside=[unit.key for unit in units]).equal
+    assert replay_pass(model, units, sketches.batches[0], *given, inside=[unit.key for unit in units]).equal
 
 
 def test_what_is_said_of_sketches(repsim, monkeypatch, tmp_path):
@@ -124,6 +124,6 @@ def test_a_checksum_is_of_all_bytes():
 
 def test_sketches_of_other_shapes_are_another_place():
     x = torch.ones(5, 1, COLUMNS + 1)
-    assert not judged(x, x, None, torch.float32).faulty
-    assert judged(x, x[:2], None, torch.float32).faulty
-    assert judged(x, x[..., :4], None, torch.float32).faulty
+    assert not judge_sketches(x, x, None, torch.float32).faulty
+    assert judge_sketches(x, x[:2], None, torch.float32).faulty
+    assert judge_sketches(x, x[..., :4], None, torch.float32).faulty

@@ -10,7 +10,7 @@ from planted import FAULTS, built, planted
 import repsim_cli
 from repsim_cli.base.errors import BadInput
 from repsim_cli.studies.verify.lockstep import Pass
-from repsim_cli.studies.verify.passes import Compared
+from repsim_cli.studies.verify.passes import WeightComparison
 
 
 def rounded(model):
@@ -69,7 +69,7 @@ def test_by_block_says_what_whole_models_say(saved, name, fault, verdict):
 
 
 def test_one_part_of_each_model_is_in_memory(saved, monkeypatch):
-    most, add = [], Compared.add
+    most, add = [], WeightComparison.add
 
     def counted(self, key):
         held = [
@@ -79,7 +79,7 @@ def test_one_part_of_each_model_is_in_memory(saved, monkeypatch):
         most.extend(held)
         add(self, key)
 
-    monkeypatch.setattr(Compared, "add", counted)
+    monkeypatch.setattr(WeightComparison, "add", counted)
     pair = saved("llama")
     repsim_cli.verify(*pair, memory_gb=1e-4)
     model = built("llama")

@@ -19,7 +19,7 @@ from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.studies.views import finding_couplings as coupling_findings
 from repsim_cli.studies.views import finding_histograms as histogram_findings
 from repsim_cli.studies.views import finding_neighbours as neighbour_findings
-from repsim_cli.studies.views.couplings import BEST, PUBLISHED, matched
+from repsim_cli.studies.views.couplings import BEST, PUBLISHED, match_rows
 from repsim_cli.studies.views.finding_couplings import is_permutation, on_diagonal, within
 from repsim_cli.studies.views.finding_histograms import (
     between_blocks,
@@ -163,7 +163,7 @@ def test_a_coupling_is_laid_out_by_its_sides(first):
     a, b = (space(side, cost_scale="mean") for side in sides)
     expected = np.zeros((12, 12))
     expected[order, np.arange(12)] = 1 / 12
-    for plan in matched(a, b, restarts=0, seed=0).values():
+    for plan in match_rows(a, b, restarts=0, seed=0).values():
         np.testing.assert_array_equal(plan.coupling, expected if first == 0 else expected.T)
         assert is_permutation(plan.coupling)
         assert plan.objective == pytest.approx(0, abs=1e-20)
@@ -176,14 +176,14 @@ def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
     y = x + 0.3 * rows(14, 6, seed=6)  # rows stay near themselves, which POT's start does not know
     for given in ((x, 3 * y), (3 * y, x)):
         one, other = (space(side, cost_scale="mean") for side in given)
-        found = matched(one, other, restarts=20, seed=0)
+        found = match_rows(one, other, restarts=20, seed=0)
         assert found[BEST].objective < found[PUBLISHED].objective
         assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "principal_axes")
         assert on_diagonal(found[BEST].coupling) == pytest.approx(1)
         for way, plan in found.items():
             own = gromov_objective(one.distances, other.distances, plan.coupling)
             assert plan.objective == pytest.approx(own, rel=1e-9)
-            plain = matched(*(space(side, cost_scale="none") for side in given), restarts=20, seed=0)
+            plain = match_rows(*(space(side, cost_scale="none") for side in given), restarts=20, seed=0)
             np.testing.assert_array_equal(plain[way].coupling, plan.coupling)  # whatever the scale of the distances
         turned = gromov_objective(one.distances, other.distances, found[PUBLISHED].coupling.T)
         assert found[PUBLISHED].objective != pytest.approx(turned, rel=1e-3)
