@@ -42,7 +42,7 @@ def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Scale
 
     >>> entries = {f"knn{k}": ("mutual_knn", {"k": k, "rows": "centred"}) for k in (20, 5, 10)}
     >>> families({**entries, "cka": ("cka", {})})
-    [Family(name='mutual_knn', over='k', labels={5: 'knn5', 10: 'knn10', 20: 'knn20'})]
+    [ScaleFamily(name='mutual_knn', over='k', labels={5: 'knn5', 10: 'knn10', 20: 'knn20'})]
     """
     found: dict[Any, dict[float | int, str]] = {}
     for label, (name, settings) in entries.items():

@@ -141,7 +141,7 @@ def where(blocks: ChangedBlocks, outside: Sequence[tuple[str, float | None]]) ->
     outside of blocks, and how much.
 
     >>> more = dict(carried=[], weights=[0, 0, 0.1, 0.1, 0], rounding=[], rounded=[], restored=[])
-    >>> where(Blocks(own=[0, 0, .1, .31, 0], above=[2, 3], **more), [])
+    >>> where(ChangedBlocks(own=[0, 0, .1, .31, 0], above=[2, 3], **more), [])
     'blocks 2 to 3: own change 0.1 to 0.31; blocks 0 to 1, 4: none above rounding'
     """
     parts = [
