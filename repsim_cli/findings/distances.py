@@ -21,7 +21,7 @@ from repsim_cli.figures.panels import headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import arrangements, by_jackknife
-from repsim_cli.findings.groups import Permuted, at_points, codes, kinds, no_groups, permute_groups, test_separation
+from repsim_cli.findings.groups import Permuted, at_points, codes, compute_separation, kinds, no_groups, permute_groups
 from repsim_cli.runs.content import Matrix, Side, Table
 
 ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
@@ -116,7 +116,7 @@ def compute_adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, "
     return np.where(most == expected, 1.0, (together - expected) / np.where(most == expected, 1.0, most - expected))
 
 
-def test_recovery(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
+def compute_recovery(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
     """The adjusted Rand index of clusters and groups, against all other ways to group the models."""
     labels, exact = arrangements(codes(groups), seed)
     return permute_groups(
@@ -139,7 +139,7 @@ def between(groups: Members, values: Square, seed: int) -> GroupDistances:
     """Raises BadInput as `clusters` does."""
     cut = clusters(values, len(groups))
     return GroupDistances(
-        groups, values, cut, {method: test_recovery(groups, labels, seed) for method, labels in cut.items()}
+        groups, values, cut, {method: compute_recovery(groups, labels, seed) for method, labels in cut.items()}
     )
 
 
@@ -156,7 +156,7 @@ def between_group_distances_are_larger(models: GroupDistances) -> Weighed | Unte
     """Models of two groups are farther apart than models of one."""
     if why := no_groups(models.groups):
         return Untestable(why)
-    apart = test_separation(models.values, models.groups, seed=0)
+    apart = compute_separation(models.values, models.groups, seed=0)
     return Weighed(apart.value, apart.evidence)
 
 

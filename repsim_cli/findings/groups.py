@@ -215,7 +215,7 @@ def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"])
     return np.concatenate(parts)
 
 
-def test_separation(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Permuted:
+def compute_separation(values: Float[np.ndarray, "m m"], groups: Members, seed: int) -> Permuted:
     """Mean between minus mean within the groups, against all other ways to group the models.
 
     Pairs within count alike whichever group they are of: the larger group has more of them.
@@ -260,13 +260,13 @@ def late_gap(depths: Depths) -> Weighed | Untestable:
     why = no_groups(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
     if why:
         return Untestable(why)
-    apart = _test_separation(depths, late)
+    apart = _compute_separation(depths, late)
     return Weighed(apart.value, apart.evidence)
 
 
-def _test_separation(depths: Depths, at: np.ndarray) -> Permuted:
+def _compute_separation(depths: Depths, at: np.ndarray) -> Permuted:
     values = depths.symmetric[..., at].mean(2)
-    return test_separation(-values if depths.larger_is_closer else values, depths.groups, seed=0)
+    return compute_separation(-values if depths.larger_is_closer else values, depths.groups, seed=0)
 
 
 @claim(
@@ -294,7 +294,7 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
         return Untestable("needs layers in the first half and beyond 75 % of the depth")
     if why := no_groups(depths.groups):
         return Untestable(why)
-    apart = _test_separation(depths, late)
+    apart = _compute_separation(depths, late)
     if apart.value <= 0 or apart.p > LEVEL:
         return Untestable(f"the groups do not differ in late layers (p = {apart.p:.2g})")
     numbers, sign = codes(depths.groups), -1 if depths.larger_is_closer else 1

@@ -13,7 +13,7 @@ from repsim_cli.base import registry
 from repsim_cli.engine.curves import curve as curve_of
 from repsim_cli.findings.boundaries import ModelBlocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, find_claims, judge
-from repsim_cli.findings.distances import GroupDistances, hierarchical, test_recovery
+from repsim_cli.findings.distances import GroupDistances, compute_recovery, hierarchical
 from repsim_cli.findings.evidence import (
     DEEP,
     Evidence,
@@ -118,7 +118,9 @@ def other_clusters(sign, rng):
 def clustered(values):
     np.fill_diagonal(values, 0)
     return (
-        GroupDistances(GROUPS, values, agreement={"hierarchical": test_recovery(GROUPS, hierarchical(values, 2), 0)}),
+        GroupDistances(
+            GROUPS, values, agreement={"hierarchical": compute_recovery(GROUPS, hierarchical(values, 2), 0)}
+        ),
     )
 
 

@@ -30,13 +30,14 @@ from repsim_cli.findings.distances import (
     clusters,
     clusters_are_the_groups,
     compute_adjusted_rand,
+    compute_recovery,
     over_layers,
-    test_recovery,
     tree,
 )
 from repsim_cli.findings.groups import (
     Depths,
     arrangements,
+    compute_separation,
     curves,
     groups_alike_early,
     groups_differ_late,
@@ -44,7 +45,6 @@ from repsim_cli.findings.groups import (
     points_of,
     separation,
     smallest_p,
-    test_separation,
 )
 from repsim_cli.models.source import facts
 from repsim_cli.runs import reader, results
@@ -178,7 +178,7 @@ def test_separation_is_between_minus_within():
     values = symmetric(np.random.default_rng(3), 5)[..., 0]
     within = [values[i, j] for i, j in ((0, 1), (0, 2), (1, 2), (3, 4))]
     between = [values[i, j] for i in range(3) for j in (3, 4)]
-    found = test_separation(values, GROUPS, 0)
+    found = compute_separation(values, GROUPS, 0)
     assert found.value == pytest.approx(np.mean(between) - np.mean(within))
     labels, _ = arrangements(np.array([0, 0, 0, 1, 1]), 0)
     assert found.p == np.mean(separation(values, labels) >= found.value - 1e-12)
@@ -250,8 +250,8 @@ def test_no_groups_are_not_found():
     rng = np.random.default_rng(6)
     groups = models(5, 5)
     whole = [over_layers(planted(rng, apart=0.0)) for _ in range(60)]
-    apart = [test_separation(one, groups, 0).p for one in whole]
-    found = [test_recovery(groups, own, 0).p for one in whole for own in clusters(one, 2).values()]
+    apart = [compute_separation(one, groups, 0).p for one in whole]
+    found = [compute_recovery(groups, own, 0).p for one in whole for own in clusters(one, 2).values()]
     assert np.mean(np.array(apart) <= 0.05) <= 0.12
     assert np.mean(np.array(found) <= 0.05) <= 0.12
     assert 0.3 < np.mean(apart) < 0.7
