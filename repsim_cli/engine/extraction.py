@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from repsim_cli.activations.inputs import check_modality, describe, pair_rows, sequences_of, tokenizers
-from repsim_cli.activations.places import row_labels
+from repsim_cli.activations.inputs import check_modality, describe, documents_of, pair_rows, sequences_of, tokenizers
+from repsim_cli.activations.places import row_documents, row_labels
 from repsim_cli.activations.readings import Layer, Reading, devices, readings
 from repsim_cli.activations.rows import row_numbers, total_rows
 from repsim_cli.base.errors import BadInput
@@ -145,6 +146,14 @@ class Extraction:
     def batches(self) -> int:
         """How many batches the rows fill."""
         return 1 if self.extract.estimate in OF_SAMPLE else self.total // self.extract.batch_rows
+
+    def find_documents(self, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"]:
+        """Finds the document of every sampled row; a stored row that no document is known of is one by itself."""
+        numbers, given = self.numbers(0), next(iter(sequences.values()), None)
+        if given is not None:
+            return row_documents(given, self.extract)[numbers]
+        told = documents_of(self.readings)
+        return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
 
     def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
         """The classes of the rows of a batch, by its number; None where the data has no classes."""

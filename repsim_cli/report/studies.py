@@ -287,7 +287,9 @@ LEADS: dict[str, Callable[[Results], Iterator[str]]] = {
 }
 QUESTIONS = {
     "architecture": "How are the models built, and does one stand apart from the others?",
+    "barycentre": "What shape do the models share, and how far does each stand from it?",
     "convergence": "When in its training does each layer become what it is in the end?",
+    "crosscoder": "Which latents of a crosscoder are of one model alone, and what does it explain of each?",
     "dictionary_transfer": "Does a dictionary of the base still work in a tuned model?",
     "effective_rank": "Do layers whose parameters have a large rank converge early?",
     "features": "Which features of sparse dictionaries do seeds and models share?",

@@ -29,7 +29,8 @@ CHANCE = "chance"  # the detail of a matrix that has the level of chance of each
 MADE_OF = "what similarity is made of"
 FOUND, KEPT, STANDS_OUT = "where pairs find each other", "what maps keep", "which layers stand out"
 REUSED, NEAREST = "what dictionaries of the base are worth", "closest and furthest models"
-ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST)
+CODED = "what a crosscoder has of each side"
+ANSWERS = (WHERE, SAME, MADE_OF, FOUND, KEPT, STANDS_OUT, REUSED, NEAREST, CODED)
 # the tables of the shares of similarity, and of shared neighbours, of layers at the same depth
 BUDGET, BY_TOKEN = "similarity budget", "shared neighbours by token"
 BUDGET_PARTS = ("value", "token", "rest", "untrained", "learned", "alone")

@@ -11,6 +11,8 @@ import numpy as np
 from repsim_cli.findings import boundaries, distances, groups, layer_identification, multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.runs.content import FEATURE_MAPS, Axis, Band, Curve, Facts, Matrix, Measured, Results, Side, Table
+from repsim_cli.studies.barycentre import finding as barycentre
+from repsim_cli.studies.barycentre.columns import FROM_COLUMNS, FROM_SHAPE, OF_PLACES, PLACE_COLUMNS
 from repsim_cli.studies.classifiers import finding_variants as variants
 from repsim_cli.studies.grounding import finding as grades
 from repsim_cli.studies.modular_sums import finding as modular_sums
@@ -288,6 +290,31 @@ def on_fewer_rows(pairs: list[str], counts: list[int]) -> Any:
     return fewer_rows._figure(curve, fewer_rows.PAIRS)
 
 
+def about_a_shape(models: list[str], depths: list[str]) -> Any:
+    far = {(depth, model): 0.9 - 0.7 * i / len(models) - 0.2 * at / len(depths)
+           for at, depth in enumerate(depths) for i, model in enumerate(models)}  # fmt: skip
+    distances = [[depth, model, "resid_post@1", x, 0.01, 0.8] for (depth, model), x in far.items()]
+    turn = {model: 2 * np.pi * i / len(models) for i, model in enumerate(models)}
+    places = [[depth, model, x * np.cos(turn[model]), x * np.sin(turn[model]), 0.5, 0.3]
+              for (depth, model), x in far.items()]  # fmt: skip
+    columns = ["depth", "model", "first", "second", "share of the first", "share of the second"]
+    tables = {
+        FROM_SHAPE: Table(columns=FROM_COLUMNS, rows=distances),
+        OF_PLACES: Table(columns=PLACE_COLUMNS, rows=[[depths[0], 0.1, 0.1, 9, 4096, 300, 576]]),
+        barycentre.MAP: Table(columns=columns, rows=places),
+    }
+    return in_memory({}, tables=tables)
+
+
+def shape_over_depth(models: list[str], depths: list[str]) -> Any:
+    run = about_a_shape(models, depths)
+    return barycentre._over_depth(barycentre.over_depth(barycentre.by_depth(run.results.tables[FROM_SHAPE])), run)
+
+
+def map_about(models: list[str], depths: list[str]) -> Any:
+    return barycentre._map(depths, about_a_shape(models, depths))
+
+
 def identified(measures: list[str], points: int) -> Any:
     keys = ("measure", "hook point", "identified", "low", "high", "chance", "layers", "models", "seeds")
     rows: Any = [
@@ -412,6 +439,9 @@ TOPICS: dict[str, Callable[[], Any]] = {
     "fewer rows of 4 pairs": partial(
         on_fewer_rows, [f"{LONG} resid_post@{i}, m resid_post@3" for i in range(4)], [244 << i for i in range(8)] + [1_000_000]
     ),
+    "common shapes": partial(shape_over_depth, SEEDS[:3], ["0", "0.25", "0.5", "1"]),
+    "map about common shapes": partial(map_about, ["a", "b", "c"], ["0", "0.5", "1"]),
+    "map of 20 models about common shapes": partial(map_about, named(20, LONG), ["resid_post@3", "1"]),
     "identified layers": partial(identified, MEASURES, 4),
     "layers taken for others": partial(which_layers, MEASURES, 12),
     "boundaries": partial(parted, SEEDS, 12, 5),

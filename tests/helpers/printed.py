@@ -59,7 +59,12 @@ FEW = ("extract.sequences=9",)
 SHORTER = {  # what makes the command of a study short, None: nothing does
     "architecture": (),
     "attention": (*FEW, "extract.layers=[0,1]"),
+    "barycentre": (*FEW, "options.depths=[0.5]"),
     "convergence": FEW,
+    "crosscoder": (
+        "extract.sequences=24", "extract.length=32", "options.recipe.steps=2", "options.recipe.width=16",
+        "options.recipe.k=4",
+    ),
     "dictionary_transfer": (
         "extract.sequences=12", "extract.length=32", "extract.layers=[1]", "options.recipe.steps=2",
         "options.recipe.width=16", "options.recipe.k=4",

@@ -9,3 +9,8 @@ COLUMNS = [
     RECOVERED, f"± {RECOVERED}", f"{RECOVERED} {BY_SHUFFLED}", MORE, f"± {MORE}", DIVERGENCE, ACTIVE, DEAD,
     f"{EXPLAINED} {FROM_BASE}", f"± {EXPLAINED} {FROM_BASE}", f"{RECOVERED} {FROM_BASE}", f"± {RECOVERED} {FROM_BASE}",
 ]  # fmt: skip
+
+OF_SIDES, OF_LATENTS, NORMS = "what a crosscoder says of each side", "latents of a crosscoder", "decoder norms"
+SIDES_COLUMNS = ["side", "model", "layer", "explained", "± explained", "explained shuffled", "rows", "documents"]
+LATENTS_COLUMNS = ["of", "latents", "share", "never active", "active on a row", "in the errors of others"]
+ALL_SIDES, BETWEEN_SIDES = "all sides", "between"

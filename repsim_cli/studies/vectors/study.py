@@ -7,8 +7,7 @@ import numpy as np
 from jaxtyping import Int
 
 import repsim_cli
-from repsim_cli.activations.inputs import documents_of
-from repsim_cli.activations.places import row_documents, row_labels
+from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -174,7 +173,7 @@ class VectorMaps(StudyOfRows):
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
-            documents, classes = documents_read(extraction, sequences), classes_read(extraction, sequences)
+            documents, classes = extraction.find_documents(sequences), classes_read(extraction, sequences)
             half = halves(documents, self.train_share, self.seed)
         taken, tables = sample(run, extraction, sequences)
         rows: list[list[Any]] = []
@@ -261,15 +260,6 @@ class VectorMaps(StudyOfRows):
 
 def file_of(kind: str, old: Layer, new: Layer) -> str:
     return slug(kind, old.model, old.name, new.model, new.name)
-
-
-def documents_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"]:
-    """Finds the document of every sampled row; a stored row that no document is known of is one by itself."""
-    numbers, given = extraction.numbers(0), next(iter(sequences.values()), None)
-    if given is not None:
-        return row_documents(given, extraction.extract)[numbers]
-    told = documents_of(extraction.readings)
-    return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
 
 
 def classes_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Int[np.ndarray, " n"] | None:

@@ -1,0 +1,1 @@
+"""What shape do the rows of many models share?"""

@@ -1,0 +1,119 @@
+"""Says what a crosscoder explains of each side and whose its latents are, and draws their decoder norms."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from repsim_cli.figures.frame import legend_beside, line_styles
+from repsim_cli.figures.lines import plain
+from repsim_cli.figures.panels import headline
+from repsim_cli.findings.analysis import Finished, Job, Part, analysis
+from repsim_cli.findings.claims import Claim
+from repsim_cli.runs.content import CODED, Axis, Curve, Table
+from repsim_cli.studies.dictionaries.columns import ALL_SIDES, LATENTS_COLUMNS, NORMS, OF_LATENTS, OF_SIDES
+
+BINS = 20
+FOUND = 0.5  # of their strength on their own side: latents that the other sides have too
+PANEL = (3.6, 2.4)  # inches
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrosscoderOptions:
+    """Says whose latents a crosscoder has, and draws their decoder norms. There are no settings."""
+
+
+def sentences(sides: Table, latents: Table) -> Iterator[list[str]]:
+    kinds = {row[0]: dict(zip(LATENTS_COLUMNS, row, strict=True)) for row in latents.rows}
+    for row in sides.rows:
+        side, explained, error, shuffled = row[0], *row[3:6]
+        alone = kinds[side]
+        said = f"{alone['share']:.1%} of the latents are of it alone"
+        if alone["latents"]:
+            said += f" ({alone['never active']:.0%} of them never active)"
+        if (beyond := alone["in the errors of others"]) is not None:
+            doubt = "; so the others have them too" if beyond > FOUND else ""
+            said += f", whose directions stand in the others' errors {beyond:.2f} times as strongly{doubt}"
+        within = "" if error is None else f" (se {error:.2g})"
+        yield [
+            side,
+            f"the crosscoder explains {explained:.2f} of its variance{within}, {shuffled:.2f} shuffled; {said}",
+        ]
+    every = kinds[ALL_SIDES]
+    yield [ALL_SIDES, f"{every['share']:.1%} of the latents have about the same norm on them" + _dead(every)]
+
+
+def _dead(row: Any) -> str:
+    return "" if row["never active"] is None else f" ({row['never active']:.0%} of them never active)"
+
+
+def shares(norms: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:
+    """Divides the decoder norms of each latent by their sum over sides."""
+    return norms / np.maximum(norms.sum(1, keepdims=True), np.finfo(float).tiny)
+
+
+def curves(run: Finished) -> Iterator[Curve]:
+    """A curve per side, of two sides of the second alone: how many latents have a share of their norm on it."""
+    matrix = run.results.matrices[NORMS]
+    norms, active = np.asarray(run.array(matrix.values)), np.asarray(run.array(matrix.about["active"]))
+    ends = np.linspace(0, 1, BINS + 1)
+    sides = matrix.columns.layers
+    for at, side in list(enumerate(sides))[-1 if len(sides) == 2 else 0 :]:
+        share = shares(norms)[:, at]
+        counts = {
+            "active": np.histogram(share[active > 0], ends)[0],
+            "never active": np.histogram(share[active == 0], ends)[0],
+        }
+        yield Curve(
+            x=Axis(name=f"share of the decoder norm on {side}"),
+            y=Axis(name="latents"),
+            at=((ends[1:] + ends[:-1]) / 2).round(6).tolist(),
+            lines={name: [int(count) for count in values] for name, values in counts.items()},
+            bounds=[0.0, None],
+            about={"quantity": "decoder norms", "model": side},
+        )
+
+
+def figures(run: Finished, whole: bool) -> Iterator[Job]:
+    """crosscoder: how many latents have which share of their decoder norm on each side"""
+    yield "crosscoder", partial(_draw, [x for x in run.results.curves.values() if x.analysis == "crosscoder"], run)
+
+
+def _draw(curves: Sequence[Curve], run: Finished) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(PANEL[0] * len(curves), PANEL[1]))
+    axes = figure.subplots(1, len(curves), squeeze=False, sharey=True)[0]
+    styles = line_styles(2)
+    for panel, curve in zip(axes, curves, strict=True):
+        below = np.zeros(BINS)
+        for (name, counts), style in zip(curve.lines.items(), styles, strict=True):
+            panel.bar(curve.at, counts, 0.9 / BINS, bottom=below, color=style["color"], label=name)
+            below = below + np.array(counts)
+        panel.set_xlabel(str(curve.x), fontsize=8, parse_math=False)
+        panel.set_xlim(0, 1)
+        panel.tick_params(labelsize=7)
+        plain(panel)
+    axes[0].set_ylabel("latents", fontsize=8)
+    legend_beside(axes[-1])
+    sides = run.results.tables[OF_SIDES]
+    explained = ", ".join(f"{row[3]:.2f} of {row[0]}" for row in sides.rows)
+    headline(
+        figure,
+        f"A crosscoder explains {explained}",
+        f"{sides.rows[0][6]:,} rows of {sides.rows[0][7]:,} documents; norms in spreads of each side's rows",
+    )
+    return figure
+
+
+@analysis(studies=("crosscoder",), unasked=lambda planned: True, figures=figures)
+def crosscoder(run: Finished, options: CrosscoderOptions, claims: Sequence[Claim]) -> Part:
+    """Says what a crosscoder explains of each side, and whose its latents are."""
+    said = list(sentences(run.results.tables[OF_SIDES], run.results.tables[OF_LATENTS]))
+    return Part(
+        tables={CODED: Table(columns=["side", "what"], rows=said)},
+        curves={f"decoder norms, {curve.about['model']}": curve for curve in curves(run)},
+    )
