@@ -137,56 +137,13 @@ def test_all_questions_are_listed():
         assert all(kind in own for kind in kinds.split(", "))
 
 
-PAST = {  # of irregular verbs
-    *[
-        "begun",
-        "broken",
-        "brought",
-        "built",
-        "chosen",
-        "done",
-        "drawn",
-        "driven",
-        "fallen",
-        "felt",
-        "forgotten",
-        "found",
-        "frozen",
-        "given",
-        "gone",
-        "grown",
-        "heard",
-        "held",
-        "hidden",
-        "kept",
-    ],
-    *[
-        "known",
-        "laid",
-        "led",
-        "left",
-        "lost",
-        "made",
-        "meant",
-        "met",
-        "paid",
-        "said",
-        "seen",
-        "sent",
-        "shown",
-        "sold",
-        "spent",
-        "stood",
-        "stuck",
-        "sworn",
-        "taken",
-        "taught",
-        "thought",
-        "told",
-        "torn",
-    ],
-    *["understood", "won", "woven", "written"],
-}
+# of irregular verbs
+PAST = {
+    "begun", "broken", "brought", "built", "chosen", "done", "drawn", "driven", "fallen", "felt", "forgotten",
+    "found", "frozen", "given", "gone", "grown", "heard", "held", "hidden", "kept", "known", "laid", "led", "left",
+    "lost", "made", "meant", "met", "paid", "said", "seen", "sent", "shown", "sold", "spent", "stood", "stuck",
+    "sworn", "taken", "taught", "thought", "told", "torn", "understood", "won", "woven", "written",
+}  # fmt: skip
 NOT_PARTICIPLES = {"bound", "embed", "feed", "need", "seed", "speed", "string"}
 VALUES = {"squared_norms", "closed_form"}  # what a value is called: a noun, of which a participle is a part
 
@@ -222,6 +179,15 @@ def test_functions_are_verbs():
             ):
                 wrong.append(f"{file.relative_to(ROOT)}:{node.lineno}: {node.name}")
     assert not wrong, "a function is a verb: `centre`, not `centred`"
+
+
+NOTHING_TWICE = re.compile(r", got (none|nothing|neither|null|\{\}|\[\])[;\"]")
+
+
+def test_messages_do_not_say_twice_that_there_is_nothing():
+    told = {file: NOTHING_TWICE.findall(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
+    assert not {str(file.relative_to(ROOT)): found for file, found in told.items() if found}
+    assert NOTHING_TWICE.search('"model: no model is selected, got none; name one"')
 
 
 def test_a_class_name_means_one_thing():

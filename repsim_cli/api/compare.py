@@ -91,7 +91,7 @@ def compare(  # noqa: PLR0913 - the public interface
         measures, layers = names_of("measures", _register_functions(measures)), names_of("layers", layers)
         check_keys(settings)
         if not given:
-            raise BadInput("models: none is named, got {}; name two")
+            raise BadInput("models: none is named; name two")
         for key, value, values in (("rows", rows, ROWS), ("maps", maps, get_args(Maps))):
             if value not in values:
                 raise BadInput(f"{key}: unknown, got '{value}'; use {', '.join(values[:-1])} or {values[-1]}")

@@ -74,7 +74,7 @@ def _check(words: Sequence[str]) -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise BadInput("repsim: the working directory was removed, got nothing in its place; cd to another") from None
+        raise BadInput("repsim: the working directory was removed; cd to another") from None
 
 
 def _command(module: str, name: str) -> Callable:

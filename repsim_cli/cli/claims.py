@@ -103,7 +103,7 @@ def check(claims: Sequence[Any]) -> None:
         if asked & {claim.name for claim in claims} and name not in there:
             words = [sys.executable, "-m", "repsim_cli", "run", "-q", f"experiment={experiment}"]
             if subprocess.run(words, check=False).returncode:
-                raise RunFailed(f"claims: {experiment} did not complete, got no verdicts; see repsim list run")
+                raise RunFailed(f"claims: {experiment} did not complete; see repsim list run")
 
 
 def experiments() -> Iterable[tuple[str, str, set[str]]]:

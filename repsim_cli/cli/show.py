@@ -230,7 +230,7 @@ def plot_command(parsed: argparse.Namespace) -> int:
     else:
         drawn = analyse.draw(folder, Bar(), whole=parsed.all)
     if not drawn:
-        raise BadInput(f"{folder}: it has no matrices, got no figure to draw; choose a run of a similarity study")
+        raise BadInput(f"{folder}: it has no matrices to draw; choose a run of a similarity study")
     say(*map(str, drawn))
     return 0
 
@@ -242,7 +242,7 @@ def export_command(parsed: argparse.Namespace) -> int:
 
     kinds = [kind for kind in export.FORMATS if getattr(parsed, kind)]
     if not kinds and not parsed.pdf:
-        raise BadInput("repsim export: no format is asked for, got none; add --csv, --latex, --parquet or --pdf")
+        raise BadInput("repsim export: no format is asked for; add --csv, --latex, --parquet or --pdf")
     folder = folders.find(parsed.run)
     into = local(parsed.output) if parsed.output else folder / "export"
     style = Style(width=parsed.width, format=("pdf",), colours=parsed.colours, titles=parsed.titles, font=parsed.font)
@@ -251,7 +251,7 @@ def export_command(parsed: argparse.Namespace) -> int:
     if parsed.pdf:
         written += analyse.draw(folder, Bar(), whole=parsed.all, into=into, style=style)
     if not written:
-        raise BadInput(f"{folder}: it has no tables and no figures, got nothing to export; choose another run")
+        raise BadInput(f"{folder}: it has no tables and no figures; choose another run")
     say(*map(str, written))
     return 0
 
@@ -290,7 +290,7 @@ def report_command(parsed: argparse.Namespace) -> int:
     ]
     named = [folder for several in each for folder in several]
     if parsed.output is None and len(parsed.runs) > 1:
-        raise BadInput(f"--output: a file is needed for {len(named)} runs, got none; e.g. --output both.html")
+        raise BadInput(f"--output: a file is needed for {len(named)} runs; e.g. --output both.html")
     file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else local(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
@@ -305,7 +305,7 @@ def _overview(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
 
     if parsed.follow:
-        raise BadInput("--follow: of a run that is named, got no RUN; e.g. repsim report latest --follow")
+        raise BadInput("--follow: of a run that is named; e.g. repsim report latest --follow")
     if parsed.output is not None:
         raise BadInput(f"--output: of runs that are named, got '{parsed.output}' without any; name a RUN, or drop it")
     root = results.outputs_root()

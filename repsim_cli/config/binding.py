@@ -65,7 +65,7 @@ def _explain(error: ValidationError, fields: Collection[str]) -> Iterator[str]:
         elif kind == "too_short":
             yield f"{path}: too few, got {got}; give at least {problem.get('ctx', {})['min_length']}"
         elif kind == "missing":
-            yield f"{path}: missing, got nothing; set it"
+            yield f"{path}: missing; set it"
         else:
             asked = [x["msg"].removeprefix("Input should be ").removeprefix("a valid ") for x in (problem, *others)]
             yield f"{path}: wrong value, got {got}; give {', or '.join(asked)}"

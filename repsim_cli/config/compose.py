@@ -239,7 +239,7 @@ def take_from(words: list[str]) -> tuple[list[str], str]:
         return words, OWN
     at = words.index("--from")
     if at + 1 == len(words) or not words[at + 1]:
-        raise BadInput("--from: no run, got nothing; e.g. --from latest")
+        raise BadInput("--from: no run is named; e.g. --from latest")
     another = any(word.startswith("study=") for word in words)
     experiment = next((word for word in words if word.startswith("experiment=")), None)
     if experiment:

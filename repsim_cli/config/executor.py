@@ -41,10 +41,14 @@ def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
         return
     package = PACKAGES.get(name)
     if package is not None and find_spec(package) is None:
-        unfit(f"hardware.executor: {name} needs the package {package}, got none; pip install -e '.[{name}]'")
+        unfit(
+            f"hardware.executor: {name} needs the package {package}, which is not installed; pip install -e '.[{name}]'"
+        )
     command = COMMANDS.get(name)
     if command is not None and shutil.which(command) is None:
-        unfit(f"hardware.executor: {name} needs the command {command}, got none; run on a machine of the cluster")
+        unfit(
+            f"hardware.executor: {name} needs the command {command}, which is not here; run on a machine of the cluster"
+        )
     if name == "slurm" and hardware.get("processes") is None:
         raise BadInput("hardware.processes: SLURM is asked for so many workers, got null; set hardware.processes=8")
     if name == "slurm" and (hardware.get("gpus_per_worker") or 1) % 1:

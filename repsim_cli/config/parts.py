@@ -114,7 +114,7 @@ def each_value(chosen: Any) -> Any:
             raise BadConfig([f"measure.{label}: several lists, got {', '.join(lists)}; give one number a list"])
         for key in lists:
             if not entry[key]:
-                raise BadConfig([f"measure.{label}.{key}: an empty list, got []; give numbers, or one"])
+                raise BadConfig([f"measure.{label}.{key}: an empty list; give numbers, or one"])
             found |= {f"{label}_{key}{value}": {**entry, key: value} for value in entry[key]}
         if not lists:
             found[label] = entry

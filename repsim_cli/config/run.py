@@ -336,7 +336,7 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     keys: Fields = {str(k): v for k, v in plain.items() if k != "experiment"}
     for path, value in _leaves(keys, ""):
         if value == MISSING:
-            problems.append(f"{path}: missing, got nothing; set {path}=VALUE")
+            problems.append(f"{path}: missing; set {path}=VALUE")
     for group in GROUPS:
         if keys.get(group) is None:
             keys[group] = {}

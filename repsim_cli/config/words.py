@@ -50,7 +50,7 @@ def split_words(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
             flag = SHORT.get(flag, flag)
             flags[flag] = value if equals else next(remaining, None) if flag in VALUED else None
             if flag in VALUED and flag != "--info" and not flags[flag]:
-                raise BadInput(f"{flag}: no value, got nothing; write {flag} VALUE")
+                raise BadInput(f"{flag}: no value; write {flag} VALUE")
     for flag in flags:
         if flag not in FLAGS:
             raise BadInput(

@@ -76,7 +76,7 @@ def altered(
 def alter_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:
     def of_example(example: Example, random: Random) -> Example:
         if example.label is None:
-            raise BadInput(f"{data.source}: labels are missing, got none for an example; add them")
+            raise BadInput(f"{data.source}: an example has no label; add them")
         first, *others = example.texts
         if how.noise:
             first = " ".join(noisy(first.split(), how.noise, random))

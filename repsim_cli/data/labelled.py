@@ -168,8 +168,9 @@ class Examples(Data):
             else:
                 dropped[example] = dropped.get(example, 0) + 1
         if not examples:
-            left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items()) or "none"
-            raise BadInput(f"{self.source}: it has no examples, got {left_out}; give another file or split")
+            left_out = ", ".join(f"{count} with {reason}" for reason, count in dropped.items())
+            got = f", got {left_out}" if left_out else ""
+            raise BadInput(f"{self.source}: it has no examples{got}; give another file or split")
         return examples, dropped
 
     def labels_of_examples(self) -> dict[str, list[str]]:

@@ -82,7 +82,7 @@ def parallel(
     Example: repsim run experiment=parallel data.path=FILE data.first=en data.second=de
     """
     if path is None and pairs is None:
-        raise BadInput(f"path: no pairs of texts, got none; {ADVICE}")
+        raise BadInput(f"path: no pairs of texts; {ADVICE}")
     if path is None and other is not None:
         raise BadInput(f"other: it is the second file beside data.path, got {other} alone; {ADVICE}")
     if group is not None and (other is not None or path is None):

@@ -239,7 +239,7 @@ def comparison_of(
 ) -> Comparison:
     """Raises BadInput where the models cannot be compared like this. among: all models of the run."""
     if not given["measure"]:
-        raise BadInput("measure: no measure is selected, got none; e.g. measure=[cka_unbiased]")
+        raise BadInput("measure: no measure is selected; e.g. measure=[cka_unbiased]")
     if side_by_side and (estimate := given["extract"].estimate) in STREAMED:
         raise BadInput(f"extract.estimate: layers are compared pair by pair, got {estimate}; use per_batch or full")
     extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)

@@ -172,7 +172,7 @@ def extraction_of(
     """Raises BadInput where a model cannot be read like this. among: all models of the run, which share its devices."""
     models, data, extract, hardware = given["model"], given["data"], given["extract"], given["hardware"]
     if not models:
-        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
     check_modality(live, data)
     return Extraction(

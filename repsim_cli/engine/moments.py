@@ -206,7 +206,7 @@ def _covariances(
             total += x.sum(0, dtype=torch.float64)
             rows += len(x)
     if shift is None or total is None:
-        raise BadInput("extract: no row is left, got none; give more text")
+        raise BadInput("extract: no row is left; give more text")
     if together is not None:
         together.sum()
     products: dict[Cell, Tensor] = {}

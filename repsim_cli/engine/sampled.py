@@ -121,7 +121,7 @@ def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> l
         totals = [a + b for a, b in zip(totals, sums, strict=True)] if totals else sums
         count += len(batch[0])
     if not count:
-        raise BadInput("extract: no row is left, got none; give more text")
+        raise BadInput("extract: no row is left; give more text")
     rows = [torch.cat(parts) for parts in zip(*taken, strict=True)]
     return [_SampledLayer(total / count, x) for total, x in zip(totals, rows, strict=True)]
 

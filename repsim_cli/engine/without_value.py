@@ -49,7 +49,7 @@ def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
 def reasons(why: Iterable[str]) -> str:
     """Each reason once, without its advice.
 
-    >>> reasons(["a: all rows are equal, got none; drop it", "a: all rows are equal, got none; drop it"])
+    >>> reasons(["a: all rows are equal, got 3; drop it", "a: all rows are equal, got 3; drop it"])
     'a: all rows are equal'
     """
     distinct = list(dict.fromkeys(text.partition(", got ")[0] for text in why))

@@ -63,7 +63,7 @@ def slurm(*words: str, given: str = "") -> str:
         )
     except FileNotFoundError:
         raise BadInput(
-            f"hardware.executor: slurm needs the command {words[0]}, got none; run on a machine of the cluster"
+            f"hardware.executor: slurm needs the command {words[0]}, which is not here; run on a machine of the cluster"
         ) from None
     except subprocess.TimeoutExpired:
         raise BadInput(f"hardware.executor: SLURM does not answer, got {COMMAND:.0f} s of {words[0]}") from None

@@ -46,7 +46,7 @@ def choose_options(
             if needed := [each.name for each in dataclasses.fields(card.options) if _is_required(each)]:
                 named = " and ".join(claim.name for claim in tested if claim.analysis == name)
                 settings = ", ".join(f"{key}: ..." for key in needed)
-                problems.append(f"claims: {named} needs settings, got none; set analyses.{name}={{{settings}}}")
+                problems.append(f"claims: {named} needs settings; set analyses.{name}={{{settings}}}")
             else:
                 options[name] = card.options()
     for name, settings in options.items():

@@ -43,7 +43,7 @@ def card(name: str) -> Card:
 def check_package(name: str) -> None:
     """Raises BadInput where the measure needs a package that is not installed."""
     if (package := find_missing(card(name))) is not None:
-        raise BadInput(f"{package}: needed by {name}, got no such package; pip install -e '.[topology]'")
+        raise BadInput(f"{package}: needed by {name}, and not installed; pip install -e '.[topology]'")
 
 
 def get(name: str, **settings: Any) -> Measure:

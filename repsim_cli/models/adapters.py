@@ -55,7 +55,7 @@ class Adapter(NamedTuple):
 def adapter_in(folder: Path) -> Adapter:
     """The adapter in a folder. Raises BadInput where it is none, or no LoRA with safetensors."""
     if importlib.util.find_spec("peft") is None:
-        raise BadInput("adapter: needs the package peft, got none; pip install -e '.[peft]'")
+        raise BadInput("adapter: needs the package peft, which is not installed; pip install -e '.[peft]'")
     if not (folder / CONFIG).is_file():
         raise BadInput(f"adapter: no {CONFIG} in it, got '{folder}'; give the folder of a LoRA adapter")
     settings = json_file(folder / CONFIG)

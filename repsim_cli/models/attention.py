@@ -93,7 +93,7 @@ def pattern(seen: Attended, heads: int) -> Tensor:
 
 def _scores(seen: Attended) -> tuple[Tensor, Tensor]:
     if seen.values is None or not seen.scores:
-        raise RunFailed("no attention was computed by a product, a softmax and a product, got none; read another point")
+        raise RunFailed("no attention was computed by a product, a softmax and a product; read another point")
     return seen.scores[-1]
 
 

@@ -78,7 +78,7 @@ def merges(
 def check(file: Path) -> Path:
     """The file. Raises BadInput where it is incomplete or one of several parts."""
     if importlib.util.find_spec("gguf") is None:
-        raise BadInput("path: .gguf files need the package gguf, got none; pip install -e '.[gguf]'")
+        raise BadInput("path: .gguf files need the package gguf, which is not installed; pip install -e '.[gguf]'")
     once(_check, str(readable(file)))
     return file
 

@@ -80,7 +80,7 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
 
     def tokens() -> Any:
         if tokenizer is None and not where:
-            raise BadInput("tokenizer: a model made in memory has none, got nothing; give (model, tokenizer)")
+            raise BadInput("tokenizer: a model made in memory has none; give (model, tokenizer)")
         return tokenizer_of(where) if tokenizer is None else tokenizer
 
     def with_head(auto: str, how: Loading = WHOLE) -> nn.Module:
@@ -231,7 +231,7 @@ class _Rows:
         """As stored activations, which are removed with this object. documents: of every item."""
         counts = sorted({count for count, _ in self.shapes.values()})
         if counts[0] == 0:
-            raise BadInput("data: no batch was given, got none; give batches of inputs")
+            raise BadInput("data: no batch was given; give batches of inputs")
         if len(counts) > 1:
             raise BadInput(
                 f"layers: they differ in their number of positions, got {counts} rows; use maps='pooled' or 'flattened'"
@@ -331,7 +331,7 @@ def _rows(
     items = _items(batch)
     for name in names:
         if name not in seen:
-            raise BadInput(f"layer '{name}': it did not run, got no output of it; choose another layer")
+            raise BadInput(f"layer '{name}': it did not run; choose another layer")
         if items and seen[name].ndim and len(seen[name]) % items:
             raise BadInput(
                 f"layer '{name}': its first dimension is not the batch, got {tuple(seen[name].shape)} for {items} "

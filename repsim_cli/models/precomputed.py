@@ -52,7 +52,7 @@ def precomputed(
     prompts = prompt_files(place)
     if bool(prompts) != (layer_ids is not None):
         raise BadInput(
-            "layer_ids: files of vLLM do not say which layers they hold, got none; give the "
+            "layer_ids: files of vLLM do not say which layers they hold; give the "
             "eagle_aux_hidden_state_layer_ids that it was started with, of which 0 is the embeddings"
             if prompts
             else f"layer_ids: of files of vLLM with `hidden_states` and `token_ids`, got '{path}'; drop it"

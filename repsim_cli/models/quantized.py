@@ -30,11 +30,13 @@ def check_quantize(quantize: Quantize, given: Any, adapter: str | None) -> None:
     for package in (quantize.method, "accelerate"):
         if find_spec(package) is None:
             raise BadInput(
-                f"quantize.method: {quantize.method} needs the package {package}, got none; "
+                f"quantize.method: {quantize.method} needs the package {package}, which is not installed; "
                 f"pip install -e '.[{quantize.method}]'"
             )
     if quantize.method == "torchao" and quantize.bits == 4 and not torch.cuda.is_available():
-        raise BadInput("quantize.bits: 4 bits of torchao need a GPU, got none; use bits: 8 or method: bitsandbytes")
+        raise BadInput(
+            "quantize.bits: 4 bits of torchao need a GPU, and there is none; use bits: 8 or method: bitsandbytes"
+        )
 
 
 def settings_of(quantize: Quantize, dtype: torch.dtype) -> Any:

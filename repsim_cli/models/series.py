@@ -57,7 +57,7 @@ def series(
         checkpoints = [_local(step, place) for step, place in _folders(local(folder), pattern, steps).items()]
     else:
         if steps is None:
-            raise BadInput("steps: missing, got null with hub; list the steps, e.g. [0, 1000, 143000]")
+            raise BadInput("steps: needed with hub; list the steps, e.g. [0, 1000, 143000]")
         if pattern == "step{step}":
             _check_published(str(hub), steps)
         checkpoints = [_revision(step, str(hub), pattern.replace(STEP, str(step)), drop_downloads) for step in steps]

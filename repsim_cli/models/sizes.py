@@ -104,7 +104,9 @@ def check_spread(hardware: Hardware) -> None:
             )
         return
     if find_spec("accelerate") is None:
-        raise BadInput("hardware.shard: needs the package accelerate, got none; pip install -e '.[shard]'")
+        raise BadInput(
+            "hardware.shard: needs the package accelerate, which is not installed; pip install -e '.[shard]'"
+        )
     if hardware.devices is not None:
         raise BadInput(f"hardware.devices: shard=auto chooses the devices, got {hardware.devices}; drop one of the two")
     for device in hardware.max_memory_gb or {}:

@@ -67,7 +67,7 @@ def save_overview(root: Path, progress: Progress = quiet) -> Path:
     known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
     data = {"root": root.name, "made_by": made_by, "runs": overview.list_runs(root, FILE, known, progress)}
     if not data["runs"]:
-        raise BadInput(f"RUN: no run can be read, got none in {root}; start one with: repsim run")
+        raise BadInput(f"RUN: no run can be read in {root}; start one with: repsim run")
     write(file, _html(f"Runs in {root.name}", data, ("page.css",), ("common.js", "overview.js")).encode())
     return file
 

@@ -130,7 +130,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], None]] = {"tensorboard": tensorboard,
 def check(name: Any) -> None:
     """Raises BadInput where the package of the tracker is not installed; names of none are found elsewhere."""
     if name in [*TRACKERS] and find_spec(name) is None:
-        raise BadInput(f"track: needs the package {name}, got none; pip install -e '.[{name}]'")
+        raise BadInput(f"track: needs the package {name}, which is not installed; pip install -e '.[{name}]'")
 
 
 def track(name: str, run: Run) -> None:

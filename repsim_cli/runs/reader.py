@@ -164,7 +164,7 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
     arrays/ must be unchanged too."""
     manifest = read_manifest(folder)
     if not (has_results(manifest) or (manifest["status"] == "running" and (folder / "results.json").is_file())):
-        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
+        raise BadInput(f"{folder}: it has no results (status {manifest['status']}); run it again")
     for name, digest in manifest.get("files", {}).items():
         if name in ("results.json", BEHIND, TEXTS) or (arrays and name.startswith("arrays/")):
             file = inside(folder, name)

@@ -279,7 +279,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
             shutil.rmtree(candidate, ignore_errors=True)
             drop_empty(candidate.parent)
             raise BadInput(explain(error, candidate, ELSEWHERE)) from error
-    raise BadInput(f"{folder}: a thousand runs have this name, got no free one; set name=NAME")
+    raise BadInput(f"{folder}: a thousand runs have this name; set name=NAME")
 
 
 def take_unused(folder: Path) -> Path:
@@ -338,7 +338,7 @@ def amend(folder: Path) -> Iterator[Run]:
     """A complete run, to add results to. Raises BadInput where it is not complete, or another process writes there."""
     manifest = read_manifest(folder)
     if not has_results(manifest):
-        raise BadInput(f"{folder}: it has no results (status {manifest['status']}), got no results.json; run it again")
+        raise BadInput(f"{folder}: it has no results (status {manifest['status']}); run it again")
     run = Run(folder, read_manifest(folder), claim(folder))
     try:
         yield run

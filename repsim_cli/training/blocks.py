@@ -26,7 +26,7 @@ class Freeze:
 
     def __post_init__(self) -> None:
         if (self.bottom, self.top) == (None, None):
-            raise BadInput("bottom, top: no blocks are named, got neither; set one, or freeze: null")
+            raise BadInput("bottom, top: no blocks are named; set one, or freeze: null")
 
 
 def is_frozen(source: Source, freeze: Freeze) -> Callable[[str], bool]:

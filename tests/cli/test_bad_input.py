@@ -887,10 +887,10 @@ EDITED = {
     "defaults": (changed("config.yaml", defaults=["x"]), "--from: not a key that a run writes, got 'defaults' in its"),
     "hydra": (changed("config.yaml", hydra={}), "--from: not a key that a run writes, got 'hydra' in its config.yaml"),
     "a key": (changed("config.yaml", experiment_=1), "experiment_: unknown key, got 1; known: analyses, base, cache"),
-    "no study": (changed("config.yaml", study=...), "study: missing, got nothing; set it"),
+    "no study": (changed("config.yaml", study=...), "study: missing; set it"),
     "a study that is a number": (changed("config.yaml", study=3), "study: wrong value, got 3; give string"),
-    "no seed": (changed("config.yaml", seed=...), "seed: missing, got nothing; set it"),
-    "no cache": (changed("config.yaml", cache=...), "cache: missing, got nothing; set it"),
+    "no seed": (changed("config.yaml", seed=...), "seed: missing; set it"),
+    "no cache": (changed("config.yaml", cache=...), "cache: missing; set it"),
     "no kind": (changed("config.yaml", model__tiny_a={}), "model.tiny_a.kind: missing, got {}; write {kind: NAME"),
 }
 

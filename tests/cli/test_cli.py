@@ -576,7 +576,7 @@ BAD = [
         ["extract.batch_rows=100000"],
         "extract.batch_rows: the data has fewer rows than one batch, got at most 8192 for 100000",
     ),
-    (["data=local_text"], "data.path: missing, got nothing; set data.path=VALUE"),
+    (["data=local_text"], "data.path: missing; set data.path=VALUE"),
     (["data=local_text", "data.path=EMPTY"], "it has no text, got white space or nothing; give"),
     (["data=local_text", "data.path=/no/file.txt"], "data.path: no such file, got '/no/file.txt'; check the path"),
     (["data=local_text", "data.path=JSONL", "data.column=body"], "no column 'body', got text; set data.column"),

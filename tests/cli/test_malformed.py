@@ -113,7 +113,7 @@ def test_a_working_directory_that_was_removed(repsim, tmp_path, monkeypatch):
     code, out, err = repsim("list", "data")
     monkeypatch.chdir(tmp_path)
     assert (code, out) == (2, "")
-    assert err.startswith("error: repsim: the working directory was removed, got nothing in its place; cd to another")
+    assert err.startswith("error: repsim: the working directory was removed; cd to another")
 
 
 TEXTS = ["some words of text " * 20] * 20

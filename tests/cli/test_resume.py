@@ -214,7 +214,7 @@ def test_from_repeats_a_run(repsim, newest):
     assert (config["data"]["split"], config["seed"]) == ("train", 4)
     code, out, err = repsim("run", "--from")
     assert (code, out) == (2, "")
-    assert "--from: no run, got nothing; e.g. --from latest" in err
+    assert "--from: no run is named; e.g. --from latest" in err
     assert repsim("run", "--from", "nowhere")[0] == 2
 
 

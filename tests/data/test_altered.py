@@ -101,7 +101,7 @@ def test_what_cannot_be_altered():
     with pytest.raises(BadInput, match="data: labelled examples or images are needed, got"):
         registry.data.get("altered").function(data=registry.data.get("embedded_text").function())
     bare = registry.data.get("altered").function(data=plain(lambda i: None), shortcut=0.5)
-    with pytest.raises(BadInput, match="made up: labels are missing, got none for an example; add them"):
+    with pytest.raises(BadInput, match="made up: an example has no label; add them"):
         read(bare)
     alone = Examples(lambda: iter(()), ("only",), "made up")
     with pytest.raises(BadInput, match="shortcut: it needs two labels, got only; give other data, or null"):

@@ -302,7 +302,7 @@ def test_a_special_token_in_the_text_is_a_row(tmp_path, gpt_tokenizer):
 @pytest.mark.parametrize(
     ("kind", "name", "content", "message"),
     [
-        ("mnli", "a.tsv", "", "a.tsv: it has no examples, got none; give another file or split"),
+        ("mnli", "a.tsv", "", "a.tsv: it has no examples; give another file or split"),
         ("mnli", "a.tsv", "sentence1\tsentence2\tgold_label\nA\tB\t-\nC\tD\nE\t \tneutral\n",
          "it has no examples, got 1 with no gold label, 1 with missing or surplus columns, 1 with an empty text; give"),
         ("mnli", "a.tsv", "sentence1\tgold_label\nA\tneutral\n", "line 2: no column 'sentence2', got 'sentence1', 'gold_label'; name"),

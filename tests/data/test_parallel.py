@@ -47,8 +47,8 @@ def test_what_is_refused(tmp_path):
     lines.write_text("a\nb\n")
     fewer.write_text("a\n")
     for settings, problem in (
-        ({}, "path: no pairs of texts, got none; give a table"),
-        ({"other": lines}, "path: no pairs of texts, got none; give a table"),
+        ({}, "path: no pairs of texts; give a table"),
+        ({"other": lines}, "path: no pairs of texts; give a table"),
         ({"pairs": texts(["a"]), "other": lines}, "other: it is the second file beside data.path, got .*a.txt alone"),
         ({"path": lines, "other": fewer}, "b.txt: fewer lines than the other file, got 1; a line is a pair"),
         ({"path": table, "other": lines}, "pairs.csv: two files have a text per line, got a table"),

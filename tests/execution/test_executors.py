@@ -153,7 +153,7 @@ def test_settings_that_cannot_be(repsim, monkeypatch):
     code, _, err = repsim("run", "hardware=ray")
     assert (code, err) == (
         2,
-        "error: hardware.executor: ray needs the package ray, got none; pip install -e '.[ray]'\n",
+        "error: hardware.executor: ray needs the package ray, which is not installed; pip install -e '.[ray]'\n",
     )
     code, _, err = repsim("run", "hardware.executor=processes", "cache=false")
     assert code == 2
@@ -166,7 +166,7 @@ def test_a_run_is_planned_where_its_executor_cannot_be_had(repsim, monkeypatch):
     for name, lacking in (("ray", "the package ray"), ("slurm", "the command no-such-command")):
         code, out, err = repsim("run", f"hardware={name}", "hardware.processes=2", "dry_run=true")
         assert (code, err) == (0, "")
-        assert f"does not run here\n    hardware.executor: {name} needs {lacking}, got none;" in out
+        assert f"does not run here\n    hardware.executor: {name} needs {lacking}, which is not " in out
 
 
 def test_workers_that_never_start_stop_the_run(begun):

@@ -149,7 +149,9 @@ def test_why_slurm_refuses(said, message):
     ],
 )
 def test_settings_that_slurm_cannot_meet(monkeypatch, hardware, message):
-    with pytest.raises(BadInput, match="hardware.executor: slurm needs the command sbatch, got none; run on a machine"):
+    with pytest.raises(
+        BadInput, match="hardware.executor: slurm needs the command sbatch, which is not here; run on a machine"
+    ):
         monkeypatch.setattr("shutil.which", lambda name: None)
         check_executor({"executor": "slurm", **hardware}, True)
     monkeypatch.setattr("shutil.which", lambda name: name)
@@ -158,7 +160,9 @@ def test_settings_that_slurm_cannot_meet(monkeypatch, hardware, message):
 
 
 def test_commands_that_fail(monkeypatch):
-    with pytest.raises(BadInput, match="slurm needs the command no-such-command, got none; run on a machine of"):
+    with pytest.raises(
+        BadInput, match="slurm needs the command no-such-command, which is not here; run on a machine of"
+    ):
         slurm.slurm("no-such-command")
     with pytest.raises(BadInput, match="^said why$"):
         slurm.slurm("sh", "-c", "echo said why >&2; exit 3")

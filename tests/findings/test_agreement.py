@@ -82,7 +82,7 @@ def test_measure_all(repsim, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     code, out, _ = repsim("measure", "all", *files[:2])
     assert "larger is closer" in out
-    assert "not applicable: rtd: ripser: needed by rtd, got no such package; pip install -e '.[topology]'" in out
+    assert "not applicable: rtd: ripser: needed by rtd, and not installed; pip install -e '.[topology]'" in out
     assert repsim("measure", "all", *files[:2], "k=3")[2].startswith(
         "error: settings: all measures run with their defaults"
     )

@@ -39,7 +39,7 @@ def test_analysing_again_changes_no_byte(repsim, newest):
     ("study", "claim", "problem"),
     [
         ("finetune", "freezing_two_thirds_costs_little",
-         "claims: freezing_two_thirds_costs_little needs settings, got none; set analyses.variants={models: ...}"),
+         "claims: freezing_two_thirds_costs_little needs settings; set analyses.variants={models: ...}"),
         ("stitching", "analyses.penalties",
          "analyses.penalties: pairs of models of one group and of two are compared, got no groups; set groups"),
     ],

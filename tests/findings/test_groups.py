@@ -356,7 +356,7 @@ def configured(*overrides):
         (["groups={one: [tiny_a]}"], "groups.one: a group needs 2 models, got 1; name more"),
         (["groups={one: [tiny_a, tiny_bb]}"], "groups.one: no such model, got 'tiny_bb'; did you mean 'tiny_b' or 'tiny_a'?"),
         (["groups={one: [tiny_a, tiny_b], two: [tiny_a_step100, tiny_b]}"], "groups.two: a model is in one group only, got 'tiny_b', which is in one; drop it"),
-        (["groups={one: {top: 2}}"], "groups.one.by: missing, got nothing; set it"),
+        (["groups={one: {top: 2}}"], "groups.one.by: missing; set it"),
         (["groups={one: {by: acc}}"], "groups.one: one of top and bottom says which models, got None and None; give one"),
         (["groups={one: {by: acc, tops: 2}}"], "groups.one.tops: unknown key, got 2; did you mean 'top'?"),
         (["groups={one: {by: acc, top: 1}}"], "groups.one.top: wrong value, got 1; give greater than or equal to 2"),

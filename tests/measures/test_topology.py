@@ -83,7 +83,7 @@ def test_absent_packages(absent, name):
     assert name in measures.names()
     assert name not in measures.available()
     package = PACKAGES[name]
-    text = rf"^{package}: needed by {name}, got no such package; pip install -e '.\[topology\]'$"
+    text = rf"^{package}: needed by {name}, and not installed; pip install -e '.\[topology\]'$"
     with pytest.raises(BadInput, match=text):
         measures.get(name)
 
@@ -94,14 +94,14 @@ def test_absent_packages_on_the_command_line(absent, repsim, tmp_path):
     code, _, err = repsim("run", "experiment=tiny/pythia_cka", "measure=[cka,rtd]")
     assert (code, err) == (
         2,
-        "error: ripser: needed by rtd, got no such package; pip install -e '.[topology]'; "
+        "error: ripser: needed by rtd, and not installed; pip install -e '.[topology]'; "
         "skip_unsuitable=true runs the others\n",
     )
     file = str(tmp_path / "x.npy")
     np.save(file, draw(20, 3))
     assert repsim("measure", "rtd", file, file)[::2] == (
         2,
-        "error: rtd: ripser: needed by rtd, got no such package; pip install -e '.[topology]'\n",
+        "error: rtd: ripser: needed by rtd, and not installed; pip install -e '.[topology]'\n",
     )
 
 

@@ -150,7 +150,7 @@ def test_adapters_that_cannot_be_merged(base, tiny_folder, tmp_path, monkeypatch
     (folder / "adapter_config.json").write_text('{"peft_type": "IA3"}')
     refused("adapter: only LoRA of the base's own modules is merged, got peft_type 'IA3' in .*; merge it yourself")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refused(r"adapter: needs the package peft, got none; pip install -e '.\[peft\]'")
+    refused(r"adapter: needs the package peft, which is not installed; pip install -e '.\[peft\]'")
 
 
 def test_an_adapter_beside_the_model_is_not_loaded_unasked(base, tmp_path):

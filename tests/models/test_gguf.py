@@ -160,7 +160,7 @@ def test_files_that_cannot_be_read(tiny, gpt_tokenizer, file, monkeypatch):
         transformers(path=str(file.parent / "tiny modell.gguf"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        BadInput, match=r"path: .gguf files need the package gguf, got none; pip install -e '.\[gguf\]'"
+        BadInput, match=r"path: .gguf files need the package gguf, which is not installed; pip install -e '.\[gguf\]'"
     ):
         transformers(path=str(file.parent / "other.gguf"))
 

@@ -242,7 +242,7 @@ def test_files_of_vllm(tmp_path):
 @pytest.mark.parametrize(
     ("layer_ids", "message"),
     [
-        (None, "layer_ids: files of vLLM do not say which layers they hold, got none; give the eagle_aux_hidden_state_l"),
+        (None, "layer_ids: files of vLLM do not say which layers they hold; give the eagle_aux_hidden_state_l"),
         ([0, 1], "layer_ids: one id for each layer of the files, got 2 for 3 in '.*a.safetensors'; give the eagle_aux"),
         ([1, 1, 2], "layer_ids: a layer is named twice, got resid_post@0, resid_post@0, resid_post@1; give the ids"),
     ],

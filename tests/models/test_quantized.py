@@ -86,11 +86,13 @@ def test_what_is_refused(folder, quantize, adapter, message):
 def test_packages_and_devices_that_are_missing(folder, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("repsim_cli.models.quantized.find_spec", lambda name: name)
-    with pytest.raises(BadInput, match=r"quantize.bits: 4 bits of torchao need a GPU, got none; use bits: 8 or"):
+    with pytest.raises(
+        BadInput, match=r"quantize.bits: 4 bits of torchao need a GPU, and there is none; use bits: 8 or"
+    ):
         transformers(path=folder, quantize=Quantize(method="torchao", bits=4))
     monkeypatch.setattr("repsim_cli.models.quantized.find_spec", lambda name: None)
     for method in ("torchao", "bitsandbytes"):
-        message = rf"quantize.method: {method} needs the package {method}, got none; pip install -e '.\[{method}\]'"
+        message = rf"quantize.method: {method} needs the package {method}, which is not installed; pip install -e '.\[{method}\]'"
         with pytest.raises(BadInput, match=message):
             transformers(path=folder, quantize=Quantize(method=method))
 

@@ -96,7 +96,7 @@ def test_downloads_are_dropped_after_use(tmp_path, monkeypatch, folder):
         ({}, "folder, hub, shipped: give exactly one of them, got none; e.g. folder: runs/a"),
         ({"folder": "a", "hub": "b"}, "folder, hub, shipped: give exactly one of them, got {'folder': 'a', 'hub': 'b'}"),
         ({"folder": "nowhere"}, "folder: no such folder, got 'nowhere'; check the path"),
-        ({"hub": "a/b"}, "steps: missing, got null with hub; list the steps"),
+        ({"hub": "a/b"}, "steps: needed with hub; list the steps"),
         ({"hub": "a/b", "steps": [1]}, r"steps: a series needs two checkpoints, got \[1\]; name more"),
         ({"hub": "a/b", "steps": [1, 1]}, r"steps: not distinct numbers from 0 on, got \[1, 1\]; name each step once"),
         ({"hub": "a/b", "steps": [-1, 1]}, r"steps: not distinct numbers from 0 on, got \[-1, 1\]"),

@@ -108,7 +108,9 @@ def test_settings_that_are_refused(settings, message):
 
 def test_the_package_is_needed(monkeypatch):
     monkeypatch.setattr("repsim_cli.models.sizes.find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"hardware.shard: needs the package accelerate, got none; pip install"):
+    with pytest.raises(
+        BadInput, match=r"hardware.shard: needs the package accelerate, which is not installed; pip install"
+    ):
         check_spread(Hardware(shard="auto"))
 
 

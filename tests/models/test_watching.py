@@ -78,9 +78,7 @@ def test_attention_however_it_is_written(attend, parts):
 def test_a_module_without_attention():
     found = seen(lambda x: (x @ x).softmax(-1), torch.ones(2, 2))
     for pick in (attention.queries, attention.keys, attention.values):
-        with pytest.raises(
-            RunFailed, match="no attention was computed by a product, a softmax and a product, got none"
-        ):
+        with pytest.raises(RunFailed, match="no attention was computed by a product, a softmax and a product"):
             pick(found, HEADS)
     with pytest.raises(RunFailed, match="no attention was computed"):
         attention.queries(Attended(), HEADS)

@@ -69,7 +69,7 @@ def test_figures_for_a_column(repsim, finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "error: repsim export: no format is asked for, got none; add --csv, --latex, --parquet or --pdf"),
+        ([], "error: repsim export: no format is asked for; add --csv, --latex, --parquet or --pdf"),
         (["--pdf", "--colours", "magmar"], "error: colours: no such colour map, got 'magmar'; did you mean 'magma"),
         (["--pdf", "--font", "Nowhere Sans"], "error: font: not installed, got 'Nowhere Sans'; "),
     ],

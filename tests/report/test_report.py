@@ -181,7 +181,7 @@ def test_the_command(repsim, tmp_path):
     assert (code, out) == (0, f"{tmp_path / 'both.html'}\n")
     assert [run["repeat"] for run in inside((tmp_path / "both.html").read_text())["runs"]] == ["repsim run --from one", "repsim run --from two"]  # fmt: skip
     code, _, err = repsim("report", one, two)
-    assert (code, err) == (2, "error: --output: a file is needed for 2 runs, got none; e.g. --output both.html\n")
+    assert (code, err) == (2, "error: --output: a file is needed for 2 runs; e.g. --output both.html\n")
     for place in (tmp_path, tmp_path / "absent" / "both.html"):
         code, _, err = repsim("report", one, "--output", place)
         assert (code, err) == (
@@ -277,7 +277,7 @@ def test_only_a_single_run_is_followed_by_a_page(running, repsim):
     code, _, err = repsim("report", "--follow")
     assert (code, err) == (
         2,
-        "error: --follow: of a run that is named, got no RUN; e.g. repsim report latest --follow\n",
+        "error: --follow: of a run that is named; e.g. repsim report latest --follow\n",
     )
     code, _, err = repsim("report", "one", "one", "--follow", "--output", "both.html")
     assert (code, err) == (2, "error: --follow: of a single run, got one one; name one run\n")
@@ -1205,7 +1205,7 @@ def test_the_page_of_all_runs_reads_what_changed_alone(two_runs, monkeypatch):
 def test_no_run_has_no_page_of_all_runs(tmp_path, repsim):
     code, _, err = repsim("report")
     assert code == 2
-    assert "RUN: no run can be read, got none in" in err
+    assert "RUN: no run can be read in" in err
     assert not list(tmp_path.iterdir())
     code, _, err = repsim("report", "--output", str(tmp_path / "x.html"))
     assert code == 2

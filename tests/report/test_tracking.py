@@ -100,7 +100,7 @@ def test_bad_trackers(repsim, monkeypatch):
     for name in TRACKERS:
         code, _, err = repsim("run", *SMALL, f"track={name}")
         assert code == 2
-        assert f"track: needs the package {name}, got none; pip install -e '.[{name}]'" in err
+        assert f"track: needs the package {name}, which is not installed; pip install -e '.[{name}]'" in err
     code, _, err = repsim("run", *SMALL, "track=neptune")
     assert code == 2
     assert "track: wrong value, got 'neptune'; give 'tensorboard', 'mlflow' or 'wandb'" in err

@@ -85,7 +85,7 @@ def test_frozen_blocks_at_the_top_train_what_is_around_them():
 
 
 def test_blocks_that_cannot_be_frozen():
-    with pytest.raises(BadInput, match="bottom, top: no blocks are named, got neither; set one, or freeze: null"):
+    with pytest.raises(BadInput, match="bottom, top: no blocks are named; set one, or freeze: null"):
         Freeze()
     with pytest.raises(BadInput, match="recipe.freeze: more blocks than the encoder has, got 4; at most 3"):
         is_frozen(of_config(config_of("bert")), Freeze(bottom=2, top=2))

@@ -22,7 +22,7 @@ class Architectures(Study):
 
     def __init__(self, *, model: Mapping[str, AnySource]):
         if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+            raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")
         for label, source in model.items():
             if not isinstance(source, Source):
                 raise BadInput(f"model.{label}: stored activations have no architecture, got kind precomputed; drop it")

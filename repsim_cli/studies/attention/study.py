@@ -78,7 +78,7 @@ class Attention(Study):
     ):
         measure, extract = given["measure"], given["extract"]
         if not measure:
-            raise BadInput("measure: no measure is selected, got none; e.g. measure=[attention_js]")
+            raise BadInput("measure: no measure is selected; e.g. measure=[attention_js]")
         if (extract.hook_points, extract.unit) != (["pattern"], "word"):
             raise BadInput(
                 f"extract: attention is compared by words, got hook_points {extract.hook_points} and unit "

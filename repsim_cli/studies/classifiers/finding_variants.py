@@ -43,7 +43,7 @@ class Variants:
 
     def check(self, planned: Planned) -> None:
         if not self.models:
-            raise BadInput("models: no task is named, got {}; write {TASK: {VARIANT: ENTRY}}")
+            raise BadInput("models: no task is named; write {TASK: {VARIANT: ENTRY}}")
         for task, entries in self.models.items():
             if self.reference not in entries:
                 raise BadInput(

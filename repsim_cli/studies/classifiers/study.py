@@ -29,7 +29,7 @@ class Finetune(Study):
 
     def __init__(self, *, model: Mapping[str, AnySource]):
         if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_nli]")
+            raise BadInput("model: no model is selected; e.g. model=[tiny_nli]")
         for label, source in model.items():
             if not isinstance(source, Source) or source.make is None or not source.labels:
                 raise BadInput(

@@ -78,7 +78,7 @@ class Grounding(Study):
             got = f"{extract.estimate} of {extract.unit}s"
             raise BadInput(f"extract: grounding compares examples, each a row, at once, got {got}; use extract=pooled")
         if not samples:
-            raise BadInput("options.samples: none is named, got {}; write {NAME: {data: {...}, tests: {...}}}")
+            raise BadInput("options.samples: none is named; write {NAME: {data: {...}, tests: {...}}}")
         for label in slow or []:
             if label not in measure and not skip_unsuitable:
                 raise BadInput(f"options.slow: no such measure, got '{label}'; {did_you_mean(label, measure)}")

@@ -91,7 +91,7 @@ class Layers(Study):
                 "(extract=texts)"
             )
         if not given["model"]:
-            raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+            raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")
         for label, source in given["model"].items():
             if not isinstance(source, Source):
                 raise BadInput(f"model.{label}: texts are read by models, got stored rows; give a model")

@@ -40,7 +40,7 @@ class ModularTraining(Study):
 
     def __init__(self, *, model: Mapping[str, AnySource]):
         if not model:
-            raise BadInput("model: no model is selected, got none; e.g. model=[modsum_0]")
+            raise BadInput("model: no model is selected; e.g. model=[modsum_0]")
         for label, source in model.items():
             if not isinstance(source, Source) or source.make is None or source.modality != "numbers":
                 raise BadInput(f"model.{label}: not trained on modular sums, got another kind; give kind: modular")

@@ -106,7 +106,7 @@ class Probes(StudyOfRows):
                 f"options.keep_together: targets are stored, got '{keep_together}' beside '{targets}'; drop one of them"
             )
         if not probes:
-            raise BadInput(f"options.probes: none is selected, got []; choose of {', '.join(PROBES)}")
+            raise BadInput(f"options.probes: none is selected; choose of {', '.join(PROBES)}")
         for name in probes:
             if name not in PROBES:
                 raise BadInput(f"options.probes: no such probe, got '{name}'; {did_you_mean(name, PROBES)}")

@@ -281,7 +281,7 @@ def _average_directions(layers: LayerMap, model: str, names: Sequence[str]) -> S
 def feature_maps(run: Finished, options: FeatureMaps, claims: Sequence[Claim]) -> Part:
     kept = run.select_kind(FEATURE_MAPS)
     if not kept:
-        raise BadInput("the run has no feature maps, got none; run it again with analyses.feature_maps={}")
+        raise BadInput("the run has no feature maps; run it again with analyses.feature_maps={}")
     classes = kept[0].rows.layers
     if options.label is not None and options.label not in classes:
         raise BadInput(f"label: no image of this class, got '{options.label}'; {did_you_mean(options.label, classes)}")

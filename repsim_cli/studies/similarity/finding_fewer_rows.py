@@ -67,7 +67,7 @@ def _figure(curve: Curve, most: int) -> Any:
 @analysis(studies=("similarity",), figures=figures, needs="fewer_rows")
 def fewer_rows(run: Finished, options: FewerRows, claims: Sequence[Claim]) -> Part:
     if FEWER_ROWS not in run.results.tables:
-        raise BadInput("the run has no values of fewer rows, got none; run it again with analyses.fewer_rows={}")
+        raise BadInput("the run has no values of fewer rows; run it again with analyses.fewer_rows={}")
     table, changes, curves = run.results.tables[FEWER_ROWS], [], {}
     records = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     for measured in run.results.measures:

@@ -100,7 +100,7 @@ def robustness(run: Finished, options: Robustness, claims: Sequence[Claim]) -> P
     rows, cells, matrices = [], [], {}
     whole = maps_of(run)
     if not whole:
-        raise BadInput("the run has no maps under remedies, got none; run it again with analyses.robustness={}")
+        raise BadInput("the run has no maps under remedies; run it again with analyses.robustness={}")
     remedies = list(dict.fromkeys(name for maps in whole.values() for name in maps))
     for label, maps in whole.items():
         base, changed = maps[NONE], changes(maps)

@@ -16,7 +16,7 @@ from repsim_cli.studies.stitching.train import StitchRecipe
 def stitchable(given: Mapping[str, AnySource], auto: Any) -> dict[str, Source]:
     """The models, all of which can be cut between blocks and have the head `auto`."""
     if not given:
-        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]")
+        raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")
     models = {}
     for label, source in given.items():
         check_stitchable(label, source, auto)

@@ -76,9 +76,7 @@ class Writers:
             if weight is None or weight.ndim != 2:
                 why = table and (table.why(kind, layer) or table.why(INNER.get(kind, kind), layer))
                 where = f"block {layer} ({why})" if why else f"block {layer}"
-                raise BadInput(
-                    f"{source.model_type} has no one matrix for {kind} in {where}, got none; use another model"
-                )
+                raise BadInput(f"{source.model_type} has no one matrix for {kind} in {where}; use another model")
 
     def rank(
         self, model: nn.Module, point: str, layer: int, *, gradient: bool, normaliser: Normaliser

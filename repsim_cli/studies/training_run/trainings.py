@@ -69,7 +69,7 @@ Visit = Callable[["Training", OpenedCheckpoint], None]
 def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
     """Opens each series as a training, by label."""
     if not given["model"]:
-        raise BadInput("model: no model is selected, got none; e.g. model=[tiny_a_series]")
+        raise BadInput("model: no model is selected; e.g. model=[tiny_a_series]")
     return {label: Training(label, series, missing, given) for label, series in given["model"].items()}
 
 

@@ -93,7 +93,7 @@ class Universality(Study):
         **given: Unpack[OfMeasures],
     ):
         if not factors:
-            raise BadInput("options.factors: none is named, got {}; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}")
+            raise BadInput("options.factors: none is named; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}")
         if significance.method != "permutation":
             raise BadInput(
                 "significance.method: similarity is compared with random pairings of rows, got "

@@ -129,7 +129,7 @@ class Views(StudyOfRows):
         views = {"histograms": histograms, "neighbours": neighbours, "couplings": couplings}
         self.views = [name for name, settings in views.items() if settings is not None]
         if not self.views:
-            raise BadInput(f"options: no view is made, got null for {', '.join(views)}; set one of them to {{}}")
+            raise BadInput(f"options: no view is made, all are null: {', '.join(views)}; set one of them to {{}}")
         if (got := self.extract.estimate) != "full":
             raise BadInput(f"extract.estimate: views are of one sample of rows, got {got}; use full")
         self.readings, self.layers = self.extraction.readings, self.extraction.layers

@@ -103,7 +103,7 @@ def test_the_claim_fails_and_is_untestable():
 
 
 def test_bad_settings(repsim):
-    with pytest.raises(BadInput, match="model: no model is selected, got none"):
+    with pytest.raises(BadInput, match="model: no model is selected"):
         Architectures(model={})
     words = ["experiment=pythia_architecture", "analyses.architecture.factor=1"]
     assert repsim("run", *words)[2] == "error: analyses.architecture.factor: wrong value, got 1; give greater than 1\n"

@@ -478,8 +478,8 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
     [
         (["measure=[cka_unbiased]"], "measure: the study attention compares attention, got cka_unbiased, a measure of activations; select e.g. measure=[attention_js], or the study similarity"),
         (["study=similarity", "extract=tokens", "measure=[attention_js]"], "measure: the study similarity compares activations, got attention_js, a measure of attention; select e.g. measure=[cka_unbiased], or the study attention"),
-        (["+model.gpt=", "+model.bert="], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
-        (["measure=[]"], "measure: no measure is selected, got none; e.g. measure=[attention_js]"),
+        (["+model.gpt=", "+model.bert="], "model: no model is selected; e.g. model=[tiny_a,tiny_b]"),
+        (["measure=[]"], "measure: no measure is selected; e.g. measure=[attention_js]"),
         (["extract=tokens"], "extract: attention is compared by words, got hook_points ['resid_post'] and unit token; select extract=attention"),
         (["extract.layers=[5]"], "extract.layers, model.gpt: layers: layer out of range, got 5; the model has layers 0 to 2"),
         (["hardware.memory_gb=0.1"], "hardware.memory_gb: the run needs about 0.5"),

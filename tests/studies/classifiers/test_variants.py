@@ -114,7 +114,7 @@ OPTIONS = "+analyses.variants={models: {pairs: {none: tiny_nli_0, other: tiny_nl
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("{models: {}}", "analyses.variants.models: no task is named, got {}; write {TASK: {VARIANT: ENTRY}}"),
+        ("{models: {}}", "analyses.variants.models: no task is named; write {TASK: {VARIANT: ENTRY}}"),
         ("{models: {a: {top: tiny_nli}}}", "analyses.variants.models.a: the reference is not among its variants, got 'top'; name 'none', or"),
         ("{models: {a: {none: tiny_nli, b: tiny_nly}}}", "analyses.variants.models.a.b: no such model, got 'tiny_nly'; did you mean 'tiny_nli_"),
     ],

@@ -174,7 +174,7 @@ def test_what_is_refused(tmp_path):
     short = registry.models.get("random").function(config={"model_type": "gpt_neox", "vocab_size": 512, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}, tokenizer="tiny_a")  # fmt: skip
     tiny_a = registry.models.get("shipped").function(name="tiny_a")
     cases = [
-        ({"model": {}}, "model: no model is selected, got none; e.g."),
+        ({"model": {}}, "model: no model is selected; e.g."),
         ({"extract": {"estimate": "moments"}}, "extract.estimate: dictionaries are trained on one sample of rows, got moments; use full"),
         ({"extract": {"layers": [9]}}, "model.tiny_a: layers: layer out of range, got 9; the model has layers 0 to 5"),
         ({"extract": {"rows": 99}}, "extract.rows: dictionaries need 100 rows, got 99; raise rows and sequences"),

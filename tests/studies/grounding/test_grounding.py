@@ -175,7 +175,7 @@ ONE = SEEDS.replace(", labels: {plain: plain, random: random}", "")
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ("{}", "options.samples: none is named, got {}; write {NAME: {data: {...}, tests: {...}}}"),
+        ("{}", "options.samples: none is named; write {NAME: {data: {...}, tests: {...}}}"),
         ("{plain: 3}", "options.samples.plain: wrong value, got 3; give keys of {data, tests}"),
         ("[a]", "options.samples: wrong value, got ['a']"),
         (f"{{{ONE.replace('{plain: plain}', '{plain: plane}')}}}", "no such model, got 'plane'; did you mean 'plain'?"),

@@ -154,7 +154,7 @@ def test_layers_that_cannot_be_told_apart_are_named_together():
         (["extract.sequences=10"], "extract.sequences: an intrinsic dimension needs 40 texts, got 10; read more"),
         (["options.k=0"], "options.k: wrong value, got 0; give greater than or equal to 1"),
         (["options.k=40"], "options.k: neighbours 40 and 80 are needed, the data have 60 texts; lower it, or read more texts"),
-        (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+        (["model=[]"], "model: no model is selected; e.g. model=[tiny_a,tiny_b]"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(repsim, tiny_folder, words, message):

@@ -426,7 +426,7 @@ def test_the_study_of_the_training(repsim, newest, monkeypatch):
 
 def test_models_of_another_kind_are_refused(repsim):
     assert repsim("run", "experiment=tiny/modsum_training", "model=[]")[2].startswith(
-        "error: model: no model is selected, got none; e.g. model=[modsum_0]"
+        "error: model: no model is selected; e.g. model=[modsum_0]"
     )
     assert repsim("run", "experiment=tiny/modsum_training", "model=[tiny_a]")[2].startswith(
         "error: model.tiny_a: not trained on modular sums, got another kind; give kind: modular"

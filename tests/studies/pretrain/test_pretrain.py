@@ -180,7 +180,7 @@ def test_one_layer_has_no_distances(repsim):
         "error: extract: two layers are needed, got one of width_64_series; read more hook points\n",
     )
     assert repsim("run", "experiment=tiny/training_view", "model=[]")[2].startswith(
-        "error: model: no model is selected, got none; e.g. model=[tiny_a_series]"
+        "error: model: no model is selected; e.g. model=[tiny_a_series]"
     )
 
 

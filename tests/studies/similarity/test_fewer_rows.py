@@ -92,9 +92,7 @@ def test_a_run_without_it_says_so():
     from repsim_cli.runs.content import Results
     from repsim_cli.studies.similarity.finding_fewer_rows import FewerRows, fewer_rows
 
-    with pytest.raises(
-        BadInput, match="the run has no values of fewer rows, got none; run it again with analyses.fewer"
-    ):
+    with pytest.raises(BadInput, match="the run has no values of fewer rows; run it again with analyses.fewer"):
         fewer_rows(Finished(folder=None, manifest={}, results=Results(study="similarity")), FewerRows(), [])
 
 

@@ -76,7 +76,7 @@ def test_it_is_measured_by_the_study(repsim, newest, stored):
     assert repsim("run", "-q", *stored)[0] == 0
     code, _, err = repsim("analyse", newest(), "+analyses.robustness={}")
     assert code == 1
-    assert "analyses.robustness: the run has no maps under remedies, got none; run it again with" in err
+    assert "analyses.robustness: the run has no maps under remedies; run it again with" in err
 
 
 def test_models_are_treated_alike_and_rows_are_skipped(repsim, newest):

@@ -102,7 +102,7 @@ def test_short_trainings_warm_up_within_their_steps():
 
 
 def test_no_model_and_other_tokenizers_are_refused(tokenizer_folder):
-    with pytest.raises(BadInput, match=r"model: no model is selected, got none; e.g. model=\[tiny_a,tiny_b\]"):
+    with pytest.raises(BadInput, match=r"model: no model is selected; e.g. model=\[tiny_a,tiny_b\]"):
         Stitching(
             model={},
             data=TEXT,

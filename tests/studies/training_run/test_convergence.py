@@ -291,7 +291,7 @@ def test_claims_are_about_one_similarity_at_a_time(repsim, newest, folder):
 
 def test_a_study_without_models(repsim):
     code, _, err = repsim("run", "experiment=tiny/pythia_convergence", "model=[]")
-    assert (code, err) == (2, "error: model: no model is selected, got none; e.g. model=[tiny_a_series]\n")
+    assert (code, err) == (2, "error: model: no model is selected; e.g. model=[tiny_a_series]\n")
     wrong = repsim("run", "experiment=tiny/pythia_convergence", "claims=[larger_models_convert]")[2]
     assert wrong.startswith("error: claims: unknown claim, got 'larger_models_convert'; did you mean 'larger_mo")
 

@@ -163,7 +163,7 @@ def test_untrained_twins_have_the_shape_and_random_weights():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["+options.factors={}"], "options.factors: none is named, got {}; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}"),
+        (["+options.factors={}"], "options.factors: none is named; write {NAME: {base: ENTRY, values: {NAME: ENTRY}}}"),
         ([f"+options.factors={{any: {FACTOR.replace('narrow', 'narow')}}}"], "options.factors.any.values.half: no such entry of model, got 'narow'; did you mean 'narrow'?"),
         ([f"+options.factors={{any: {FACTOR.replace('base: small', 'base: smal')}}}"], "options.factors.any.base: no such entry of model, got 'smal'; did you mean 'small'?"),
         ([f"+options.factors={{any: {FACTOR.replace('base', 'bose')}}}"], "options.factors.any.bose: unknown key"),

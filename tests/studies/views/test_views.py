@@ -445,7 +445,7 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model=[]"], "model: no model is selected, got none; e.g. model=[tiny_a,tiny_b]"),
+        (["model=[]"], "model: no model is selected; e.g. model=[tiny_a,tiny_b]"),
         (["extract.estimate=per_batch"], "extract.estimate: views are of one sample of rows, got per_batch; use full"),
         (["extract.layers=[2]"], "extract.hook_points, model.tiny_a: layers are compared with each other, got 1; read two or more"),
         (["claims=[fine_tuning_shifts_distance]"], "claims: unknown claim, got 'fine_tuning_shifts_distance'; did you mean 'fine_tuning_shifts_distances' or"),
@@ -460,7 +460,7 @@ def test_models_of_modular_sums(repsim, newest, tmp_path):
         (["+options.neighbours.samples=[16]"], "options.neighbours.samples: not distinct places from 0 to 15 of the batch, got [16]; name others"),
         (["+options.neighbours.samples=[3,3]"], "options.neighbours.samples: not distinct places from 0 to 15 of the batch, got [3, 3]; name others"),
         (["+options.histogram={}"], "options.histogram: unknown key, got {}; did you mean 'histograms'?"),
-        ([f"+options.{view}=null" for view in ("histograms", "neighbours", "couplings")], "options: no view is made, got null for histograms, neighbours, couplings; set one of them to {}"),
+        ([f"+options.{view}=null" for view in ("histograms", "neighbours", "couplings")], "options: no view is made, all are null: histograms, neighbours, couplings; set one of them to {}"),
         (["+options.histograms.bins=1"], "options.histograms.bins: wrong value, got 1; give greater than or equal to 2"),
         (["hardware.memory_gb=0.3"], "hardware.memory_gb: the run needs about 0.6"),
         (["model=[modsum_targets]", "model.modsum_targets.coding=scalar", "data=modular_pairs", "extract=modsum"], "options.neighbours: a plane needs 2 features, got 1 (c1 of 'modsum_targets'); leave this layer out, or set options.neighbours=null"),
