@@ -181,7 +181,7 @@ def test_functions_are_verbs():
     assert not wrong, "a function is a verb: `centre`, not `centred`"
 
 
-NOTHING_TWICE = re.compile(r", got (none|nothing|neither|null|\{\}|\[\])[;\"]")
+NOTHING_TWICE = re.compile(r", got (none|nothing|neither|\{\}|\[\])[;\"]")
 
 
 def test_messages_do_not_say_twice_that_there_is_nothing():
