@@ -40,10 +40,10 @@ def name_errors(label: str, step: Callable[..., Any], *arguments: Any) -> Any:
 def check_modality(live: Mapping[str, Source], data: Data) -> None:
     """Raises BadInput for a model that cannot read this kind of data."""
     for label, source in live.items():
-        if source.modality != data.modality:
+        if source.modality not in data.modalities:
             raise BadInput(
                 f"model.{label}: a model of {source.modality} ({source.model_type}) cannot read "
-                f"{data.modality}, got {data.source}; choose other data or another model"
+                f"{' and '.join(sorted(data.modalities))}, got {data.source}; choose other data or another model"
             )
 
 
@@ -62,8 +62,9 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
             for label, tokenizer in by_label.items()
         }
     if extract.unit in WORDS:
-        if data.modality != "text":
-            raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; use extract=tokens")
+        if data.modalities != {"text"}:
+            rows = "pooled" if "text" in data.modalities else "tokens"
+            raise BadInput(f"extract.unit: {extract.unit}s need text, got {data.source}; use extract={rows}")
         if extract.unit == "span" and not data.spanned:
             raise BadInput(
                 f"extract.unit: spans need data that marks them, got {data.source}; name their column: "

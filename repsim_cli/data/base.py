@@ -123,6 +123,11 @@ class Data(ABC):
     public: bool = False
 
     @property
+    def modalities(self) -> frozenset[Modality]:
+        """What models of it may read."""
+        return frozenset({self.modality})
+
+    @property
     def spanned(self) -> bool:
         """Whether it marks spans in its texts."""
         return False

@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -88,21 +88,28 @@ class Images(Data):
                 f"({self.source}); use a model of that image_size and num_channels"
             )
         drawn = draw(len(pixels), extract.sequences, seed)
-        values = (pixels[drawn] / white - tokenizer.mean) / tokenizer.std
-        shape = (len(drawn), tokenizer.places)
-        text = np.ones(shape, bool)
-        text[:, : tokenizer.before] = False
-        position = np.broadcast_to(np.arange(tokenizer.places) - tokenizer.before, shape)
-        return Sequences(
-            inputs=np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32),
-            mask=np.ones(shape, bool),
-            text=text,
-            document=np.where(text, drawn[:, None], -1).astype(np.int32),
-            position=position.astype(np.int32),
-            documents=len(pixels),
-            example=drawn,
-            labels=Labels(codes[drawn], self.names),
-        )
+        made = arrange_patches(pixels[drawn] / white, drawn, tokenizer, len(pixels))
+        return replace(made, labels=Labels(codes[drawn], self.names))
+
+
+def arrange_patches(
+    values: Shaped[np.ndarray, "N H W C"], drawn: Int[np.ndarray, " N"], patches: Patches, documents: int
+) -> Sequences:
+    """Makes sequences of images with values from 0 to 1. drawn: which they are, of so many."""
+    shape = (len(drawn), patches.places)
+    text = np.ones(shape, bool)
+    text[:, : patches.before] = False
+    position = np.broadcast_to(np.arange(patches.places) - patches.before, shape)
+    normalised = (values - patches.mean) / patches.std
+    return Sequences(
+        inputs=np.ascontiguousarray(normalised.transpose(0, 3, 1, 2), np.float32),
+        mask=np.ones(shape, bool),
+        text=text,
+        document=np.where(text, drawn[:, None], -1).astype(np.int32),
+        position=position.astype(np.int32),
+        documents=documents,
+        example=drawn,
+    )
 
 
 def _by(shape: Iterable[int]) -> str:

@@ -70,7 +70,7 @@ def table(  # noqa: PLR0913 - keys of YAML
         raise BadInput(f"groups: no column of groups is named, got {groups}; set data.group")
     columns = {"text": text, "second": second, "label": label, "group": group, "id": id}
     given = {key: column for key, column in columns.items() if column is not None}
-    source, rows = _open(path, given, header, delimiter, encoding, split, subset)
+    source, rows = open_table(path, given, header, delimiter, encoding, split, subset)
     read = list(_examples(rows, given))
     if groups is not None:
         known = {example.group for example in read if isinstance(example, Example)}
@@ -120,7 +120,7 @@ def _value(row: Row, key: str, column: Column) -> str:
     return "" if value is None else str(value).strip() if key not in ("text", "second") else str(value)
 
 
-def _open(
+def open_table(
     path: str,
     columns: dict[str, Column],
     header: bool | None,
