@@ -7,6 +7,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import PIL.Image
 
 ASSETS = Path(str(resources.files("repsim_cli"))) / "assets"
 
@@ -31,6 +32,9 @@ def places(tmp_path, shared):
     (tmp_path / "pairs.tsv").write_text("gold_label\tsentence1\tsentence2\n" + "neutral\tIt is.\tIt was.\n" * 99)
     rows = "".join(f"{'a b ' * number}c,{'d ' * number}e\n" for number in range(40))
     (tmp_path / "parallel.csv").write_text("en,de\n" + rows)
+    for number in range(40):
+        PIL.Image.new("RGB", (8, 8), (6 * number, 0, 0)).save(tmp_path / f"{number}.png")
+    (tmp_path / "captions.csv").write_text("image,caption\n" + "".join(f"{i}.png,{'a ' * i}b\n" for i in range(40)))
     np.savez(tmp_path / "stored.npz", layer_0=np.eye(40), layer_1=np.eye(40)[::-1])
     with h5py.File(tmp_path / "words.hdf5", "w") as archive:
         archive["0"] = np.ones((3, 2, 5), dtype=np.float32)
@@ -42,6 +46,7 @@ def places(tmp_path, shared):
         "{kind: mnli, path: FILE}": f"{{kind: mnli, path: {tmp_path / 'pairs.tsv'}}}",
         "{kind: precomputed, path: FILE}": f"{{kind: precomputed, path: {tmp_path / 'stored.npz'}}}",
         "data=mnli data.path=FILE": f"data=mnli data.path={tmp_path / 'pairs.tsv'}",
+        "data=captions data.path=FILE": f"data=captions data.path={tmp_path / 'captions.csv'}",
         "data.path=FILE data.first=en": f"data.path={tmp_path / 'parallel.csv'} data.first=en",
         "data.path=FILE": f"data.path={tmp_path / 'text.txt'}",
         "path: DIR": f"path: {shipped / 'tiny_a'}",
