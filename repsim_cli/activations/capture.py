@@ -154,11 +154,11 @@ def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) ->
             )
 
 
-def _before(take: Callable[[Any], None], module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _before(take: Callable[[Any], None], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     take(args[0] if args else next(iter(kwargs.values())))
 
 
-def _after(take: Callable[[Any], None], module: nn.Module, args: tuple, output: Any) -> None:
+def _after(take: Callable[[Any], None], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     take(output)
 
 

@@ -39,6 +39,7 @@ def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
     few = n <= min(x.shape[1], FEWER)
     scale = 1.0 if 1e-10 < size < 1e10 else size or 1.0  # squares are numbers in float32
     features, products = [], x.new_zeros((), dtype=torch.float64)
+    centred = thin = x
     for strip in strips(x) if few else [slice(None)]:
         centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
         centred -= centred.mean(0)

@@ -31,7 +31,7 @@ class Segments(NamedTuple):
     """
 
     batches: list[list[Rows]]
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
     share: float
 
     def units(self, batch: int) -> Exchange:

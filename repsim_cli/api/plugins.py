@@ -12,7 +12,7 @@ from repsim_cli.base.registry import Registry
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 
-Function = TypeVar("Function", bound=Callable)
+Function = TypeVar("Function", bound=Callable[..., Any])
 LABEL = re.compile("[a-z][a-z0-9_]*")
 NAME = "repsim_name"  # the attribute of a function that is a measure
 
@@ -77,7 +77,7 @@ def _rows(x: Any) -> Any:
     return x
 
 
-def _value(function: Callable, x: Any, y: Any) -> float:
+def _value(function: Callable[..., Any], x: Any, y: Any) -> float:
     return float(function(x, y))
 
 

@@ -22,7 +22,7 @@ from repsim_cli.base.errors import BadInput
 
 HERE = __name__.partition(".")[0]
 PACKAGE = Path(__file__).parent.parent
-Registered = TypeVar("Registered", bound=Callable)
+Registered = TypeVar("Registered", bound=Callable[..., Any])
 SHOWN = 20  # names listed where there is no near miss
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from repsim_cli import __version__
 from repsim_cli.base import signals
@@ -77,7 +78,7 @@ def _check(words: Sequence[str]) -> None:
         raise BadInput("repsim: the working directory was removed; cd to another") from None
 
 
-def _command(module: str, name: str) -> Callable:
+def _command(module: str, name: str) -> Callable[..., Any]:
     """A command, whose module is imported when it is called: help needs none of them."""
     return lambda parsed: getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)(parsed)
 
@@ -91,7 +92,9 @@ def parser() -> Parser:
     top.add_argument("--version", action="version", version=f"repsim {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, command: Callable, help: str, example: str, description: str = "") -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[..., Any], help: str, example: str, description: str = ""
+    ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=help,

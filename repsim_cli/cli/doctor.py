@@ -5,7 +5,8 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 
@@ -83,7 +84,7 @@ def kernels() -> list[str]:
     return lines
 
 
-def _speed(product) -> float:
+def _speed(product: Callable[[], Any]) -> float:
     product()
     times = []
     for _ in range(3):

@@ -60,7 +60,7 @@ class Watching:
     _seen: set[str] = field(default_factory=set)
     _told: float = -LINES
 
-    def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator[Any]:
+    def __call__(self, items: Iterable[Any], *, label: str, unit: str, later: int = 0) -> Iterator[Any]:
         for item in Bar()(items, label=label, unit=unit, later=later):
             yield item
             self._look()

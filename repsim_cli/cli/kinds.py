@@ -144,7 +144,7 @@ def list_allowed(name: str) -> str:
     return "; ".join(", ".join(names) for names in (estimates, nulls) if names)
 
 
-def _passes(check: Callable, *arguments: Any) -> bool:
+def _passes(check: Callable[..., Any], *arguments: Any) -> bool:
     try:
         check(*arguments)
     except BadInput:

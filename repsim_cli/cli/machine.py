@@ -24,7 +24,7 @@ CELL = {"layer": str, "other_layer": str, "value": NUMBER}
 PAIR = {
     "model": str,
     "other_model": str,
-    "chance": dict | None,
+    "chance": dict | None,  # pyright: ignore[reportMissingTypeArgument] - a type at run time  # pyright: ignore[reportMissingTypeArgument] - a type at run time
     "same_layers": [{"layer": str, "value": NUMBER}],
     "closest": [CELL],
     "furthest": [CELL],

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from repsim_cli.base.errors import BadInput
 
@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{self.prog}: {message}; see {self.prog} --help")
 
 
-def add_map(add: Callable[..., argparse.ArgumentParser], command: Callable[[str, str], Callable]) -> None:
+def add_map(add: Callable[..., argparse.ArgumentParser], command: Callable[[str, str], Callable[..., Any]]) -> None:
     """The command `map` and its two parts. command: makes a part's function."""
     sub = add("map", lambda _: 0, "keep vectors when the model changes", "repsim map fit old.npy new.npy", MAP_HELP)
     parts = sub.add_subparsers(metavar="PART", required=True)

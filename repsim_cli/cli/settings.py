@@ -58,7 +58,8 @@ def _say_bound(bound: Any) -> str:
             return f" to {limit}"
         case Lt(lt=int() | float() as limit) if abs(limit) < GUARD:
             return f" below {limit}"
-    return ""
+        case _:
+            return ""
 
 
 def plain(value: Any) -> str:
@@ -112,7 +113,7 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def settings(function: Callable, without: Collection[str] = ()) -> dict[str, Setting]:
+def settings(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Setting]:
     """The keyword arguments of a component, or the fields of a dataclass; those of its bases are described there."""
     classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
     meaning = {key: text for source in classes for key, text in parse(source.__doc__).settings.items()}

@@ -1,5 +1,6 @@
 """Terminal output that the commands share: the log, errors and progress."""
 
+import importlib
 import logging
 import os
 import sys
@@ -56,7 +57,7 @@ def terminal_log() -> logging.Handler:
 def check_torch() -> None:
     """Raises BadInput where torch does not start with this environment."""
     try:
-        import torch  # noqa: F401
+        importlib.import_module("torch")
     except ValueError as error:
         if not (given := os.environ.get("TORCH_LOGS")):
             raise
@@ -79,7 +80,7 @@ class Bar:
     later: how many items come in later calls; the time that is left includes them.
     """
 
-    def __call__(self, items: Iterable, *, label: str, unit: str, later: int = 0) -> Iterator:
+    def __call__(self, items: Iterable[Any], *, label: str, unit: str, later: int = 0) -> Iterator[Any]:
         sized: Any = items if hasattr(items, "__len__") else list(items)
         if quiet():
             return iter(sized)
@@ -89,7 +90,7 @@ class Bar:
             return iter(tqdm(sized, total=len(sized) + later, desc=escape(label), unit=f" {unit}", leave=False))
         return self._lines(sized, label, unit, later)
 
-    def _lines(self, items: Any, label: str, unit: str, later: int) -> Iterator:
+    def _lines(self, items: Any, label: str, unit: str, later: int) -> Iterator[Any]:
         start, total = time.monotonic(), len(items) + later
         shown = start
         for done, item in enumerate(items, 1):

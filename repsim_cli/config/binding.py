@@ -78,7 +78,7 @@ def _place(problem: Any) -> tuple[Any, ...]:
 
 
 def check_arguments(
-    problems: list[str], path: str, function: Callable, given: Fields, without: Collection[str] = ()
+    problems: list[str], path: str, function: Callable[..., Any], given: Fields, without: Collection[str] = ()
 ) -> Fields:
     """The keyword arguments for `function`, checked against its signature. An argument of type Data is a data entry;
     one whose type is a dataclass is bound from keys of its own, by default from none; so is each value of a mapping of
@@ -110,7 +110,7 @@ def check_arguments(
 
 
 @cache
-def _schema(function: Callable, without: frozenset[str]) -> type[BaseModel]:
+def _schema(function: Callable[..., Any], without: frozenset[str]) -> type[BaseModel]:
     """The arguments of a function, of which those that are bound by themselves may be anything."""
     from repsim_cli.data.base import Data
 
@@ -126,7 +126,7 @@ def _schema(function: Callable, without: frozenset[str]) -> type[BaseModel]:
     return create_model("arguments", __config__=STRICT, **fields)
 
 
-def _keys(problems: list[str], path: str, nested: Callable, inner: Any) -> Any:
+def _keys(problems: list[str], path: str, nested: Callable[..., Any], inner: Any) -> Any:
     """A dataclass bound from keys of its own."""
     if isinstance(inner, dict):
         return bind(problems, path, nested, inner)
@@ -148,7 +148,7 @@ def _find_nested(annotation: Any) -> tuple[Any, bool]:
     return inner[0] if len(inner) == 1 and is_dataclass(inner[0]) else None, len(inner) < len(kinds)
 
 
-def bind(problems: list[str], path: str, function: Callable, given: Fields) -> Any:
+def bind(problems: list[str], path: str, function: Callable[..., Any], given: Fields) -> Any:
     before = len(problems)
     arguments = check_arguments(problems, path, function, given)
     if len(problems) > before:
@@ -162,7 +162,7 @@ def bind(problems: list[str], path: str, function: Callable, given: Fields) -> A
 
 
 def component(
-    problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[RegistryEntry], Callable]
+    problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[RegistryEntry], Callable[..., Any]]
 ) -> Any:
     """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
     if isinstance(entry, dict) and (dotted := _find_dotted(path, entry)):
@@ -194,7 +194,9 @@ def _find_dotted(path: str, entry: Fields) -> str | None:
     return None
 
 
-def components(problems: list[str], group: str, keys: Fields, room: Registry, function: Callable) -> dict[str, Any]:
+def components(
+    problems: list[str], group: str, keys: Fields, room: Registry, function: Callable[..., Any]
+) -> dict[str, Any]:
     return {
         label: component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
     }
@@ -216,7 +218,7 @@ def expand(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def model_function(entry: RegistryEntry) -> Callable:
+def model_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of model, which also takes the keys that every model has, and those of models with a
     seed."""
     from repsim_cli.models.source import Family, with_keys
@@ -239,7 +241,7 @@ def model_function(entry: RegistryEntry) -> Callable:
 
 
 @cache
-def data_function(entry: RegistryEntry) -> Callable:
+def data_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of data, which also takes the keys that every text has."""
     from repsim_cli.data.base import with_keys
 
@@ -255,7 +257,7 @@ def data_function(entry: RegistryEntry) -> Callable:
 
 
 @cache
-def measure_function(entry: RegistryEntry) -> Callable:
+def measure_function(entry: RegistryEntry) -> Callable[..., Any]:
     from repsim_cli import measures
 
     def bind(**settings: Any) -> Any:

@@ -75,4 +75,5 @@ def _stretch(given: Fields) -> int:
     match given:
         case {"unit": "word", "estimate": "full", "rows": int(rows), "sequences": int(sequences)} if sequences > 0:
             return min(max(int(PER_WORD * rows / sequences), SHORTEST), LONGEST)
-    return LONGEST
+        case _:
+            return LONGEST

@@ -15,7 +15,7 @@ from repsim_cli.data.base import Data, Modality, Sequences, draw
 class Numbers(NamedTuple):
     """The vocabulary of a model of numbers: those below `count`."""
 
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
 
 
 def pairs(numbers: int) -> Int[np.ndarray, "n 2"]:

@@ -175,13 +175,14 @@ def code_of_measure(measure: Measure) -> dict[str, str | None] | None:
     read."""
     known, settings = {*registry.measures.names()}, json.dumps(dict(measure.settings))
     names, more = set(), {measure.name, *(name for name in known if f'"{name}"' in settings)}
-    while more:
+    while True:
         names |= more
         code = code_behind(*(registry.measures.get(name).function for name in names))
         if code is None:
             return None
         more = (code.strings & known) - names
-    return code.key
+        if not more:
+            return code.key
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:

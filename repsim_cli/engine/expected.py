@@ -32,7 +32,7 @@ class RowPlaces(NamedTuple):
 
     unit: Int[Tensor, " n"]
     place: Int[Tensor, " n"]
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
     across: Float[Tensor, "p p"]
     together: Float[Tensor, "p p"]
     whole: bool

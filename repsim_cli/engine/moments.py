@@ -182,7 +182,7 @@ def _covariances(
     strips: list[_Strip] = []
     together: _Together | None = None
     single: list[Tensor] = []
-    rows, ends = 0, [0]
+    rows, ends, held = 0, [0], torch.empty(0)
     for batch in stream:
         of_batch = [rank.of_single(x) for x in batch]
         single = [a & b for a, b in zip(single, of_batch, strict=True)] if single else of_batch

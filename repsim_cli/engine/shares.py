@@ -250,7 +250,7 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
         whole = covariance(one.whole, x, y)
         at_whole = {(k, g): block.of_x.T @ whole for k in left for g, block in blocks[k].items()}
 
-        def term(without: int, left: list[int] = left, known: Mapping = at_whole) -> float:
+        def term(without: int, left: list[int] = left, known: Mapping[tuple[int, int], Tensor] = at_whole) -> float:
             g = [without if without in of else WHOLE for of in given.groups]
             return float(np.mean([
                 float(((known[a, g[a]] @ blocks[b][g[b]].of_y) * blocks[c][g[c]].shared).sum())

@@ -97,7 +97,7 @@ class Study:
         return {}
 
 
-def spell_out(constructor: Callable) -> inspect.Signature:
+def spell_out(constructor: Callable[..., Any]) -> inspect.Signature:
     """The signature, with the keys of `**given: Unpack[KEYS]` spelled out."""
     _, *own = inspect.signature(constructor).parameters.values()
     given = [get_args(each.annotation)[0] for each in own if each.kind is each.VAR_KEYWORD]

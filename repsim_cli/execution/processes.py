@@ -39,12 +39,12 @@ class Processes(Pool):
     def open(self, job: Job) -> None:
         pass
 
-    def begin(self, name: str, job: Job) -> Future:
+    def begin(self, name: str, job: Job) -> Future[Any]:
         self._pools[name] = ProcessPoolExecutor(1, mp_context=use_spawn())
         with shield_starts():
             return self._pools[name].submit(_ready, os.getpid(), name, asdict(job))
 
-    def call(self, name: str, unit: Unit) -> Future:
+    def call(self, name: str, unit: Unit) -> Future[Any]:
         try:
             return self._pools[name].submit(_run, asdict(unit))
         except BrokenProcessPool as error:  # it ended while it had nothing to do
@@ -52,13 +52,13 @@ class Processes(Pool):
             future.set_exception(error)
             return future
 
-    def wait(self, futures: Sequence[Future], timeout: float) -> list[Future]:
+    def wait(self, futures: Sequence[Future[Any]], timeout: float) -> list[Future[Any]]:
         return list(wait(futures, timeout, FIRST_COMPLETED).done)
 
-    def results(self, futures: Sequence[Future]) -> list[Any]:
+    def results(self, futures: Sequence[Future[Any]]) -> list[Any]:
         return [self._result(future) for future in futures]
 
-    def _result(self, future: Future) -> Any:
+    def _result(self, future: Future[Any]) -> Any:
         try:
             return future.result()
         except BrokenProcessPool:

@@ -153,7 +153,7 @@ def save(
 def _fit_figure(make: Callable[[], Any], style: Style, key: Path) -> Any:
     """A figure in this style. One of matrices is drawn anew until these leave room for the names around them."""
     width = INCHES[style.width] - 2 * MARGIN if style.width else None
-    left, figure = width, None
+    left, figure, title = width, None, ""
     for _ in range(TRIES):
         with room(left) as given:
             figure = _legible(make, style.font, key)

@@ -230,7 +230,7 @@ def _stack(figure: Any, width: float) -> float:
     wide, high = box.width * size[0], box.height * size[1]
     columns = len({round(axes.get_position(original=True).x0, 3) for axes in panels})
     shorten_ticks(panels[0].yaxis, 0.5 * width)
-    new, left, between = 0.0, 0.0, 0.0
+    new, left, between, across = 0.0, 0.0, 0.0, columns
     for across in range(columns, 0, -1):
         _show_outer(panels, across)
         sides = [_around(axes) for axes in panels]

@@ -70,7 +70,7 @@ def choose_options(
     return options, tested
 
 
-def _is_required(field: dataclasses.Field) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
 

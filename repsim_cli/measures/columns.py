@@ -42,7 +42,7 @@ class Columns(NamedTuple):
     offsets: Float[Tensor, " n"]
     different: float
     alone: float
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
     documents: Documents | None = None
 
 

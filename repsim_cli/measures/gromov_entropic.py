@@ -28,6 +28,7 @@ def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling
     under- or overflows.
     """
     n = len(cost)
+    u, coupling = np.ones(n), np.empty_like(cost)
     row = (cost - column).min(1)
     column = column + (cost - column - row[:, None]).min(0)
     for _ in range(SINKHORN // 10):

@@ -26,7 +26,7 @@ class Attended:
     values: Tensor | None = None
     normalised: bool = False
 
-    def see(self, name: str, args: tuple, kwargs: dict) -> None:
+    def see(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps what belongs to the attention of a call of a function of torch."""
         if self.values is not None:
             return
@@ -55,7 +55,9 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.running: list[Attended] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if self.running:
             self.running[-1].see(func.__name__, args, kwargs or {})
         return func(*args, **(kwargs or {}))

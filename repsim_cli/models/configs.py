@@ -132,7 +132,7 @@ def source(
     config: Any,
     tokenizer: Callable[[], Any],
     load: Loader,
-    identity: Callable[[], dict],
+    identity: Callable[[], dict[str, Any]],
     where: str | None,
     revision: str | None = None,
     with_head: WithHead = headless,

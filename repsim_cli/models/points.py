@@ -235,9 +235,10 @@ def resolve(table: Architecture, skeleton: nn.Module) -> Architecture:
     if table.stacks:
         return replace(table, stacks={name: resolve(stack, skeleton) for name, stack in table.stacks.items()})
     modules = dict(skeleton.named_modules())
-    layers = range(
-        len(table.shared) if table.shared is not None else len(skeleton.get_submodule(table.blocks)._modules)
-    )
+    if table.shared is None:  # children() leaves blocks out that occur again
+        layers = range(len(skeleton.get_submodule(table.blocks)._modules))  # pyright: ignore[reportPrivateUsage]
+    else:
+        layers = range(len(table.shared))
     if not layers:
         end = Point("") if table.final_norm is None else table.final_norm._replace(side="input")
         return replace(table, block={}, lacks=dict.fromkeys(table.block, "the model has no blocks"), end=end)

@@ -36,7 +36,9 @@ def limits_of(dtype: torch.dtype) -> Limits:
 class Raised(TorchFunctionMode):
     """Casts to float32 inside a model in float64 stay float64."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name == "float" and args and isinstance(args[0], Tensor):
             return args[0].double()
@@ -60,7 +62,7 @@ def twin_of(module: nn.Module, dtype: torch.dtype, hooks: set[int]) -> nn.Module
     twin = copy.deepcopy(module)
     exact = {name: x for name, x in twin.named_buffers() if name.endswith(ROTARY)}
     for each in twin.modules():
-        for kept in (each._forward_hooks, each._forward_pre_hooks):
+        for kept in (each._forward_hooks, each._forward_pre_hooks):  # pyright: ignore[reportPrivateUsage]
             for number in hooks & kept.keys():
                 del kept[number]
         config: Any = getattr(each, "config", None)

@@ -99,7 +99,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.bridge: Any = bridge
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **more: Tensor) -> None:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **more: Tensor) -> SimpleNamespace | None:
         self.bridge(input_ids, attention_mask=attention_mask, return_type=None, **more)
 
 

@@ -342,6 +342,7 @@ def _load(
     """
     settings: dict[str, Any]
     on_devices: dict[str, Any] = {}
+    scratch = None
     if is_gguf(where):
         how = in_one_place(how)
         settings = {"config": read_config(where), "quantization_config": library().GgufConfig(dequantize=True)}
@@ -390,7 +391,7 @@ def _load(
         raise BadInput(f"hub: an adapter is in it, got '{where}'; give its base model, and this as adapter")
     lacking = info["missing_keys"]
     check_complete(model, info, where)
-    if how.spread is not None:
+    if scratch is not None:
         weakref.finalize(model, shutil.rmtree, scratch, ignore_errors=True)
     return (model if on_devices else model.to(how.device)), sorted(lacking)
 

@@ -17,7 +17,7 @@ SHAPE = {
     "unit": str,
     "rows": int,
     "of": int,
-    "tokens": list | None,
+    "tokens": list | None,  # pyright: ignore[reportMissingTypeArgument] - a type at run time
     "texts": [{"pieces": [str], "rows": [int]}],
     "without": str,
 }
@@ -51,11 +51,9 @@ def read_rows(folder: Path) -> Kept | None:
     assert numbers is not None
     try:
         about, arrays = read_json(text), load_file(numbers)
-        wrong = misfit(about, SHAPE)
     except (Unreadable, SafetensorError, OSError) as error:
-        wrong = f"cannot be read, got {error}"
-    wrong = wrong or _unfit(about, arrays)
-    if wrong:
+        raise BadInput(f"{text}: cannot be read, got {error}; the run is damaged, run it again") from error
+    if wrong := misfit(about, SHAPE) or _unfit(about, arrays):
         raise BadInput(f"{text}: {wrong}; the run is damaged, run it again")
     return Kept(about, arrays)
 

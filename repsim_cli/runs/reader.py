@@ -73,7 +73,7 @@ MANIFEST = {
     "command": [str],
     "overrides": [str],
     "seed": int,
-    "git": dict | None,
+    "git": dict | None,  # pyright: ignore[reportMissingTypeArgument] - a type at run time
     "packages": {str: str | None},
     "timings": {str: NUMBER},
     "peak_memory_mb_after": {str: NUMBER},

@@ -58,7 +58,7 @@ log = logging.getLogger("repsim")
 Progress = Callable[..., Iterator[Any]]
 
 
-def quiet(items: Iterable, **_: Any) -> Iterator:
+def quiet(items: Iterable[Any], **_: Any) -> Iterator[Any]:
     """A progress bar that shows nothing."""
     return iter(items)
 

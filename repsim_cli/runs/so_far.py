@@ -11,9 +11,10 @@ import itertools
 import json
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def read(folder: Path) -> list[LiveMap]:
     ]
 
 
-def _state(given: Mapping, values: np.ndarray) -> str:
+def _state(given: Mapping[str, Any], values: np.ndarray) -> str:
     known = int(np.isfinite(values).sum())
     if known < given["cells"]:
         return f"{known:,} of {given['cells']:,} cells"
@@ -128,5 +129,5 @@ def by_pairs(so_far: LiveMap) -> tuple[Measured, dict[str, np.ndarray]]:
     return dataclasses.replace(so_far.measured, matrices=matrices), arrays
 
 
-def _both_ways(items: Mapping, count: int) -> itertools.product:
+def _both_ways(items: Mapping[str, Any], count: int) -> Iterator[tuple[str, ...]]:
     return itertools.product(items, repeat=count)

@@ -66,7 +66,7 @@ class BlockUnits(NamedTuple):
     biases: list[Tensor]
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
         return len(self.weights[0])
 
     @property

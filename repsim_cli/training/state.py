@@ -19,7 +19,8 @@ log = logging.getLogger("repsim")
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
     """The running statistics of batch norms, which training changes beside the weights."""
-    norms = {name: part for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+    kind = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - of all dimensions
+    norms = {name: part for name, part in model.named_modules() if isinstance(part, kind)}
     return {f"{name}.{key}": x for name, norm in norms.items() for key, x in norm.named_buffers()}
 
 

@@ -39,7 +39,7 @@ from repsim_cli.engine.record import measure_record
 from repsim_cli.engine.rows import free, hash_models, load_model, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.without_value import keep_matrices
-from repsim_cli.measures import OfAttention
+from repsim_cli.measures import Measure, OfAttention
 from repsim_cli.models.sizes import all_at_once, resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.runs import results
@@ -91,7 +91,8 @@ class Attention(Study):
         self.extraction = extraction_of(given, read=attention_readings)
         self.models, self.readings = self.extraction.live, self.extraction.readings
         self.extract, self.hardware = extract, given["hardware"]
-        self.measures = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
+        self.of_maps = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
+        self.measures: Mapping[str, Measure] = self.of_maps
         self.special: Special = special
         need = sum(self.memory().values())
         one = "hardware.resident=one needs less, " if len(self.models) > 1 and len(self._turns()) == 1 else ""
@@ -176,9 +177,9 @@ class Attention(Study):
             sizes = {"batch_size": hardware.batch_size, "batch_tokens": hardware.batch_tokens}
             more = {"special": self.special, **sizes}
             content = Content.of(counted, sequences, identities, by=__name__, **more)
-        with open_matrices(run, self.measures, content) as known:
+        with open_matrices(run, self.of_maps, content) as known:
             if known.missing:
-                missing = {label: self.measures[label] for label in known.missing}
+                missing = {label: self.of_maps[label] for label in known.missing}
                 known.keep(self._matrices(run, missing, sequences, identities))
             matrices = keep_matrices(run, {label: known.matrices[label] for label in self.measures})
         for notice in join(matrices.values()):
@@ -258,7 +259,7 @@ class Attention(Study):
         every = [f"{reading.label} {layer.name}.h{head}" for reading in self.readings for layer in reading.layers
                  for head in range(layer.width)]  # fmt: skip
         for label, matrix in matrices.items():
-            measure = self.measures[label]
+            measure = self.of_maps[label]
             unit, left_out = measure.unit, int(matrix.statistics.get("left_out", 0))
             if left_out:
                 run.warn(

@@ -96,7 +96,7 @@ def _make_hook(rows: Tensor, at: tuple[Tensor, Tensor]) -> Callable[..., Any]:
         x[at] = rows.to(x)
         return x
 
-    def hook(args: tuple, kwargs: dict, *out: Any) -> Any:
+    def hook(args: tuple[Any, ...], kwargs: dict[str, Any], *out: Any) -> Any:
         if not out:
             found = find_entering(args, kwargs)
             if found is None:
@@ -168,11 +168,12 @@ def tell(
             chosen, ids = torch.from_numpy(places), wanted.to(x.device)
             before = whole[LOGITS][chosen.to(x.device)]
             for kind, rows in said.items():
-                if kind != MEAN or point not in by_mean:
+                lost = by_mean.get(point) if kind == MEAN else None  # the same for all dictionaries of a layer
+                if lost is None:
                     changed = reader.run_replaced(batch, locate(point, reader.source), rows, ())[LOGITS]
                     lost = compare(before, changed[chosen.to(x.device)], ids)
-                if kind == MEAN:  # the same for all dictionaries of a layer
-                    lost = by_mean.setdefault(point, lost)
+                if kind == MEAN:
+                    by_mean[point] = lost
                 found.lose(kind, lost, places, numbers)
     return {name: found.tell(reader.head) for name, found in sums.items()}
 

@@ -1,6 +1,6 @@
 """Measures dictionaries of a base in the models that were made from it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Unpack
@@ -67,7 +67,7 @@ class DictionaryTransfer(Study):
         +model.after='{kind: transformers, path: DIR}' base=before data=local_text data.path=FILE extract.layers=[1]
     """
 
-    takes_remedies: ClassVar[tuple[str, ...]] = ("skip", "skip_tokens")
+    takes_remedies: ClassVar[Sequence[str]] = ("skip", "skip_tokens")
 
     def __init__(
         self,
@@ -210,14 +210,14 @@ class DictionaryTransfer(Study):
 
     def _reader(self, run: Run, label: str) -> SpliceReader:
         source, how = self.live[label], choose_loading(self.hardware, self.extraction.devices[label])
-        head = predicts_next(source)
-        if head:
+        model = None
+        if predicts_next(source):
             try:
                 model = source.with_head(HEAD, how)
             except BadInput as error:
                 run.warn(f"model.{label}: nothing is said of the next token ({error})")
-                head = False
-        if not head:
+        head = model is not None
+        if model is None:
             model = source.load(False, how)
         counts = tally(run, self.extraction.models)
         return SpliceReader(

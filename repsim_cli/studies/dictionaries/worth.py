@@ -13,7 +13,9 @@ from repsim_cli.studies.dictionaries.spliced import Told
 Sums = Float[np.ndarray, "p ..."]
 
 
-def jackknife(value: Callable[[Sums], Any], sums: Float[np.ndarray, "p N"], documents: Int[np.ndarray, " N"]) -> tuple:
+def jackknife(
+    value: Callable[[Sums], Any], sums: Float[np.ndarray, "p N"], documents: Int[np.ndarray, " N"]
+) -> tuple[float | None, float | None]:
     """Computes value(sums over all sequences), and its standard error from leaving out one document at a time; None for
     what has no value, and for an error of fewer than three documents."""
     known = ~np.isnan(sums).any(0)

@@ -59,7 +59,7 @@ class SampleReader(Extraction):
         return [model for members in self.tests[test].values() for model in members]
 
     @property
-    def places(self) -> list[Place]:
+    def cases(self) -> list[Place]:
         return [(test, point) for test in self.tests for point in self.points]
 
 

@@ -185,7 +185,7 @@ class Grounding(Study):
                 [(model, name) for name in names]
                 for model, names in zip(reader.members(test), reader.choose_layers(test, point), strict=True)
             ]
-            for test, point in reader.places
+            for test, point in reader.cases
         }
         used = list(dict.fromkeys(layer for models in compared.values() for layers in models for layer in layers))
         truncated, probes = {}, {}
@@ -240,7 +240,7 @@ class Grounding(Study):
             [label, sample, test, point, why]
             for label, why in self.skipped.items()
             for sample, each in made.items()
-            for test, point in each.reader.places
+            for test, point in each.reader.cases
         ]
         for label, why in self.skipped.items():
             run.skip(label, why)
@@ -358,5 +358,5 @@ def _from_tensors(parts: Mapping[str, Tensor], layers: GradedLayers) -> Measurem
 
 def _pairs(reader: SampleReader) -> int:
     """Pairs of layers that some test compares, at most."""
-    counts = [sum(map(len, reader.choose_layers(test, point))) for test, point in reader.places]
+    counts = [sum(map(len, reader.choose_layers(test, point))) for test, point in reader.cases]
     return sum(count * (count + 1) // 2 for count in counts)

@@ -66,7 +66,7 @@ def compute_lost(
     return BlockLosses(kl.numpy(), loss.numpy(), np.arange(kl.shape[1]))
 
 
-def _as_it_came(args: tuple, kwargs: dict, out: Any) -> Any:
+def _as_it_came(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """Gives what a block that does nothing would give."""
     found = find_entering(args, kwargs)
     if found is None:

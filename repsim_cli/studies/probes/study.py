@@ -198,6 +198,7 @@ class Probes(StudyOfRows):
             given = next(iter(sequences.values()), None)
             numbers = extraction.numbers(0)
             documents = numbers if given is None else row_documents(given, self.extract)[numbers]
+            targets = None
             if self.targets is None:
                 assert given is not None
                 targets = labels_of(
@@ -215,6 +216,7 @@ class Probes(StudyOfRows):
         if self.targets is not None:
             classes = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
             targets = Targets(classes, {}, documents, np.arange(len(documents)))
+        assert targets is not None
         return rows, targets, tables
 
     def _fits(

@@ -160,7 +160,7 @@ def _direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
     return f"{_say_ending(pair[0]) or _kind(pair[0], kinds)} → {_kind(pair[1], kinds)}{itself}"
 
 
-def _order(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple:
+def _order(pair: tuple[str, str], kinds: Mapping[str, str]) -> tuple[Any, ...]:
     return (*(_kind(label, kinds) for label in pair), pair[0] != pair[1], pair)
 
 

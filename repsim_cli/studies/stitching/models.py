@@ -92,7 +92,7 @@ class Returned(NamedTuple):
     """What a block returns: the stream, or a tuple or list of so many things, the stream first."""
 
     kind: Any
-    count: int = 1
+    count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
 
 
 ALONE = Returned(Tensor)
@@ -140,7 +140,7 @@ class Whole:
         """How each block returns the stream: alone, or first in a tuple or list. From a short pass."""
         returned: dict[int, Returned] = {}
 
-        def keep(layer: Layer, module: nn.Module, args: tuple, output: Any) -> None:
+        def keep(layer: Layer, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if isinstance(output, tuple | list):
                 returned[layer] = Returned(type(output), len(output))
 
@@ -220,11 +220,11 @@ class Whole:
         return Tail(self, after)
 
 
-def _keep_entering(keep: Any, module: nn.Module, args: tuple, kwargs: dict) -> None:
+def _keep_entering(keep: Any, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     keep(EMBED, args[0] if args else kwargs["hidden_states"])
 
 
-def _take_leaving(take: Any, module: nn.Module, args: tuple, output: Any) -> None:
+def _take_leaving(take: Any, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     take(output)
 
 
@@ -285,8 +285,8 @@ def graft(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
     """A copy of the module that shares all with it except the part at the path."""
     name, *rest = path
     grown = copy.copy(module)
-    inner: Any = module._modules[name]
-    grown._modules = {**module._modules, name: graft(inner, rest, part) if rest else part}
+    parts: dict[str, Any] = module._modules  # pyright: ignore[reportPrivateUsage] - torch has no other way
+    grown._modules = {**parts, name: graft(parts[name], rest, part) if rest else part}  # pyright: ignore[reportPrivateUsage]
     return grown
 
 

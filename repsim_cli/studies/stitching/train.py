@@ -206,7 +206,7 @@ def _train(
             part = rows[step][start : start + batch_size]
             inputs = inputs_of(sequences, part)
             labels = labels_of(sequences, part)
-            streams = _streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start)
+            count, streams = 0, _streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start)
             for stitch in running:
                 with tail.autocast():
                     stream = layers[stitch](streams[stitch.at].to(device))

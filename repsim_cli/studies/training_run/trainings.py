@@ -188,7 +188,7 @@ class Training:
         if self.series.make is None:
             return
 
-        def progress(items: Iterable, *, label: str, unit: str) -> Iterator:
+        def progress(items: Iterable[Any], *, label: str, unit: str) -> Iterator[Any]:
             return run.progress(items, label=f"{self.label}: {label}", unit=unit)
 
         with run.stage("training"):

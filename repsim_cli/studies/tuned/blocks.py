@@ -40,7 +40,7 @@ from repsim_cli.studies.tuned.changes import divergences, encode
 END, TOP = "resid_post", 10  # what leaves a block; tokens that a direction promotes, and that it demotes
 ROUGH = 4  # roundings, where they cannot be measured
 HELD = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # precisions in which a checkpoint may have been saved
-Call = tuple[tuple, dict[str, Any]]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def refusal(source: Source) -> str | None:
@@ -81,7 +81,10 @@ class BlockStack:
         return self.modules[self.table.blocks]
 
     def ends(
-        self, given: Sequences, extract: Extract, enter: Callable[[int, tuple, dict], Call | None] | None = None
+        self,
+        given: Sequences,
+        extract: Extract,
+        enter: Callable[[int, tuple[Any, ...], dict[str, Any]], Call | None] | None = None,
     ) -> list[Float[Tensor, "n d"]]:
         """A forward pass: the rows of the run at the end of every block. enter(block, args, kwargs) may give other
         inputs of a block."""
@@ -98,7 +101,7 @@ class BlockStack:
         points: Sequence[HookPoint],
         given: Sequences,
         extract: Extract,
-        enter: Callable[[int, tuple, dict], Call | None] | None = None,
+        enter: Callable[[int, tuple[Any, ...], dict[str, Any]], Call | None] | None = None,
     ) -> list[Tensor]:
         hooks = Hooks()
         inputs, mask, more = tensors(given, self.source, like_inputs(self.module))
@@ -238,7 +241,9 @@ def of_blocks(
         entries = [found[1] if (found := find_entering(*call)) else None for call in calls]
         del calls
 
-        def replace_input(block: int, args: tuple, kwargs: dict, entries: list = entries) -> Call | None:
+        def replace_input(
+            block: int, args: tuple[Any, ...], kwargs: dict[str, Any], entries: list[Any] = entries
+        ) -> Call | None:
             found, entry = find_entering(args, kwargs), entries[block]
             if found is None or entry is None:
                 return None
@@ -262,7 +267,7 @@ def of_blocks(
     return made
 
 
-def _copy_inputs(args: tuple, kwargs: Mapping[str, Any]) -> Call:
+def _copy_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     """The inputs of a block, whose stream may be changed in place later."""
     found = find_entering(args, kwargs)
     return (args, dict(kwargs)) if found is None else exchange(args, kwargs, found[0], found[1].clone())

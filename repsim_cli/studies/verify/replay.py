@@ -41,7 +41,7 @@ class Call:
     kept: it comes from a file, and cannot run again; its points inside may be in the file too."""
 
     unit: ModelUnit
-    args: tuple
+    args: tuple[Any, ...]
     kwargs: dict[str, Any]
     entry: Tensor | None
     out: dict[str, Tensor] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def record_pass(
     calls, (coarse, dtype) = {} if calls is None else calls, precisions
     places = Places(batch.mask)
 
-    def enter(key: str, unit: ModelUnit, args: tuple, kwargs: dict) -> None:
+    def enter(key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         gate(key)
         found = find_entering(args, kwargs)
         entry = None if found is None else found[1].clone()
@@ -107,7 +107,7 @@ def record_pass(
             args, kwargs = exchange(args, kwargs, found[0], entry)
         calls[key] = Call(unit, args, dict(kwargs), entry, hooks=hooks.ids)
 
-    def leave(key: str, unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> None:
+    def leave(key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         call = calls[key]
         map_tensors(_copy(out), "", lambda name, x: call.out.setdefault(name, x.clone()))
         if not isinstance(unit.module, nn.Embedding):
@@ -219,7 +219,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
     the last gate. inside: units that are looked into even where their end is right."""
     made, ran, busy, dtype = Replayed(), set[str](), False, precisions.coarse
     places = Places(batch.mask)
-    at: dict[str, tuple[tuple, dict]] = {}
+    at: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def off(place: str, found: Judged) -> bool:
         made.equal &= found.equal
@@ -247,7 +247,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
             return None
         return Finding(key, unit, place, found, batch, x.detach().clone(), fitting, entered)
 
-    def enter(key: str, unit: ModelUnit, args: tuple, kwargs: dict) -> Any:
+    def enter(key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         gate(key)
         if (call := calls.get(key)) is None:
             return None
@@ -261,7 +261,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
         at[key] = exchange(args, kwargs, found[0], _copy_reference(call.entry, found[1]))
         return args, kwargs
 
-    def leave(key: str, unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> Any:
+    def leave(key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         nonlocal busy
         if (call := calls.get(key)) is None:
             return None
@@ -298,7 +298,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
         made.findings += map(describe, wrong)
         return out
 
-    def _inside(call: Call, key: str, unit: ModelUnit, given: tuple[tuple, dict]) -> list[Finding]:
+    def _inside(call: Call, key: str, unit: ModelUnit, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Finding]:
         points = call.points or points_of(call, places, precisions)
         wrong: list[Finding] = []
         sums = points.checksums

@@ -218,7 +218,7 @@ class _StreamPass:
         if seen.on_dump is None and self.last == self.depth:
             seen.on_dump = batch, out
 
-    def enter(self, key: str, unit: ModelUnit, args: tuple, kwargs: dict) -> Any:
+    def enter(self, key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if unit.block is None:
             return None
         found = find_entering(args, kwargs)
@@ -236,7 +236,7 @@ class _StreamPass:
         self.call = Call(unit, *exchange(args, kwargs, at, self.finer.clone()), None, hooks=self.hooks.ids)
         return exchange(args, kwargs, at, x.clone())
 
-    def leave(self, key: str, unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> Any:
+    def leave(self, key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         if unit.block is None or self.call is None:
             return self.after_norm
         x, self.depth = _first(out), self.depth + 1

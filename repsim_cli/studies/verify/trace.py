@@ -49,7 +49,9 @@ class AttentionCalls(TorchFunctionMode):
         super().__init__()
         self.sink, self.running = sink, list[list[Any]]()
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if not self.running:
             return func(*args, **kwargs)
@@ -68,7 +70,9 @@ class AttentionCalls(TorchFunctionMode):
             return self._product(place, normalised, func, name, args, kwargs)
         return func(*args, **kwargs)
 
-    def _product(self, place: str, normalised: bool, func: Any, name: str, args: tuple, kwargs: dict) -> Any:
+    def _product(
+        self, place: str, normalised: bool, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """A product of two activations: of queries and keys, or, after a softmax, of a pattern and values."""
         added = name == "baddbmm"  # the first operand is what is added
         if added:
@@ -123,12 +127,12 @@ def observe(
     def watch_module(name: str, module: nn.Module) -> None:
         has_parts = next(module.children(), None) is not None
 
-        def before(args: tuple, kwargs: dict) -> Any:
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             watch.running.append([name, False])
             found = find_entering(args, kwargs)
             return None if found is None else exchange(args, kwargs, found[0], see(name + IN, found[1]))
 
-        def after(args: tuple, kwargs: dict, out: Any) -> Any:
+        def after(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
             watch.running.pop()
             return map_tensors(out, name, see)
 

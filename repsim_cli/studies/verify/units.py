@@ -107,8 +107,8 @@ def _roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]
     return made
 
 
-Enter = Callable[[str, ModelUnit, tuple, dict], Any]
-Leave = Callable[[str, ModelUnit, tuple, dict, Any], Any]
+Enter = Callable[[str, ModelUnit, tuple[Any, ...], dict[str, Any]], Any]
+Leave = Callable[[str, ModelUnit, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 @contextmanager
@@ -121,14 +121,14 @@ def around(
     hooks, running, thread = Hooks(), list[str](), get_ident()
     calls: dict[str, int] = {}
 
-    def before(unit: ModelUnit, args: tuple, kwargs: dict) -> Any:
+    def before(unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if paused() or get_ident() != thread:
             return None
         count = calls[unit.key] = calls.get(unit.key, 0) + 1
         running.append(unit.key if count == 1 else f"{unit.key} (call {count})")
         return enter(running[-1], unit, args, kwargs)
 
-    def after(unit: ModelUnit, args: tuple, kwargs: dict, out: Any) -> Any:
+    def after(unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         return None if paused() or get_ident() != thread else leave(running.pop(), unit, args, kwargs, out)
 
     try:
