@@ -67,7 +67,6 @@ class Attention(Study):
 
     reads: ClassVar[str] = "attention"
     fixed_points: ClassVar[bool] = True
-    measures: Mapping[str, OfAttention] = {}
 
     def __init__(
         self,

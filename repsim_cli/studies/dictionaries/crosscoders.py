@@ -119,7 +119,7 @@ def load(path: str | Path) -> Crosscoder:
               layout.bias: (parts[2], (sides, features))}  # fmt: skip
     for key, (x, shape) in wanted.items():
         if tuple(x.shape) != shape:
-            raise BadInput(f"path: {key} does not fit {name}, got {tuple(tensors.get(key, x).shape)}; write it again")
+            raise BadInput(f"path: {key} does not fit {name}, got {tuple(tensors[key].shape)}; write it again")
     return Crosscoder(encoder.contiguous(), bias, decoder, parts[2], *_threshold(tensors, decoder))
 
 
