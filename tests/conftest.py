@@ -32,6 +32,7 @@ import filelock
 import hypothesis
 import pytest
 import torch
+from helpers.tiny import TINY, perturb
 
 from repsim_cli.base import closure, registry
 from repsim_cli.config.compose import register
@@ -113,91 +114,6 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-TINY = {
-    "gpt_neox": {
-        "model_type": "gpt_neox",
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
-    "gpt2": {
-        "model_type": "gpt2",
-        "vocab_size": 512,
-        "n_embd": 32,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_positions": 64,
-    },
-    "llama": {
-        "model_type": "llama",
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
-    "bert": {
-        "model_type": "bert",
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
-    "roberta": {
-        "model_type": "roberta",
-        "vocab_size": 512,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 65,
-        "pad_token_id": 0,
-    },
-    "distilbert": {
-        "model_type": "distilbert",
-        "vocab_size": 512,
-        "dim": 32,
-        "n_layers": 3,
-        "n_heads": 4,
-        "hidden_dim": 64,
-        "max_position_embeddings": 64,
-    },
-    "albert": {
-        "model_type": "albert",
-        "vocab_size": 512,
-        "embedding_size": 16,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": 64,
-    },
-    "openai-gpt": {
-        "model_type": "openai-gpt",
-        "vocab_size": 512,
-        "n_embd": 32,
-        "n_layer": 3,
-        "n_head": 4,
-        "n_positions": 64,
-    },
-    "xlnet": {
-        "model_type": "xlnet",
-        "vocab_size": 512,
-        "d_model": 32,
-        "n_layer": 3,
-        "n_head": 4,
-        "d_inner": 64,
-    },
-}
-
-
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory, worker_id) -> Callable[[str, Callable[[Path], object]], Path]:
     """shared(name, make): a folder that one of the workers fills by make(folder), and that all of them only read."""
@@ -275,13 +191,6 @@ def tiny_folder(shared, tokenizer_folder) -> Callable[..., Path]:
         shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
 
     return lambda kind, seed=0: shared(f"{kind}-{seed}", partial(make, kind, seed))
-
-
-def perturb(model: torch.nn.Module) -> None:
-    """Fresh weights are too degenerate to catch a wrong hook: norms and biases are trivial."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4.0).add_(0.1 * torch.randn_like(parameter))
 
 
 @pytest.fixture

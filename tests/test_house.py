@@ -199,6 +199,23 @@ def test_a_class_name_means_one_thing():
     assert not {name: files for name, files in where.items() if len(files) > 1}
 
 
+def test_no_test_imports_another():
+    """Modules of tests have the names of their paths, so that two files may have one name; what they share is in `helpers`."""
+    wrong = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        names = {name for node in ast.walk(ast.parse(file.read_text())) for name in imported_by(node)}
+        wrong += [
+            (str(file.relative_to(ROOT)), name) for name in names if name.startswith(("test_", "conftest", "tests."))
+        ]
+    assert not wrong
+
+
+def imported_by(node):
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
 DOCUMENTED = [
     file
     for pattern in ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "docs/notebooks/*.ipynb", "experiments/*.md")

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import perturb
+from helpers.tiny import perturb
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, ByT5Tokenizer, LlamaConfig, PreTrainedTokenizerFast
 

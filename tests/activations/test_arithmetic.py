@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import perturb
+from helpers.tiny import perturb
 from helpers.tiny_configs import NAMES, model_type, tiny_config
 
 from repsim_cli.activations.capture import capture

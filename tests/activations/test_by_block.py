@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import perturb
+from helpers.tiny import perturb
 from helpers.tiny_configs import tiny_config
 
 from repsim_cli.activations import by_block

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, expand, parse

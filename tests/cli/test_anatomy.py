@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import TINY
+from helpers.tiny import TINY
 
 from repsim_cli.activations.hook_points import IN_BLOCK, OUTSIDE
 from repsim_cli.cli.anatomy import anatomy, hook_points, open_model

@@ -160,7 +160,7 @@ def classifier(folder, tokenizer_folder, labels, seed):
     import shutil
 
     import transformers
-    from conftest import TINY
+    from helpers.tiny import TINY
 
     settings = {key: value for key, value in TINY["bert"].items() if key != "model_type"} | {"num_labels": labels}
     torch.manual_seed(seed)

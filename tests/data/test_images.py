@@ -186,7 +186,7 @@ def test_images_of_several_shapes(tmp_path, pictures):
 
 @pytest.fixture(scope="module")
 def vit_folder(tmp_path_factory):
-    from conftest import perturb
+    from helpers.tiny import perturb
 
     folder = tmp_path_factory.mktemp("vit")
     with torch.random.fork_rng():

@@ -9,7 +9,7 @@ import peft
 import pytest
 import safetensors.torch
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import safetensors.torch
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 from transformers import tokenization_utils_base
 
 import repsim_cli

@@ -9,7 +9,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from conftest import TINY
+from helpers.tiny import TINY
 
 from repsim_cli.activations.readings import choose_loading
 from repsim_cli.activations.stored import activations_key

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from conftest import perturb
+from helpers.tiny import perturb
 
 from repsim_cli.base import registry
 from repsim_cli.models.library import library

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY
+from helpers.tiny import TINY
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY
+from helpers.tiny import TINY
 
 from repsim_cli.base import registry
 from repsim_cli.models.configs import inline_config

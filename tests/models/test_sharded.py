@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 from transformers import AutoModelForCausalLM
 
 from repsim_cli.figures.lines import quantities

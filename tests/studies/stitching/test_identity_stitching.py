@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY
+from helpers.tiny import TINY
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, perturb
+from helpers.tiny import TINY, perturb
 from helpers.tiny_configs import tiny_config
 
 from repsim_cli.base import registry

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import TINY
+from helpers.tiny import TINY
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed

@@ -43,7 +43,7 @@ def direct(matrix):
 
 
 def random(kind):
-    from conftest import TINY
+    from helpers.tiny import TINY
     from helpers.tiny_configs import tiny_config
 
     return registry.models.get("random").function(config=TINY.get(kind) or tiny_config(kind))
@@ -209,7 +209,7 @@ def test_the_study_against_plain_gradients_and_svds(repsim, newest, folder):
 
 
 def test_gradients_of_a_type_that_the_table_alone_knows(repsim, newest, tmp_path, tokenizer_folder):
-    from conftest import perturb
+    from helpers.tiny import perturb
     from helpers.tiny_configs import tiny_config
     from transformers import AutoModelForCausalLM
 
