@@ -10,12 +10,16 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 def main() -> None:
     # read when torch is imported: threads that spin while they wait slow down every process on the same CPUs
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from repsim_cli.base import signals
+    from repsim_cli.base import garbage, signals
 
     signals.handle(signals.end)
+    garbage.pause()
     from repsim_cli import cli
 
-    cli.main()
+    try:
+        cli.main()
+    finally:
+        garbage.spare()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from repsim_cli import __version__
-from repsim_cli.base import signals
+from repsim_cli.base import garbage, signals
 from repsim_cli.base.documents import unwritable
 from repsim_cli.base.environment import COMMAND
 from repsim_cli.base.errors import BadInput, RepsimError, panic
@@ -20,6 +20,7 @@ from repsim_cli.cli.parser import Parser, add_map
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
 from repsim_cli.config.presets import GROUPS, UNSELECTED
 
+STARTING_RUNS = ("compare", "verify", "claims")  # import for seconds more, until `execution/perform.py`
 RESUMED = {"run": "resume=latest", "compare": "--set resume=latest"}  # how a command goes on after an interrupt
 
 
@@ -80,7 +81,14 @@ def _check(words: Sequence[str]) -> None:
 
 def _command(module: str, name: str) -> Callable[..., Any]:
     """A command, whose module is imported when it is called: help needs none of them."""
-    return lambda parsed: getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)(parsed)
+
+    def call(parsed: argparse.Namespace) -> int:
+        command = getattr(importlib.import_module(f"repsim_cli.cli.{module}"), name)
+        if module not in STARTING_RUNS:
+            garbage.resume()
+        return command(parsed)
+
+    return call
 
 
 def parser() -> Parser:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from repsim_cli.base import garbage
 from repsim_cli.config.run import RunConfig
 from repsim_cli.execution.units import perform_ahead
 from repsim_cli.findings import analyse
@@ -12,6 +13,7 @@ from repsim_cli.training import trained
 
 def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
     """Trains the models that are missing, measures, analyses, and draws the figures and logs the run where asked to."""
+    garbage.resume()
     keys = checked.keys
     for label, why in checked.skipped.items():
         run.skip(label, why)
