@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 from functools import cache
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE, CONF = ROOT / "repsim_cli", ROOT / "conf"
 QUESTIONS = sorted(folder.name for folder in PACKAGE.glob("studies/*/") if folder.name != "__pycache__")
 COMMANDS = {"verify"}  # questions that a command of their own asks, not `repsim run`
-HARD = ("activations", "config", "engine", "findings", "measures")
+HARD = ("activations", "cli", "config", "engine", "findings", "measures", "models", "runs")
 
 
 def test_the_core_is_small():
@@ -214,6 +215,12 @@ def imported_by(node):
     if isinstance(node, ast.ImportFrom):
         return [node.module or ""]
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+
+
+def test_the_table_of_measures_is_that_of_the_script():
+    script = runpy.run_path(str(ROOT / "scripts" / "measure_table"))
+    written = script["PAGE"].read_text().split(script["START"])[1].split(script["END"])[0]
+    assert written == script["table"](), "run scripts/measure_table --write"
 
 
 DOCUMENTED = [

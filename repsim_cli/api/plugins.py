@@ -27,7 +27,8 @@ def register_measure(name: str, *, larger_is_closer: bool, **claims: Any) -> Cal
     name: lower case letters, digits and _, as in `repsim list measure`.
     larger_is_closer: whether a larger value is closer.
     claims: of `repsim_cli.measures.Card`, which chance, figures and checks rely on: label, bounds, symmetric,
-        invariant_to, minimum_rows, source, ...; by default the weakest of each.
+        invariant_to, minimum_rows, source, ...; by default the weakest of each, but `paired`: paired=False
+        says that the value does not depend on which rows are paired.
 
     Raises BadInput for a name that is taken or none, a claim that is none, and a setting without a default.
 

@@ -1,5 +1,6 @@
 """`repsim run`: all jobs are composed and checked before the first starts; misspelt words load little."""
 
+import inspect
 import os
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ def run(words: list[str]) -> int:
         plan_lines(checked.keys.name, checked.plan(), checked.misfits) for _, checked in jobs if checked.keys.dry_run
     ]
     _say_untested(asked)
+    _say_unread(asked, [checked.keys.study for _, checked in jobs])
     if plans:
         for number, plan in enumerate(plans):
             say(*([""] if number else []), *plan)
@@ -76,3 +78,14 @@ def _say_untested(asked: RunRequest) -> None:
         if config.claims:
             what = f"the {len(config.claims)} of {config.name} are about its own models and are not tested"
             log.warning("claims: %s; claims=[NAME,...] asks for those that suit yours", what)
+
+
+def _say_unread(asked: RunRequest, names: list[str]) -> None:
+    """Says which models, measures and data of the words a study does not read."""
+    from repsim_cli.base.registry import studies
+
+    given = {word.lstrip("+").partition("=")[0].partition(".")[0] for word in asked.words}
+    for name in dict.fromkeys(names):
+        taken = inspect.signature(studies.get(name).function).parameters
+        for group in sorted(given & {"model", "measure", "data", "extract"} - taken.keys()):
+            log.warning("%s: study=%s does not read it, it is left out", group, name)

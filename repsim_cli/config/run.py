@@ -141,7 +141,8 @@ class RunConfig:
         if self.study is not None:
             executor = self.keys.hardware.get("executor")
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
-            plan = {**self.study.plan(), **ports, **skipped, **notes, "analyses": list(self.analyses)}
+            analyses = {"analyses": list(self.analyses)} if self.analyses else {}
+            plan = {**self.study.plan(), **ports, **skipped, **notes, **analyses}
             if "maps" in self.analyses and settings_of(self.keys.figures).get("which") == "all":
                 from repsim_cli.engine.cost import estimate_drawing
 

@@ -53,9 +53,10 @@ def split_words(words: list[str]) -> tuple[dict[str, str | None], list[str]]:
                 raise BadInput(f"{flag}: no value; write {flag} VALUE")
     for flag in flags:
         if flag not in FLAGS:
-            raise BadInput(
-                f"repsim run: unknown option, got '{flag}'; {did_you_mean(flag, {*FLAGS, '--quiet', '-q', '--from'})}"
-            )
+            key = flag.lstrip("-").replace("-", "_")
+            near = did_you_mean(flag, {*FLAGS, "--quiet", "-q", "--from"})
+            hint = f"write {key}=VALUE" if key.partition(".")[0] in _run_keys() else near
+            raise BadInput(f"repsim run: unknown option, got '{flag}'; {hint}")
     return flags, overrides
 
 

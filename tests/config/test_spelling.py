@@ -57,3 +57,19 @@ def test_keys_of_settings_that_studies_share():
     assert line(check_spelling, ["extract.batch_row=3"]) == (
         "extract.batch_row: unknown key, got 3; did you mean 'batch_rows'?"
     )
+
+
+@pytest.mark.parametrize(("word", "hint"), [("--dry-run", "write dry_run=VALUE"), ("--seed", "write seed=VALUE")])
+def test_a_key_that_is_written_as_a_flag(repsim, word, hint):
+    code, _, err = repsim("run", word)
+    assert (code, err) == (2, f"error: repsim run: unknown option, got '{word}'; {hint}\n")
+
+
+def test_what_a_study_does_not_read_is_said(repsim):
+    code, out, err = repsim("run", "study=architecture", "measure=[cka]", "data=embedded", "dry_run=true")
+    assert code == 0
+    assert "tiny_a" in out
+    assert err == "".join(
+        f"WARNING: {group}: study=architecture does not read it, it is left out\n" for group in ("data", "measure")
+    )
+    assert repsim("run", "measure=[cka]", "dry_run=true")[2] == ""

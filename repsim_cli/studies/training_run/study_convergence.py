@@ -35,7 +35,7 @@ from repsim_cli.studies.training_run.trainings import (
     list_last,
     needs_of_trainings,
     of_trainings,
-    trainings_of,
+    open_trainings,
 )
 
 UNTRAINED = "untrained weights (step 0)"  # what chance gives
@@ -71,7 +71,7 @@ class Convergence(Study):
 
         given["measure"], asymmetric = suitable(given["measure"], check, given.get("skip_unsuitable", False))
         self.previous, self.pairs, self.hardware = previous, pairs, given["hardware"]
-        self.trainings = trainings_of(given, missing)
+        self.trainings = open_trainings(given, missing)
         self.courses = [Course(training) for training in self.trainings.values()]
         self.readings, self.measures, skipped = of_trainings(self.trainings.values())
         self.skipped = asymmetric | skipped

@@ -31,7 +31,7 @@ from repsim_cli.studies.training_run.trainings import (
     list_last,
     needs_of_trainings,
     of_trainings,
-    trainings_of,
+    open_trainings,
 )
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
@@ -58,7 +58,7 @@ class TrainingView(Study):
         **given: Unpack[OfSeries],
     ):
         self.extract, self.hardware = given["extract"], given["hardware"]
-        self.trainings = trainings_of(given, missing)
+        self.trainings = open_trainings(given, missing)
         self.readings, self.measures, self.skipped = of_trainings(self.trainings.values())
         for label, training in self.trainings.items():
             if len(training.compared.layers) < 2:

@@ -66,7 +66,7 @@ class CheckpointStep:
 Visit = Callable[["Training", OpenedCheckpoint], None]
 
 
-def trainings_of(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
+def open_trainings(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
     """Opens each series as a training, by label."""
     if not given["model"]:
         raise BadInput("model: no model is selected; e.g. model=[tiny_a_series]")
