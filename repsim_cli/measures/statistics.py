@@ -24,7 +24,7 @@ _DIRECTION: frozenset[Invariance] = SHAPE - {"translation"}
 
 
 def difference(statistic: Callable[..., float], work: Callable[[int], tuple[float, float]] | None = None) -> Measure:
-    """|statistic(x) - statistic(y)|. work: as of `Pairwise`; None: a few passes over the rows."""
+    """|statistic(x) - statistic(y)|. work: as of `Pairwise`."""
 
     def compare_all(a: Sequence[float], b: Sequence[float]) -> Matrix:
         left, right = (torch.tensor(side, dtype=torch.float64) for side in (a, b))
@@ -35,7 +35,7 @@ def difference(statistic: Callable[..., float], work: Callable[[int], tuple[floa
         compare=lambda a, b: abs(a - b),
         compare_all=compare_all,
         permute=lambda state, order: state,
-        work=work or (lambda rows: (1e4 * rows, 1e2)),
+        work=work,
     )
 
 
