@@ -42,7 +42,7 @@ class Common(NamedTuple):
         return found
 
 
-def of_one_width(rows: Sequence[Rows]) -> list[Rows]:
+def of_one_width(rows: Sequence[Float[Tensor, "n _"]]) -> list[Rows]:
     """Brings representations to one width, which changes no distance: more features than rows are rotated into as many
     as there are rows, fewer than the widest has are padded with zeros. Float64."""
     narrow = [x.double() if x.shape[1] <= len(x) else torch.linalg.qr(x.double().T, mode="r").R.T for x in rows]

@@ -73,7 +73,7 @@ class Barycentre(StudyOfRows):
         found: dict[tuple[int, ...], str] = {}
         for depth in DEPTHS if depths is None else depths:
             of_models = tuple(
-                place.start + int(depth * (place.stop - place.start - 1) + 0.5) for place in self.extraction.places
+                int(place.start) + int(depth * (place.stop - place.start - 1) + 0.5) for place in self.extraction.places
             )
             found.setdefault(of_models, f"{depth:g}")
         return {name: list(layers) for layers, name in found.items()}
