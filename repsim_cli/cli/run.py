@@ -84,7 +84,8 @@ def _say_unread(asked: RunRequest, names: list[str]) -> None:
     """Says which models, measures and data of the words a study does not read."""
     from repsim_cli.base.registry import studies
 
-    given = {word.lstrip("+").partition("=")[0].partition(".")[0] for word in asked.words}
+    pairs = (word.lstrip("+").partition("=") for word in asked.words)
+    given = {key.partition(".")[0] for key, _, value in pairs if value not in ("[]", "null")}
     for name in dict.fromkeys(names):
         taken = inspect.signature(studies.get(name).function).parameters
         for group in sorted(given & {"model", "measure", "data", "extract"} - taken.keys()):
