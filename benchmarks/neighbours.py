@@ -1,9 +1,10 @@
 """Neighbours of many rows: what whole runs take, planned and measured, exact and of sampled rows.
 
-Command: python benchmarks/neighbours.py FOLDER [ROWS:WIDTH:ESTIMATE ...]     (20000:384:full 20000:384:sampled by
-         default; the largest ones are written into FOLDER as float16 and deleted at the end)
+Command: python benchmarks/neighbours.py FOLDER [ROWS:WIDTH:ESTIMATE[:MEASURE] ...]     (20000:384:full
+         20000:384:sampled by default; the largest ones are written into FOLDER as float16 and deleted at the end)
 
-Two models of one layer that share 24 directions, `mutual_knn`, `k: 10`; `sampled` takes 4096 rows. One thread.
+Two models of one layer that share 24 directions, `mutual_knn`, `k: 10`, or another measure; `sampled` takes 4096 rows.
+One thread.
 """
 
 import json
@@ -30,11 +31,11 @@ def write(file: Path, rows: int, width: int, seed: int) -> None:
         out[start : start + AT_ONCE] = np.tanh(signal @ turn / 5) + noise / 4
 
 
-def run(folder: Path, rows: int, width: int, estimate: str) -> str:
+def run(folder: Path, rows: int, width: int, estimate: str, measure: str = "mutual_knn") -> str:
     files = [folder / f"{label}.npy" for label in "ab"]
     for seed, file in enumerate(files, 1):
         write(file, rows, width, seed)
-    words = [sys.executable, "-m", "repsim_cli", "run", "model=[]", "measure=[mutual_knn]", "hardware.threads=1"]
+    words = [sys.executable, "-m", "repsim_cli", "run", "model=[]", f"measure=[{measure}]", "hardware.threads=1"]
     words += [f"+model.{file.stem}={{kind: precomputed, path: {file}}}" for file in files]
     words += [f"extract.estimate={estimate}", f"extract.rows={4096 if estimate == 'sampled' else rows}"]
     places = {"REPSIM_OUTPUTS": str(folder / "outputs"), "REPSIM_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
@@ -60,8 +61,8 @@ def main(folder: Path, cases: list[str]) -> None:
     print("| rows | estimate | value | planned, GB | peak, GB | CPU, s | wall, s |", "| --- " * 7 + "|", sep="\n")
     try:
         for case in cases:
-            rows, width, estimate = case.split(":")
-            print(run(folder, int(rows), int(width), estimate), flush=True)
+            rows, width, *rest = case.split(":")
+            print(run(folder, int(rows), int(width), *rest), flush=True)
     finally:
         for name in ("outputs", "cache"):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -17,6 +17,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.data.network import stay_offline
 from repsim_cli.engine.bounds import disk_gb, in_gb
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
+from repsim_cli.measures.cards import Slow
 from repsim_cli.models.source import Source
 
 SIDE = 1024  # of the matrices whose product is timed
@@ -117,7 +118,8 @@ def pairs_cost(
 
     Inner products cost a Gram matrix per layer and a sum over cells per pair; lists of rows a table per layer and a
     count per pair; slow measures as many products of square matrices as they declare, and the work of THIN of their
-    rows; all others a decomposition per layer, and a product and one per pair, or what they say.
+    rows, or of many rows what they say; all others a decomposition per layer, and a product and one per pair, or what
+    they say.
     """
     n, d, whole = float(rows), sum(widths) / len(widths), Cost()
     count = batches * pairs * (1 + permutations)
@@ -130,16 +132,24 @@ def pairs_cost(
         lists = isinstance(measure, Pairwise) and cubes is None
         of_rows = lists or measure.slow or isinstance(measure, InnerProduct)
         prepared = 2 * n**2 * d + (OF_LIST if lists else OF_CELL) * n**2 if of_rows else OF_FEATURES * n * d**2
+        if measure.slow:
+            prepared, each = _of_slow(measure.slow, rows, d, prepared)
         whole += batches * products(len(widths) * prepared, hardware)
         if measure.slow:
-            workers = min(hardware.workers, max(pairs, 1))
-            operations = count * 2 * n**2 * (n + THIN) * measure.slow.products
+            workers, operations = min(hardware.workers, max(pairs, 1)), count * each
             whole += Cost(operations, (operations / speed_of("cpu", threads=1)[0] + SOLVED * count) / workers)
         else:
             features = 0 if cubes is None else 4 * n * d**2 + cubes * d**3
             each = features + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2
             whole += products(count * each, hardware)
     return whole
+
+
+def _of_slow(slow: Slow, rows: int, width: float, prepared: float) -> tuple[float, float]:
+    """Operations of a state, which are `prepared` where all distances are held, and of a pair."""
+    if slow.beyond is not None and rows > slow.beyond.rows:
+        return slow.beyond.operations(rows, width)
+    return prepared, 2.0 * rows**2 * (rows + THIN) * slow.products
 
 
 def distances_cost(widths: list[int], rows: int, hardware: Hardware) -> Cost:

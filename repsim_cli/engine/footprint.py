@@ -137,8 +137,12 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
         "rows": 4.0 * 3 * rows * features,
         "distances": 4.0 * rows**2 * (packed * len(comparison.layers) / 2 + whole),
         "matrices": 8.0
-        * rows**2
-        * max(m.slow.squares * hardware.workers if m.slow else m.squares * len(comparison.layers) for m in measures)
+        * max(
+            m.slow.squares * hardware.workers * m.slow.side(rows) ** 2
+            if m.slow
+            else m.squares * len(comparison.layers) * rows**2
+            for m in measures
+        )
         + 8.0 * widest**2 * max(m.wide_squares if isinstance(m, Pairwise) else 0.0 for m in measures),
         "processes": 0.35e9 * hardware.workers if hardware.workers > 1 and comparison.slow else 0.0,
         "null": 8.0 * 2 * len(comparison.layers) ** 2 * comparison.significance.permutations * len(comparison.measures)

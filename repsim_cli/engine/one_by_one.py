@@ -107,11 +107,12 @@ def slow_pairs(
     value, *details = torch.from_numpy(numbers).unbind(2)
     further = dict(zip(slow.details, details, strict=True))
     seed = None if work is None or batch > 0 else work.seed
-    if slow.audit is not None and slow.audit.share and work is not None and seed is not None:
-        drawn = choose_audited([cell for cell in cells if cell not in undefined], slow.audit.share, seed)
+    audit = slow.audit if slow.audit is not None and slow.audit.share and slow.audit.takes(states[0]) else None
+    if audit is not None and work is not None and seed is not None:
+        drawn = choose_audited([cell for cell in cells if cell not in undefined], audit.share, seed)
         checked = work.notes(batch, f"{note}-audit", (count, count, 2))
-        audit, turn = f"{measure.name}, audit", PairTurn(AUDIT, batch, known=turn.known, work=work)
-        solve_all(slow.audit.reference, states, drawn, checked, name=audit, names=names, turn=turn)
+        shown, turn = f"{measure.name}, audit", PairTurn(AUDIT, batch, known=turn.known, work=work)
+        solve_all(audit.reference, states, drawn, checked, name=shown, names=names, turn=turn)
         reference, tied = torch.from_numpy(np.array(checked)).unbind(2)
         audited_values = torch.where(reference.isnan(), reference, value)
         further |= {"audit_value": audited_values, "audit_reference": reference, "audit_tied": tied}

@@ -116,7 +116,7 @@ class Measure(ABC):
                 raise Degenerate(f"{name}: {problem}, got {got} in row {row}; fix the array")
         codes = None if labels is None else _tensor("labels", labels)
         self.check(("x", "y"), [side.shape for side in given], codes)
-        check_room(self.name, self.squares_at_once, len(x))
+        check_room(self.name, self.squares_at_once, self.slow.side(len(x)) if self.slow else len(x))
         for name, side in (("x", x), ("y", y)):
             if self.card.width_limit and len(side) <= side.shape[1]:
                 warnings.warn(

@@ -122,6 +122,7 @@ class Audit:
     solver: its name.
     reference(a, b): its value, with the detail whether costs are tied, in which case the two may differ.
     agrees(value, reference): whether the value is `claim` the reference.
+    takes(state): whether the solver takes states like this one; else no pair is audited.
     """
 
     share: float
@@ -129,6 +130,18 @@ class Audit:
     reference: Callable[[Any, Any], Solved]
     agrees: Callable[[float, float], bool]
     claim: str
+    takes: Callable[[Any], bool]
+
+
+class Beyond(NamedTuple):
+    """How a slow measure goes on beyond so many rows: with square matrices of `side` rows, in so many operations.
+
+    operations(rows, width): of a state that is prepared, and of a pair.
+    """
+
+    rows: int
+    side: int
+    operations: Callable[[int, float], tuple[float, float]]
 
 
 class Detail(NamedTuple):
@@ -152,6 +165,7 @@ class Slow:
     squares: the number of (n, n) matrices of float64 that a pair needs at a time.
     products: the number of products of (n, n) matrices in float32 that take as long as a pair, to estimate the time.
     audit: a second solver that checks some of the pairs.
+    beyond: of more rows no matrices of all rows are held; None: they always are.
     """
 
     solve: Callable[[Any, Any], Solved] | None = None
@@ -159,3 +173,8 @@ class Slow:
     squares: int = 8
     products: float = 8.0
     audit: Audit | None = None
+    beyond: Beyond | None = None
+
+    def side(self, rows: int) -> int:
+        """How many rows its square matrices have."""
+        return rows if self.beyond is None or rows <= self.beyond.rows else self.beyond.side

@@ -9,21 +9,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.base.registry import measures
-from repsim_cli.base.settings import Seed, Share, Tries
+from repsim_cli.base.settings import Positive, Seed, Share, Tries
 from repsim_cli.measures.alignments import Coupling as RowCoupling
 from repsim_cli.measures.assignment import TIE, assign
 from repsim_cli.measures.base import Measure, Pairwise
-from repsim_cli.measures.cards import Audit, Card, Detail, Slow, Solved
+from repsim_cli.measures.cards import Audit, Beyond, Card, Detail, Slow, Solved
+from repsim_cli.measures.gromov_clouds import (
+    BLOCKS,
+    Assigned,
+    Cloud,
+    best_of_clouds,
+    cloud,
+    lower_bound,
+    operations,
+    permute_cloud,
+)
 from repsim_cli.measures.gromov_descents import SINGLE, gromov_objective
-from repsim_cli.measures.gromov_search import GromovStart, best_gromov, starts
+from repsim_cli.measures.gromov_search import Gromov, GromovStart, best_gromov, starts
 from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permute, space
 from repsim_cli.measures.rdm import SHAPE
+from repsim_cli.measures.room import check_room
 
 AUDIT = 1e-9  # relative difference from POT's objective, from its start
 ABOVE = 0.05  # the same of blocks, which may miss the minimum of POT's start
+AUDITED = 2000  # rows at most: of more POT takes minutes for a pair
 LOCAL = "The best of several starts: an upper bound. "
 
 
@@ -43,25 +56,59 @@ def lower_bounds(a: Space, b: Space) -> tuple[float, float]:
     return second, max(second, third)
 
 
-def gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> float:
-    return best_gromov(a, b, start=start, restarts=restarts, seed=seed).value
+Sides = Space | Cloud
 
 
-def couple(x: Tensor, y: Tensor, *, cost_scale: CostScale, start: GromovStart, restarts: int, seed: int) -> RowCoupling:
+def prepare_side(
+    x: Float[Tensor, "n d"], *, cost_scale: CostScale, held_rows: int, bounds: bool = False, blocks: bool = False
+) -> Sides:
+    """The distances of all rows; of more than held_rows the rows alone, with a warning."""
+    if len(x) > held_rows:
+        return cloud(x, cost_scale=cost_scale)
+    return space(x, cost_scale=cost_scale, bounds=bounds, blocks=blocks)
+
+
+def permute_side(state: Sides, order: Int[Tensor, " n"]) -> Sides:
+    return permute_cloud(state, order) if isinstance(state, Cloud) else permute(state, order)
+
+
+def best(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int) -> Gromov | Assigned:
+    if isinstance(a, Cloud) and isinstance(b, Cloud):
+        return best_of_clouds(a, b, start=start, restarts=restarts, seed=seed)
+    assert isinstance(a, Space)
+    assert isinstance(b, Space)
+    return best_gromov(a, b, start=start, restarts=restarts, seed=seed)
+
+
+def gromov(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int) -> float:
+    return best(a, b, start=start, restarts=restarts, seed=seed).value
+
+
+def couple(
+    x: Tensor, y: Tensor, *, cost_scale: CostScale, held_rows: int, start: GromovStart, restarts: int, seed: int
+) -> RowCoupling:
     """The coupling of the rows of x with those of y of the least objective."""
-    a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
-    mass = np.asarray(best_gromov(a, b, start=start, restarts=restarts, seed=seed).coupling)
+    check_room("gromov_wasserstein", 2, len(x))
+    a, b = (prepare_side(side, cost_scale=cost_scale, held_rows=held_rows) for side in (x, y))
+    mass = np.asarray(best(a, b, start=start, restarts=restarts, seed=seed).coupling)
     return RowCoupling(torch.from_numpy(mass if in_one_order(a, b)[0] is a else mass.T), "rows")
 
 
-def gromov_solved(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
+def gromov_solved(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
     """The pair; details: steps, for each start 1 if it won and 0 otherwise, and the two lower bounds."""
-    best = best_gromov(a, b, start=start, restarts=restarts, seed=seed)
-    left, right = in_one_order(a, b)
-    won = (float(best.start == name) for name in starts(start, restarts))
-    below = (min(bound, best.value) for bound in lower_bounds(left, right)) if bounds else ()
-    details = (float(best.steps), *won, *below)
-    return Solved(best.value, details)
+    found = best(a, b, start=start, restarts=restarts, seed=seed)
+    won = (float(found.start == name) for name in starts(start, restarts))
+    below = (min(bound, found.value) for bound in bounds_of(*in_one_order(a, b))) if bounds else ()
+    return Solved(found.value, (float(found.steps), *won, *below))
+
+
+def bounds_of(a: Sides, b: Sides) -> tuple[float, float]:
+    """The two of `lower_bounds`; of rows whose distances are not held, one that is below the third, twice."""
+    if isinstance(a, Cloud) and isinstance(b, Cloud):
+        return (lower_bound(a, b),) * 2
+    assert isinstance(a, Space)
+    assert isinstance(b, Space)
+    return lower_bounds(a, b)
 
 
 def by_pot(a: Space, b: Space) -> Solved:
@@ -74,6 +121,10 @@ def by_pot(a: Space, b: Space) -> Solved:
     assert isinstance(coupling, np.ndarray)
     value = gromov_objective(left.distances, right.distances, coupling)
     return Solved(value, (float(has_ties(left.distances) or has_ties(right.distances)),))
+
+
+def few_for_pot(state: Sides) -> bool:
+    return isinstance(state, Space) and len(state.rows) <= AUDITED
 
 
 def has_ties(distances: Square) -> bool:
@@ -118,6 +169,7 @@ def gromov_wasserstein(
     seed: Seed = 0,
     bounds: bool = True,
     audit: Share = 0.02,
+    held_rows: Positive = 5000,
 ) -> Measure:
     """Least mean squared difference of distances, sum (D_ik - D'_jl)^2 T_ij T_kl, over couplings T of the rows.
 
@@ -130,10 +182,15 @@ def gromov_wasserstein(
     restarts: further starts, from random permutations of all rows.
     seed: of the permutations.
     bounds: compute two lower bounds for every pair of a run.
-    audit: the share of a run's pairs (at least 1, at most 40) that POT solves too. With few tied distances, the start
-        `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250 rows. With more it can be (at
-        1000 rows in 4 % of the pairs, `benchmarks/starts.py`); the audit fails above 5 %. `identity`
-        alone is not audited.
+    audit: the share of a run's pairs (at least 1, at most 40; none of more than 2000 rows) that POT solves too. With
+        few tied distances, the start `pot` agrees with POT within 1e-9; `best` is not above it with fewer than 250
+        rows. With more it can be (at 1000 rows in 4 % of the pairs, `benchmarks/starts.py`); the audit fails above 5 %.
+        `identity` alone is not audited.
+    held_rows: of more rows the distances are not held, and the run warns of it. Up to 2048 blocks of close rows are
+        matched as above (a start `principal_axes` may then be the blocks' own order), then the rows in them; these, or
+        the rows' own pairing, are lowered in sweeps over groups of close rows. The value is the objective of that
+        coupling over all rows, 0.2 to 3 % above the search with all distances where that runs. Both bounds are then
+        what mean distances give, which is below the third.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
     minimum. More starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave
@@ -150,25 +207,30 @@ def gromov_wasserstein(
     checked = Audit(
         share=audit,
         solver="POT",
+        takes=few_for_pot,
         reference=by_pot,
         agrees=equal_to_pot if alone else hardly_above_pot,
         claim="within 1e-9 of" if alone else "at most 5 % above",
     )
     settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
+    held: dict[str, Any] = {"cost_scale": cost_scale, "held_rows": held_rows}
     details = {"steps": Detail("count", "steps")}
     details |= {f"won_{name}": Detail("won", name.replace("_", " ")) for name in starts(start, restarts)}
     if bounds:
         details |= {f"{nth}_bound": Detail("bound", f"{nth} lower bound") for nth in ("second", "third")}
     return Pairwise(
-        prepare=partial(space, cost_scale=cost_scale, bounds=bounds, blocks=start == "best"),
+        prepare=partial(
+            prepare_side, cost_scale=cost_scale, held_rows=held_rows, bounds=bounds, blocks=start == "best"
+        ),
         compare=partial(gromov, **settings),
-        permute=permute,
+        permute=permute_side,
         squares=1,
-        aligned=partial(couple, cost_scale=cost_scale, **settings),
+        aligned=partial(couple, **held, **settings),
         slow=Slow(
             solve=partial(gromov_solved, **settings, bounds=bounds),
             details=details,
             audit=checked if start != "identity" else None,
             products=20.0 * (1 + restarts),
+            beyond=Beyond(held_rows, min(BLOCKS, held_rows), operations),
         ),
     )

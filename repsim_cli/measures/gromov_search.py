@@ -157,21 +157,28 @@ def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: 
 
 
 def search(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
-    """paired: the rows' own pairing, which `best` tries too, so that no value is above what it leads to."""
+    """The lowest of `ends`; steps: of all."""
+    found = ends(a, b, paired, start=start, restarts=restarts, seed=seed)
+    return min(found, key=lambda end: end.value)._replace(steps=sum(end.steps for end in found))
+
+
+def ends(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> list[Gromov]:
+    """What the starts lead to. paired: the rows' own pairing, which `best` tries too, so that no value is above what it
+    leads to."""
     left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
-    ends = list[Gromov]()
+    made = list[Gromov]()
     lower = None
     if start == "best":
         lower = FEW if few else MANY_ROWS
         found, steps = (of_few if few else of_many)(block_rows(a), block_rows(b))
-        ends.append(Gromov(found.value, make_coupling(found.matched), found.start, steps))
+        made.append(Gromov(found.value, make_coupling(found.matched), found.start, steps))
     if start == "pot" or (start == "best" and few):
-        ends.append(finish_descent("pot", make_coupling(by_mean_distance(left, right)), left, right, lower))
+        made.append(finish_descent("pot", make_coupling(by_mean_distance(left, right)), left, right, lower))
     if start == "identity" or (start == "best" and few):
-        ends.append(finish_descent("identity", make_coupling(paired), left, right, lower))
+        made.append(finish_descent("identity", make_coupling(paired), left, right, lower))
     for k, coupling in enumerate(mixtures(len(left), restarts, seed)):
-        ends.append(finish_descent(f"drawn_{k}", coupling, left, right, lower))
-    return min(ends, key=lambda end: end.value)._replace(steps=sum(end.steps for end in ends))
+        made.append(finish_descent(f"drawn_{k}", coupling, left, right, lower))
+    return made
 
 
 def finish_descent(

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
+from repsim_cli.measures.attention import in_threads
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre
@@ -18,6 +20,7 @@ from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.nearest import distances_of, in_order, same_document, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 
+_TILE = 32  # rows whose distances are counted at a time, in the processor's cache
 _EQUAL = 2e-7  # share of a squared distance: two of float32 that differ by less are equal
 
 
@@ -62,12 +65,22 @@ def imbalances(row: Nearest, columns: Sequence[Nearest]) -> Float[Tensor, " b"]:
     for rows, squared in distances_of(row.rows, partial(same_document, row.documents)):
         squared = squared.float()
         those = squared.gather(1, asked[:, rows].T)
-        ordered = squared.sort(dim=1).values
-        nearer = torch.searchsorted(ordered, those * (1 - _EQUAL))
-        as_near = torch.searchsorted(ordered, those * (1 + _EQUAL), right=True)
-        others = squared.isfinite().sum(1, keepdim=True)
-        total += ((nearer + 1 + as_near).double() / (others + 1)).sum(0)
+        tiles = zip(squared.split(_TILE), those.split(_TILE), strict=True)
+        total += torch.cat([*in_threads(places, tiles)]).sum(0)
     return total / len(row.rows)
+
+
+def places(tile: tuple[Float[Tensor, "c n"], Float[Tensor, "c b"]]) -> Float[Tensor, "c b"]:
+    """Finds twice the places of these distances among all of their row, over the number of rows."""
+    squared, those = tile
+    near, far = those * (1 - _EQUAL), those * (1 + _EQUAL)
+    # counted cell by cell: to sort them costs as much as 40 columns
+    sides = [count(squared < near[:, b, None]) + 1 + count(squared <= far[:, b, None]) for b in range(those.shape[1])]
+    return torch.stack(sides, 1).double() / (count(squared.isfinite())[:, None] + 1)
+
+
+def count(cells: Bool[Tensor, "c n"]) -> Int[Tensor, " c"]:
+    return torch.from_numpy(np.count_nonzero(cells.numpy(), axis=1)) if cells.device.type == "cpu" else cells.sum(1)
 
 
 def imbalances_all(rows: Sequence[Nearest], columns: Sequence[Nearest]) -> Matrix:
@@ -82,7 +95,7 @@ def measure(documents: Documents | None = None) -> Pairwise:
         compare=lambda a, b: float(imbalances(a, [b])),
         compare_all=imbalances_all,
         permute=permute,
-        work=lambda rows: (5000.0 * rows**2, 500.0 * rows**2),
+        work=lambda rows: (2500.0 * rows**2, 300.0 * rows**2),
     )
 
 

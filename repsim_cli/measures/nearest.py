@@ -212,17 +212,19 @@ def nearness(
         for block in of_side.split(block_of(len(x), _EXACT, _HELD // 4)):
             places = which[block]
             # every distinct row once, so that equal rows are equally near to the last bit
-            near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)[:, which]
-            yield block, near, squares[places]
+            near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)
+            yield block, near if distinct is x else near[:, which], squares[places]
 
 
 def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
-    """(the distinct rows, the index of every row among them)."""
+    """(the distinct rows, the index of every row among them); x itself where all are."""
     # a single column usually tells rows apart, and sorting whole rows is slow
     column = x[:, int(x.abs().amax(0).argmax())]
-    if len(column.unique()) == len(x):
-        return x, torch.arange(len(x), device=x.device)
-    return torch.unique(x, dim=0, return_inverse=True)
+    if len(column.unique()) < len(x):
+        distinct, which = torch.unique(x, dim=0, return_inverse=True)
+        if len(distinct) < len(x):
+            return distinct, which
+    return x, torch.arange(len(x), device=x.device)
 
 
 def largest(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:

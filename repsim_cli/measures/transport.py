@@ -21,12 +21,11 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov import LOCAL
 from repsim_cli.measures.gromov_descents import SETTLED, STEPS, descend, gromov_objective
-from repsim_cli.measures.gromov_search import mixtures, of_few
+from repsim_cli.measures.gromov_search import ends, mixtures
 from repsim_cli.measures.gromov_spaces import (
     BLOCKED,
     CostScale,
     Space,
-    block_rows,
     in_one_order,
     permute,
     rows_in_one_order,
@@ -52,9 +51,8 @@ def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
     yield from mixtures(n, starts - 2, seed)
 
 
-def by_values(a: Space, b: Space, alpha: float) -> Iterator[Coupling]:
-    """Rows matched by their means, and of few rows also by their values in order, after neurons were matched so, and,
-    where distances count, by these."""
+def by_values(a: Space, b: Space) -> Iterator[Coupling]:
+    """Rows matched by their means, and of few rows also by their values in order, and after neurons were matched so."""
     # uniform features, which match the rows by their means, are cheap to try
     yield plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
     if len(a.rows) >= BLOCKED:
@@ -62,8 +60,6 @@ def by_values(a: Space, b: Space, alpha: float) -> Iterator[Coupling]:
     yield plan(-(spread(a.rows) @ spread(b.rows).T))
     features = plan(-(spread(a.rows.T) @ spread(b.rows.T).T))
     yield plan(-2 * a.rows @ features @ b.rows.T)
-    if alpha:
-        yield make_coupling(of_few(block_rows(a), block_rows(b))[0].matched)
 
 
 def spread(rows: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n QUANTILES"]:
@@ -78,11 +74,14 @@ class Solution(NamedTuple):
 
 
 def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
-    """The least augmented objective, alternating between the best coupling of features and the best one of rows."""
+    """The least augmented objective, alternating between the best coupling of features and the best one of rows; never
+    above that of the start with its best coupling of features."""
     left, right, x, y = a.distances, b.distances, a.rows, b.rows
-    best = Solution(np.inf, samples, samples)
-    for _ in range(STEPS):
-        features = plan(-2 * x.T @ samples @ y)
+    features = plan(-2 * x.T @ samples @ y)
+    start = Solution(add_objectives(a, b, samples, features, alpha), samples, features)
+    best = start._replace(value=np.inf)
+    for step in range(STEPS):
+        features = plan(-2 * x.T @ samples @ y) if step else features
         cost = x**2 @ features.sum(1)[:, None] + (y**2 @ features.sum(0))[None] - 2 * x @ features @ y.T
         samples = descend(samples, left, right, alpha, (1 - alpha) * cost).coupling if alpha else plan(cost)
         value = add_objectives(a, b, samples, features, alpha)
@@ -91,7 +90,7 @@ def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
             best = Solution(value, samples, features)
         if settled:
             break
-    return best
+    return min(best, start, key=lambda end: end.value)
 
 
 def add_objectives(a: Space, b: Space, samples: Coupling, features: Coupling, alpha: float) -> float:
@@ -107,7 +106,9 @@ def best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) 
     """The best of all starts, of sides as `in_one_order` gives them."""
     pair = rows_in_one_order(a, b)
     a, b = pair.a, pair.b
-    tried = (*by_values(a, b, alpha), make_coupling(pair.paired), *couplings(len(a.rows), starts, seed))
+    by_distances = [end.coupling for end in ends(a, b, pair.paired, start="best", restarts=0, seed=seed)]
+    paired = make_coupling(pair.paired)
+    tried = (*by_values(a, b), *by_distances, paired, *couplings(len(a.rows), starts, seed))
     best = min((alternate(a, b, start, alpha) for start in tried), key=lambda end: end.value)
     return best._replace(samples=pair.as_given(best.samples))
 
@@ -201,7 +202,8 @@ def coot(*, starts: Small = 2, seed: Seed = 0) -> Measure:
     The value is sum (x_ip - y_jq)^2 S_ij F_pq.
 
     starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; always the rows
-        matched by their means, and of fewer than 250 rows by their values in order and by neurons matched so.
+        matched by their means and by their distances, as `gromov_wasserstein` ends by default, and of fewer than 250
+        rows by their values in order and by neurons matched so.
     seed: of the permutations.
 
     Rows and neurons come in another order:
@@ -245,8 +247,9 @@ def augmented_gromov_wasserstein(
     alpha: the weight of Gromov-Wasserstein; 1 - alpha is that of co-optimal transport.
     cost_scale: what the costs of each side are divided by: their `mean`, their `max`, or nothing (`none`).
     starts: how many starts: the rows' own pairing, the uniform coupling, then random permutations; always the rows
-        matched by their means, and of fewer than 250 rows by their values in order and by neurons matched so, and,
-        unless alpha is 0, the best of `gromov_wasserstein`.
+        matched by their means and by their distances, as `gromov_wasserstein` ends by default (its value is never
+        below the one here with an alpha of 1), and of fewer than 250 rows by their values in order and by neurons
+        matched so.
     seed: of the permutations.
 
     Rows and neurons come in another order:
