@@ -13,7 +13,7 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.plain import slug
 from repsim_cli.engine.known import AUDIT, VALUES, Cell
-from repsim_cli.engine.processes import ALONE, PairTurn, solve_all
+from repsim_cli.engine.processes import ALONE, PairTurn, open_state, solve_all
 from repsim_cli.engine.undefined import Matrix, Undefined, Wanted
 from repsim_cli.measures import Pairwise
 from repsim_cli.measures.base import at, attribute_warnings
@@ -107,8 +107,8 @@ def slow_pairs(
     value, *details = torch.from_numpy(numbers).unbind(2)
     further = dict(zip(slow.details, details, strict=True))
     seed = None if work is None or batch > 0 else work.seed
-    audit = slow.audit if slow.audit is not None and slow.audit.share and slow.audit.takes(states[0]) else None
-    if audit is not None and work is not None and seed is not None:
+    audit = slow.audit
+    if audit and audit.share and work is not None and seed is not None and audit.takes(open_state(states[0])):
         drawn = choose_audited([cell for cell in cells if cell not in undefined], audit.share, seed)
         checked = work.notes(batch, f"{note}-audit", (count, count, 2))
         shown, turn = f"{measure.name}, audit", PairTurn(AUDIT, batch, known=turn.known, work=work)

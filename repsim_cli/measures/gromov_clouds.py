@@ -109,18 +109,18 @@ class CloudPair(NamedTuple):
 
     def estimate(self, matched: Matched) -> float:
         there = self.y[matched[self.some]]
-        return _squared_norm(self.among - distances(there, there)) / len(self.some) ** 2
+        return add_squares(self.among - distances(there, there)) / len(self.some) ** 2
 
     def objective(self, matched: Matched) -> float:
         """Over all pairs of rows."""
         total, tiles = 0.0, list(zip(self.x.split(TILE), self.y[matched].split(TILE), strict=True))
         for i, (x, y) in enumerate(tiles):
             for j, (others, theirs) in enumerate(tiles[i:]):
-                total += (1 + (j > 0)) * _squared_norm(distances(x, others) - distances(y, theirs))
+                total += (1 + (j > 0)) * add_squares(distances(x, others) - distances(y, theirs))
         return self.size**2 * total / len(matched) ** 2
 
 
-def _squared_norm(x: Tensor) -> float:
+def add_squares(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
