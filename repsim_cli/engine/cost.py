@@ -132,6 +132,7 @@ def pairs_cost(
         lists = isinstance(measure, Pairwise) and cubes is None
         of_rows = lists or measure.slow or isinstance(measure, InnerProduct)
         prepared = 2 * n**2 * d + (OF_LIST if lists else OF_CELL) * n**2 if of_rows else OF_FEATURES * n * d**2
+        each = 0.0
         if measure.slow:
             prepared, each = _of_slow(measure.slow, rows, d, prepared)
         whole += batches * products(len(widths) * prepared, hardware)

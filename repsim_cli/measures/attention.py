@@ -53,7 +53,7 @@ def match_heads(
     return OfAttention(unit=unit, sums=sums, layers=layers, heads=heads)
 
 
-def in_threads(step: Callable[[Tensor], Any], parts: Iterable[Tensor]) -> Iterator[Any]:
+def in_threads(step: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
     """The value of the step for every part, in order, each on a single thread: short operations share threads badly."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

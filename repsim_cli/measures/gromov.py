@@ -105,7 +105,8 @@ def gromov_solved(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed
 def bounds_of(a: Sides, b: Sides) -> tuple[float, float]:
     """The two of `lower_bounds`; of rows whose distances are not held, one that is below the third, twice."""
     if isinstance(a, Cloud) and isinstance(b, Cloud):
-        return (lower_bound(a, b),) * 2
+        bound = lower_bound(a, b)
+        return bound, bound
     assert isinstance(a, Space)
     assert isinstance(b, Space)
     return lower_bounds(a, b)

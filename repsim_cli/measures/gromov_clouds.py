@@ -127,7 +127,7 @@ def add_squares(x: Tensor) -> float:
 def best_of_clouds(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, seed: int) -> Assigned:
     """The lowest assignment: of blocks (start `pot` from where POT starts), of the rows' own pairing, and of what these
     are lowered to by sweeps over groups of rows."""
-    a, b = in_one_order(a, b)  # type: ignore[type-var, assignment]
+    a, b = in_one_order(a, b)
     own, size = np.arange(len(a.rows)), max(a.size, b.size)
     if not size:
         return Assigned(0.0, own, "identity", 0)

@@ -1,6 +1,6 @@
 """The distances among the rows of a representation, and rows in blocks of close ones, for Gromov-Wasserstein."""
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -144,7 +144,16 @@ def permute(state: Space, order: Tensor) -> Space:
     return state._replace(distances=state.distances[rows][:, rows], rows=state.rows[rows], halves=halves, axes=axes)
 
 
-def in_one_order(a: Space, b: Space) -> tuple[Space, Space]:
+@runtime_checkable
+class HasRows(Protocol):
+    @property
+    def rows(self) -> np.ndarray: ...
+
+
+Side = TypeVar("Side", bound=HasRows)
+
+
+def in_one_order(a: Side, b: Side) -> tuple[Side, Side]:
     """The pair in an order that does not depend on which comes first, nor, of few rows, on their order."""
     first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows[by_bytes(state.rows)].tobytes()))
     return first, second
