@@ -88,7 +88,7 @@ def couple(
     x: Tensor, y: Tensor, *, cost_scale: CostScale, held_rows: int, start: GromovStart, restarts: int, seed: int
 ) -> RowCoupling:
     """The coupling of the rows of x with those of y of the least objective."""
-    check_room("gromov_wasserstein", 2, len(x))
+    check_room("gromov_wasserstein", 2.0, len(x))
     a, b = (prepare_side(side, cost_scale=cost_scale, held_rows=held_rows) for side in (x, y))
     mass = np.asarray(best(a, b, start=start, restarts=restarts, seed=seed).coupling)
     return RowCoupling(torch.from_numpy(mass if in_one_order(a, b)[0] is a else mass.T), "rows")

@@ -196,7 +196,7 @@ def blocks_of(x: Rows, parts: Sequence[Indices]) -> RowBlocks:
 
 
 def of_blocks(
-    x: Rows, y: Rows, axes: Sequence[np.ndarray], *, start: GromovStart, restarts: int, seed: int
+    x: Rows, y: Float[Tensor, "n d_y"], axes: Sequence[np.ndarray], *, start: GromovStart, restarts: int, seed: int
 ) -> tuple[str, Matched, int]:
     """Blocks of rows are matched as few rows are, then the rows in each by their distances to all blocks as matched."""
     most = math.ceil(len(x) / 2 ** int(math.log2(min(BLOCKS, max(len(x) // 2, 1)))))
