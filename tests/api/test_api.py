@@ -419,7 +419,7 @@ def test_arrays():
         ({"x": np.arange(6).reshape(2, 3)}, "models.x: array 'rows': not \\(n, d\\) of floats, got int64 \\(2, 3\\)"),
         ({"x": {"a": x, "b": x[:5]}}, "models.x: arrays: layers have different numbers of rows, got \\[5, 200\\]"),
         ({"x": 3}, "models.x: not a model, got int; give a folder"),
-        ({}, "models: none is named, got {}"),
+        ({}, "models: none is named; name two"),
     ]:  # fmt: skip
         with pytest.raises(BadInput, match=message):
             repsim_cli.compare(wrong)

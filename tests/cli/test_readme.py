@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -108,6 +109,8 @@ def place(tmp_path, tiny_folder, monkeypatch):
     sides = {side: {"model": "m", "layer": "rows"} for side in ("from", "to")}
     VectorMap(np.eye(4), np.zeros(4), sides).save("map.safetensors")
     Path("pairs.csv").write_text("\n".join(["en,de", *(f"text {i},Text {i}" for i in range(40))]))
+    Path("pictures.csv").write_text("file,text\n" + "".join(f"red.png,text {i}\n" for i in range(40)))
+    PIL.Image.new("RGB", (8, 8), "red").save("red.png")
     for language in ("en", "de"):
         Path(f"corpus.{language}").write_text("".join(f"text {i} of {language}\n" for i in range(40)))
     keys = [f"t{i}" for i in range(60)]

@@ -287,7 +287,8 @@ def test_slow_pairs_count_in_the_memory():
     assert memory_of(comparison, 100)["matrices"] == 3 * 8 * 8 * 100**2
     assert memory_of(comparison, 100)["processes"] > 0
     with pytest.raises(BadConfig, match=r"got a limit of 2.00 GB; extract.rows=\d+ would fit") as caught:
-        large = ("extract.rows=20000", "extract.sequences=1000000", "hardware.memory_gb=2")
+        held = "measure.gromov_wasserstein.held_rows=20000"
+        large = (held, "extract.rows=20000", "extract.sequences=1000000", "hardware.memory_gb=2")
         validate(composed(*words, "hardware.processes=2", *large))
     fits = int(re.search(r"rows=(\d+) would", str(caught.value))[1])
     assert 1000 < fits < (2e9 / (2 * 8 * 8)) ** 0.5

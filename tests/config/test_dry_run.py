@@ -404,7 +404,8 @@ def test_the_time_of_pairs(speed):
     each = seconds("gromov_wasserstein", pairs=11) - seconds("gromov_wasserstein", pairs=10)
     assert each == pytest.approx(20 * 1.5 * 2e9 / speed + cost.SOLVED, rel=1e-6)
     assert seconds("geometry_score") > 100 * seconds("cka")  # of complexes of rows, not of products of features
-    whole = seconds("gromov_wasserstein", rows=20_000), seconds("gromov_wasserstein", rows=10_000)
+    # beyond 10,000 rows distances are not held, and groups of rows take their turns
+    whole = seconds("gromov_wasserstein", rows=10_000), seconds("gromov_wasserstein", rows=5_000)
     assert whole[0] == pytest.approx(8 * whole[1], rel=0.2)
     moments = cost.moments_cost([measures.get("cka")], [64, 64], 3, 10_000, Hardware())
     assert moments.operations == 2 * 10_000 * 128**2 + 3 * 40 * 64**3

@@ -206,7 +206,7 @@ GIVEN = {
         ({"targets": None}, "options.probes: labels of the data are no numbers, got linear_regression; use a class"),
         ({"targets": "m"}, "options.targets: no stored representations of this name, got 'm'; "),
         ({"model": {"m": MODELS["m"]}}, "options.targets: no stored .* got 't'; select one, e.g. modsum_targets"),
-        ({"probes": []}, "options.probes: none is selected, got \\[\\]; choose of linear_regression, "),
+        ({"probes": []}, "options.probes: none is selected; choose of linear_regression, "),
         ({"probes": ["mlp"]}, "options.probes: no such probe, got 'mlp'; "),
         ({"hardware": Hardware(memory_gb=0.1)}, "hardware.memory_gb: the run needs about .* GB, got a limit of 0.10 GB; hardware.memory_gb=.* would do"),
         ({"extract": Extract(hook_points=["resid_post"], unit="sequence", length=2)}, "extract.estimate: probes are fitted on one sample, got per_batch; use full"),
