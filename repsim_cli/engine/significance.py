@@ -26,7 +26,7 @@ from repsim_cli.engine.estimates import Beside, Key
 from repsim_cli.engine.expected import places_of
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, all_pairs
 from repsim_cli.engine.permuted import Progress, permute_pairs, silent
-from repsim_cli.engine.validity import dependence, reasons
+from repsim_cli.engine.validity import UNPAIRED, dependence, is_unmoved, reasons
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
 from repsim_cli.measures.inner import Documents, Matrix, block_of
@@ -235,6 +235,7 @@ def judge(
         depends = observed.get("depends")
         each = segments.count / matrix.batches
         faults = [] if depends is None else reasons(depends, matrix.batches, places, settings.order, each)
+        faults += [UNPAIRED] if is_unmoved(tested, drawn_values) else []
         null |= {"not_valid": faults} if faults else {}
         null |= {"within": settings.held} if settings.held else {}
         null |= {"family_of": settings.family_of, "families": len(among)}

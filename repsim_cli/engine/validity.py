@@ -25,6 +25,10 @@ REASONS = {
     "length": "documents of one length are alike; take documents of one length, or pool them (extract=pooled)",
 }
 TOO_ALIKE = "documents that follow each other are too alike for shifts of so few; give more documents"
+UNPAIRED = (
+    "no pairing of the rows that was drawn changes a value, so that random ones are no null; of a measure of another "
+    "package say paired=False, and drop significance"
+)
 FOUND = (*REASONS, "lags")
 LEAST = 25  # documents that shifts need, if those that are alike count as one
 
@@ -122,3 +126,13 @@ def reasons(
     needed = min(2, len(places))
     names = [name for name, count in zip(FOUND, models.tolist(), strict=True) if count >= needed]
     return [TOO_ALIKE if name == "serial" and order == "shifts" else REASONS[name] for name in names]
+
+
+def is_unmoved(observed: Float[Tensor, "r c"], drawn: Float[Tensor, "k r c"]) -> bool:
+    """Tells whether the values under all pairings that were drawn are those that were observed, to the rounding of
+    sums of float32 in another order."""
+    known = observed.isfinite() & drawn.isfinite().all(0)
+    if not known.any():
+        return False
+    moved, largest = (drawn - observed).abs().amax(0)[known].max(), observed[known].abs().max()
+    return bool(largest > 0 and moved <= 1e-5 * largest)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
 from repsim_cli.api.entries import configuration, data_entry
+from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.presets import conf_dir
@@ -629,3 +630,26 @@ def test_a_word_for_figures_beside_their_settings():
 
 def configuration_of(settings):
     return configuration({"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], "tokens", "none", settings)
+
+
+def test_a_measure_that_is_not_paired_has_no_null_of_pairings():
+    """Said of one that does not claim it, and not of one that random pairings move."""
+
+    def row_norm_ratio(x, y):
+        return (x.norm(dim=1).mean() / y.norm(dim=1).mean()).log().abs()
+
+    draw = np.random.default_rng(0)
+    models = {"x": draw.normal(size=(60, 4)), "y": 3 + draw.normal(size=(60, 4))}
+    repsim_cli.register_measure("row_norm_ratio", larger_is_closer=False)(row_norm_ratio)
+    try:
+        found = repsim_cli.compare(
+            models, measures=["row_norm_ratio", "cka"], significance="permutation",
+            settings={"significance.clusters": "row"},
+        )  # fmt: skip
+    finally:
+        registry.measures.forget()
+    nulls = {measured.name: measured.null for measured in found.results.measures}
+    assert "not_valid" not in nulls["cka"]
+    (said,) = nulls["row_norm_ratio"]["not_valid"]
+    assert said.startswith("no pairing of the rows that was drawn changes a value")
+    assert any(said in warning for warning in found.warnings)
