@@ -281,8 +281,10 @@ def test_ray(cluster, begun, tmp_path):
     ends = {
         name: [line["status"] for line in lines if line["unit"] == name] for name in ("twice", "deadly 0", "deadly 1")
     }
-    # each of them may also be lost with the node
-    assert [end for end in ends.pop("twice") if end != "lost"] == ["failed", "failed", "done"]
+    # each of them may also be lost with the node, at the moment in which it fails too
+    *before, last = ends.pop("twice")
+    assert (last, len(before) >= 2, before.count("failed") <= 2) == ("done", True, True)
+    assert {*before} <= {"failed", "lost"}
     for end in ends.values():
         assert (end[0], set(end[1:-1]) <= {"lost"}, end[-1]) == ("lost", True, "done")
     done = [line["unit"] for line in lines if line["status"] == "done"]
