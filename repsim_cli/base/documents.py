@@ -91,7 +91,7 @@ def read_yaml(file: Path) -> Any:
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The leaves of nested mappings as (key path, text).
+    """Lists the leaves of nested mappings as (key path, text).
 
     >>> list(flat({"data": {"kind": "pile", "seeds": [0, 1]}, "cache": True}))
     [('data.kind', 'pile'), ('data.seeds', '[0, 1]'), ('cache', 'true')]

@@ -74,7 +74,7 @@ def make_kind(group: str, name: str) -> KindText:
 
 
 def list_shared_settings() -> dict[str, type]:
-    """The classes of the keys of a run and of the groups of settings that studies share, by name."""
+    """Lists the classes of the keys of a run and of the groups of settings that studies share, by name."""
     from repsim_cli.base.settings import Extract, Hardware, Significance
     from repsim_cli.config.run import RunKeys
     from repsim_cli.figures.frame import Figures
@@ -83,12 +83,12 @@ def list_shared_settings() -> dict[str, type]:
 
 
 def _studies(name: str) -> list[str]:
-    """The studies whose runs an analysis reads."""
+    """Names the studies whose runs an analysis reads."""
     return [f"of runs of: {', '.join(registry.analyses.get(name).card.studies)}"]
 
 
 def _list_taken(name: str) -> list[str]:
-    """The keys of the run that a study uses."""
+    """Names the keys of the run that a study uses."""
     from repsim_cli.config.run import RunKeys
     from repsim_cli.runs.reader import GROUPS
 
@@ -97,7 +97,7 @@ def _list_taken(name: str) -> list[str]:
 
 
 def _card(name: str) -> list[str]:
-    """The properties of a measure, and its settings in a run."""
+    """Tells the properties of a measure, and its settings in a run."""
     card = registry.measures.get(name).card
     ends = [f"{word} {bound:g}" for word, bound in zip(("from", "to"), card.bounds, strict=True) if bound is not None]
     needs = [
@@ -123,7 +123,7 @@ def _card(name: str) -> list[str]:
 
 
 def list_allowed(name: str) -> str:
-    """The estimates that a measure has in a run, and the significance: `full, per_batch; permutation`."""
+    """Lists the estimates that a measure has in a run, and the significance: `full, per_batch; permutation`."""
     from repsim_cli.base.settings import ESTIMATES, Significance
     from repsim_cli.engine import significance
     from repsim_cli.engine.estimates import check_estimate

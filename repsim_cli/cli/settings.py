@@ -100,7 +100,7 @@ def read_setting(meaning: str, annotation: Any, default: Any) -> Setting:
 
 
 def group_of(annotation: Any) -> type | None:
-    """The dataclass, where the setting is a group of settings."""
+    """Finds the dataclass, where the setting is a group of settings."""
     return next((option for option in _options(annotation) if isinstance(option, type) and is_dataclass(option)), None)
 
 

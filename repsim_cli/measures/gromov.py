@@ -190,9 +190,9 @@ def gromov_wasserstein(
     held_rows: of more rows the distances are not held, and the run warns of it. Up to 2048 blocks of close rows are
         matched as above (a start `principal_axes` may then be the blocks' own order), then the rows in them; these, or
         the rows' own pairing, are lowered in sweeps over groups of close rows. The value is the objective of that
-        coupling over all rows: where rows come with each other it was at most 2.2 % above what all distances find; of
-        shuffled rows of layers that hardly differ up to 7 times as high (`benchmarks/gromov_blocks.py`). Both bounds
-        are then what mean distances give, which is below the third.
+        coupling over all rows: where rows come with each other about what all distances find; of shuffled rows of
+        layers that hardly differ up to 7 times as high (`benchmarks/gromov_blocks.py`). Both bounds are then what mean
+        distances give, which is below the third.
 
     A run records of every pair which start won and how many assignments were solved. A value is an upper bound on the
     minimum. More starts sometimes find a lower one, and which of two layers is nearer may change. Tied distances leave

@@ -43,7 +43,7 @@ class Cloud(NamedTuple):
 
 
 def cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
-    """The state of many rows, of which no distances are held. Warns that they are compared by blocks."""
+    """Prepares many rows, of which no distances are held. Warns that they are compared by blocks."""
     warnings.warn(
         f"{len(x)} rows are more than held_rows: they are matched by blocks and groups of rows, so that the value, the "
         "objective of that coupling, may be above what a search with all distances finds",
@@ -81,7 +81,7 @@ def permute_cloud(state: Cloud, order: Int[Tensor, " n"]) -> Cloud:
 
 
 def lower_bound(a: Cloud, b: Cloud) -> float:
-    """What the mean distances of rows, matched in order, differ by: by convexity never above Memoli's third bound."""
+    """Bounds the value by mean distances of rows, matched in order: by convexity never above Memoli's third bound."""
     return float(np.mean((np.sort(a.means) * a.size - np.sort(b.means) * b.size) ** 2))
 
 
@@ -125,8 +125,8 @@ def add_squares(x: Tensor) -> float:
 
 
 def best_of_clouds(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, seed: int) -> Assigned:
-    """The lowest assignment: of blocks (start `pot` from where POT starts), of the rows' own pairing, and of what these
-    are lowered to by sweeps over groups of rows."""
+    """Finds the lowest assignment: of blocks (start `pot` from where POT starts), of the rows' own pairing, and of what
+    these are lowered to by sweeps over groups of rows."""
     a, b = in_one_order(a, b)
     own, size = np.arange(len(a.rows)), max(a.size, b.size)
     if not size:
@@ -157,7 +157,7 @@ def best_of_clouds(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, see
 
 
 def along_axes(x: Rows) -> Float[np.ndarray, "n axes"]:
-    """The coordinates of largest variance."""
+    """Projects rows onto their axes of largest variance."""
     directions = torch.linalg.eigh((x.T @ x).double()).eigenvectors[:, -AXES:]
     return (x @ directions.to(x.dtype)).numpy()
 
@@ -198,7 +198,7 @@ def blocks_of(x: Rows, parts: Sequence[Indices]) -> RowBlocks:
 def of_blocks(
     x: Rows, y: Float[Tensor, "n d_y"], axes: Sequence[np.ndarray], *, start: GromovStart, restarts: int, seed: int
 ) -> tuple[str, Matched, int]:
-    """Blocks of rows are matched as few rows are, then the rows in each by their distances to all blocks as matched."""
+    """Matches blocks of rows as few rows are, then the rows in each by their distances to all blocks as matched."""
     most = math.ceil(len(x) / 2 ** int(math.log2(min(BLOCKS, max(len(x) // 2, 1)))))
     parts, theirs = (split(side, most) for side in axes)
     left, right = blocks_of(x, parts), blocks_of(y, theirs)
@@ -221,7 +221,7 @@ def of_blocks(
 
 
 def match_within(left: Float[Tensor, "n k"], right: Float[Tensor, "m k"]) -> Int[np.ndarray, " n"]:
-    """Rows matched by their distances to k others; numbers from m on stand for none."""
+    """Matches rows by their distances to k others; numbers from m on stand for none."""
     n, m = len(left), len(right)
     cost = np.zeros((max(n, m),) * 2, np.float32)
     products = left @ right.T
@@ -239,7 +239,7 @@ def group_rows(axes: Sequence[np.ndarray], matched: Matched, turn: int, draw: np
 def lower_by_sweeps(
     matched: Matched, pair: CloudPair, axes: Sequence[np.ndarray], draw: np.random.Generator, sweeps: int
 ) -> tuple[Matched, int]:
-    """The end of sweeps, and how many assignments were solved: the rows of each group exchange the rows that they are
+    """Lowers an assignment by sweeps, and counts what was solved: the rows of each group exchange the rows they are
     matched with, so that distances to landmarks, matched rows drawn for each sweep, fit best."""
     value, steps = pair.estimate(matched), 0
     for turn in range(sweeps):

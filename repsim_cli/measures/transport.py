@@ -74,7 +74,7 @@ class Solution(NamedTuple):
 
 
 def alternate(a: Space, b: Space, samples: Coupling, alpha: float) -> Solution:
-    """The least augmented objective, alternating between the best coupling of features and the best one of rows; never
+    """Finds the least augmented objective, alternating between the best coupling of features and that of rows; never
     above that of the start with its best coupling of features."""
     left, right, x, y = a.distances, b.distances, a.rows, b.rows
     features = plan(-2 * x.T @ samples @ y)
