@@ -5,7 +5,7 @@ import pytest
 import torch
 from helpers.recorded import recorded
 
-from repsim_cli.engine.validity import REASONS, TOO_ALIKE, dependence, reasons
+from repsim_cli.engine.validity import FOUND, REASONS, TOO_ALIKE, dependence, find_range, is_unmoved, reasons
 
 GROUP = np.arange(60 * 3).reshape(60, 3)
 PLACES = [slice(0, 1), slice(1, 2)]
@@ -75,6 +75,39 @@ def test_shifts_need_enough_documents_that_are_not_alike():
     assert said(sides(serial), "shifts") == []
     walk = sides(lambda rng: np.cumsum(rng.normal(size=(60, 5)), axis=0))
     assert said(walk, "shifts") == [TOO_ALIKE]
+
+
+def test_alike_at_a_distance_is_what_plain_sums_say():
+    """Of 12 documents: products of those 1, 2 and 3 apart, less what those further apart fall below zero."""
+    means = torch.from_numpy(serial(np.random.default_rng(1))[:12])
+    means -= means.mean(0)
+    apart = [float((means[: 12 - lag] * means[lag:]).sum()) / (12 - lag) for lag in range(7)]
+    less = min(float(np.mean(apart[4:])), 0.0)
+    expected = [max(value - less, 0.0) / (apart[0] - less) for value in apart[1:4]]
+    assert find_range(means).tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_copies_are_counted_in_pairs():
+    effects = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 4)))
+    effects[3] = effects[5] = effects[8]
+    x = effects.repeat_interleave(2, dim=0)
+    found = dependence(x, [np.arange(18).reshape(9, 2)], {}, 0)
+    assert found[FOUND.index("twice"), 0] == 3
+    assert dependence(x[:4], [np.arange(4).reshape(2, 2)], {}, 0).sum() == 0  # two documents show nothing
+
+
+@pytest.mark.parametrize(("change", "unmoved"), [(0.0, True), (5e-6, True), (1e-3, False)])
+def test_pairings_that_change_rounding_alone_change_nothing(change, unmoved):
+    observed = torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    drawn = observed.expand(4, 1, 2).clone()
+    drawn[2, 0, 1] += change
+    assert is_unmoved(observed, drawn) == unmoved
+
+
+def test_what_has_no_value_or_is_zero_is_not_unmoved():
+    nothing = torch.full((1, 2), torch.nan, dtype=torch.float64)
+    assert not is_unmoved(nothing, nothing.expand(4, 1, 2))
+    assert not is_unmoved(torch.zeros(1, 2), torch.zeros(4, 1, 2))
 
 
 TABLE = "text,label,topic\n" + "".join(
