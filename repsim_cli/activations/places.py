@@ -7,6 +7,8 @@ from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences
 
+Places = tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]
+
 
 def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """Which places are read. Of tokens: only those of documents (`drop`), or all (`keep`). Of words: the pieces that
@@ -60,23 +62,51 @@ def rows_run(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
 
 
-def _row_places(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
+def order_places(sequences: Sequences, places: Bool[np.ndarray, "N L"], extract: Extract) -> Places:
+    """The sequences and the places of rows, in row order: words by their positions, which need not be the order of
+    their places; others place by place."""
+    sequence, place = places.nonzero()
+    if extract.unit in WORDS:
+        order = np.lexsort((sequences.position[sequence, place], sequence))
+        return sequence[order], place[order]
+    return sequence, place
+
+
+def _of_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """As `places_run`, of the rows of the run."""
     places = places_run(sequences, extract)
     return places if sequences.left_out is None else places & ~sequences.left_out
 
 
+def _row_places(sequences: Sequences, extract: Extract) -> Places:
+    return order_places(sequences, _of_run(sequences, extract), extract)
+
+
 def row_places(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "n 2"]:
     """The sequence and the place of every row of the run, in row order; of a pooled row its first place."""
-    places = _row_places(sequences, extract)
     if extract.pooled:
-        places = places & (places.cumsum(1) == 1)
-    return np.argwhere(places)
+        places = _of_run(sequences, extract)
+        return np.argwhere(places & (places.cumsum(1) == 1))
+    return np.stack(_row_places(sequences, extract), 1)
+
+
+def find_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "N L"]:
+    """The row of the run that each place of text is a part of, -1 where it is of none: all tokens of a text, and all
+    pieces of a word."""
+    sequence, place = row_places(sequences, extract).T
+    if extract.pooled:
+        rows = np.full(len(sequences.text), -1)
+        rows[sequence] = np.arange(len(sequence))
+        return np.where(sequences.text, rows[:, None], -1)
+    assert sequences.word is not None
+    rows = np.full((len(sequences.word), int(sequences.word.max()) + 2), -1)  # the last column: of no word
+    rows[sequence, sequences.word[sequence, place]] = np.arange(len(sequence))
+    return rows[np.arange(len(rows))[:, None], sequences.word]
 
 
 def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     """How many rows of the run each sequence gives: those of `rows_run` that no model leaves out."""
-    places = _row_places(sequences, extract)
+    places = _of_run(sequences, extract)
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
 
 
@@ -87,7 +117,7 @@ def rows_left(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"] 
     places = places_run(sequences, extract)
     if extract.pooled:
         return ~np.all(sequences.left_out, axis=1)[np.any(places, axis=1)]
-    return ~sequences.left_out[places]
+    return ~sequences.left_out[order_places(sequences, places, extract)]
 
 
 def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
@@ -120,7 +150,7 @@ def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n
     """The place of every row in its sequence, which counts special tokens; None for pooled rows, which have none."""
     if extract.unit not in ("token", *WORDS):
         return None
-    return _row_places(sequences, extract).nonzero()[1]
+    return _row_places(sequences, extract)[1]
 
 
 def row_tokens(sequences: Sequences, extract: Extract, before: bool = False) -> Int[np.ndarray, " n"]:
@@ -141,8 +171,8 @@ def row_identities(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
         return row_tokens(sequences, extract)
     assert sequences.word is not None
     known: dict[bytes, int] = {}
-    each = zip(sequences.ids, sequences.word, _row_places(sequences, extract), strict=True)
-    words = (ids[of == word].tobytes() for ids, of, rows in each for word in of[rows])
+    ids, of = sequences.ids, sequences.word
+    words = (ids[at][of[at] == of[at, place]].tobytes() for at, place in row_places(sequences, extract))
     return np.array([known.setdefault(pieces, len(known)) for pieces in words], dtype=np.int64)
 
 
@@ -162,7 +192,7 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
     """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
     if extract.unit not in ("token", *WORDS):
         return np.full(rows_of(sequences, extract).sum(), BOTH)
-    places = _row_places(sequences, extract)
+    places = _of_run(sequences, extract)
     first = places & (places.cumsum(1) == 1)
     document = np.where(places, sequences.document, -1)
     # a document that begins inside a sequence, wherever its first row is in it
@@ -170,7 +200,7 @@ def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " 
     changed = np.zeros_like(places)
     changed[:, 1:] = document[:, 1:] != np.take_along_axis(document, before.clip(0), 1)
     begins = np.where(first, _starts_here(sequences, first), changed)
-    return (DOCUMENT * begins + SEQUENCE * first)[places]
+    return (DOCUMENT * begins + SEQUENCE * first)[_row_places(sequences, extract)]
 
 
 def _starts_here(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[np.ndarray, "N 1"]:
@@ -186,7 +216,8 @@ def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     if not np.array_equal(rows_run(a, extract), rows_run(b, extract)):
         return False
     if extract.unit in WORDS:
-        rows_a, rows_b = ([y[places_run(x, extract)] for y in (x.position, x.document)] for x in (a, b))
+        places = [order_places(x, places_run(x, extract), extract) for x in (a, b)]
+        rows_a, rows_b = ([y[at] for y in (x.position, x.document)] for x, at in zip((a, b), places, strict=True))
         return np.array_equal(rows_a, rows_b)
     if extract.unit != "token" and a.example is not None and b.example is not None:
         return np.array_equal(a.example, b.example)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from repsim_cli.activations.places import places_run
+from repsim_cli.activations.places import order_places, places_run
 from repsim_cli.activations.principal import Capped, RowSample, cap_directions
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import RowBlock, regroup
@@ -63,7 +63,7 @@ def _rows_skipped(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " 
     assert skip is not None
     if extract.pooled:
         return ~np.any(places & ~skip, axis=1)[np.any(places, axis=1)]
-    return skip[places]
+    return skip[order_places(sequences, places, extract)]
 
 
 def _without_rows(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: Extract) -> Bool[np.ndarray, "N L"]:
@@ -72,7 +72,7 @@ def _without_rows(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: E
     if extract.pooled:
         left_out[np.flatnonzero(places.any(1))[lost]] = True
     else:
-        left_out[places] = lost
+        left_out[order_places(sequences, places, extract)] = lost
     return left_out
 
 

@@ -23,7 +23,7 @@ from repsim_cli.activations.batching import (
     windows,
 )
 from repsim_cli.activations.capture import Reader, capture
-from repsim_cli.activations.places import places_read, rows_of, rows_run
+from repsim_cli.activations.places import order_places, places_read, places_run, rows_of, rows_run
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
@@ -222,14 +222,28 @@ class Forward:
 
     def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences) -> Float[Tensor, "n e"]:
         """The rows of a batch, float32."""
-        if self.extract.unit in WORDS and self.extract.piece == "mean":
-            assert given.word is not None
-            return pool_words(x, torch.from_numpy(given.word).to(x.device))
-        if self.extract.unit in ("token", *WORDS):
+        if self.extract.unit in WORDS:
+            return self._of_words(x, chosen, given)
+        if self.extract.unit == "token":
             return x[chosen].float()
         if self.extract.unit == "sequence":
             return x[chosen].float().view(len(x), -1)
         return pool(x, chosen)
+
+    def _of_words(
+        self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences
+    ) -> Float[Tensor, "n d"]:
+        """The rows of words, in row order."""
+        if self.extract.piece == "mean":
+            assert given.word is not None
+            rows = pool_words(x, torch.from_numpy(given.word).to(x.device))
+        else:
+            rows = x[chosen].float()
+        places = places_run(given, self.extract)
+        ordered = np.ravel_multi_index(order_places(given, places, self.extract), places.shape)
+        if (np.diff(ordered) > 0).all():
+            return rows
+        return rows[torch.from_numpy(np.searchsorted(np.flatnonzero(places), ordered)).to(rows.device)]
 
 
 def pool_words(x: Float[Tensor, "b s d"], word: Int[Tensor, "b s"]) -> Float[Tensor, "n d"]:

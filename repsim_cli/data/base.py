@@ -43,7 +43,8 @@ class Sequences:
     truncated: how many examples were cut to L.
     dropped: how many examples were left out, by reason.
     word: the number (from 0) of the word that the token is a piece of, ascending within a sequence, -1 elsewhere.
-    Position is then the same, and document the sentence, document or example.
+    Position is then the same, and document the sentence, document or example. Of a text whose words are aligned with
+    those of another, position is the number of the word in that one: it is the order of rows.
     split: how many sentences or examples span several sequences.
     lost: how many words were left out, alone or with their sentence.
     words_dropped: how many words were left out alone, by reason.

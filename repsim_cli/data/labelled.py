@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from jaxtyping import Int
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
@@ -21,7 +22,7 @@ from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.records import file_records
-from repsim_cli.data.words import WordTally, align, segment, stretches
+from repsim_cli.data.words import WordTally, align, segment, stretches, words_in
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
@@ -145,6 +146,7 @@ class Examples(Data):
 
     read(): every example, or the reason why it is left out.
     names: the labels, in the order of their codes.
+    find: the words in a text.
     """
 
     read: Callable[[], Iterator[Example | str]]
@@ -152,6 +154,7 @@ class Examples(Data):
     source: str
     chat: bool = False
     public: bool = False
+    find: Callable[[str], Int[np.ndarray, "w 2"]] = words_in
 
     def keep(self) -> "Examples":
         """The same examples, read when first needed and then kept."""
@@ -214,7 +217,8 @@ class Examples(Data):
         examples, dropped = self.examples()
         codes = self._codes(examples)
         tally = WordTally(Counter(dropped))
-        passages = (segment(i, examples[i].texts) for i in draw(len(examples), extract.sequences, seed).tolist())
+        drawn = draw(len(examples), extract.sequences, seed).tolist()
+        passages = (segment(i, examples[i].texts, find=self.find) for i in drawn)
         made = list(stretches(passages, tokenizers, extract, tally, whole=False))
         sequences = align(made, tokenizers, extract, tally, self.source, len(examples))
         if codes is None:

@@ -1,7 +1,7 @@
 """Two texts per row: languages, paraphrases, prompts; from a table, from two files line by line, or from pairs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,12 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract
+from repsim_cli.data.alignment import Aligned, Alignment, read_alignment
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.files import find_file, lines_of
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.table import Column, table
+from repsim_cli.data.words import words_apart
 
 EMPTY = "an empty text"
 NEEDED = "examples of two texts are needed"
@@ -21,10 +23,12 @@ ADVICE = "give a table (data.path), two files (data.path and data.other) or pair
 
 @dataclass(frozen=True)
 class Parallel(Data):
-    """Pairs of texts, of which each column is read by itself. names: of the two columns."""
+    """Pairs of texts, of which each column is read by itself. names: of the two columns. alignment: of their words,
+    where these are paired."""
 
     pairs: Examples
     names: tuple[str, str]
+    alignment: Alignment | None = None
     chat: bool = False
 
     @property
@@ -37,18 +41,23 @@ class Parallel(Data):
 
     def columns(self) -> dict[str, Examples]:
         """Makes the texts of each column examples of one text, by its name; the same examples in the same order."""
+        made = {name: self._column(place) for place, name in enumerate(self.names)}
+        if self.alignment is None:
+            return made
+        first, second = (replace(column, find=words_apart) for column in made.values())
+        more: dict[str, Any] = {"pairs": self.pairs, "columns": (first, second), "alignment": self.alignment}
+        return {
+            name: Aligned(**{each.name: getattr(column, each.name) for each in fields(Examples)}, place=place, **more)
+            for place, (name, column) in enumerate(made.items())
+        }
 
-        def column(place: int) -> Examples:
-            def read() -> Iterator[Example | str]:
-                for each in self.pairs.read():
-                    if isinstance(each, Example) and len(each.texts) != 2:
-                        raise BadInput(f"pairs: {NEEDED}, got single texts of {self.source}; {ADVICE}")
-                    yield each if isinstance(each, str) else replace(each, texts=(each.texts[place],))
+    def _column(self, place: int) -> Examples:
+        def read() -> Iterator[Example | str]:
+            for each in self.pairs.read():
+                yield each if isinstance(each, str) else replace(each, texts=(each.texts[place],))
 
-            source = f"{self.source}, {self.names[place]}"
-            return replace(self.pairs, read=read, source=source, chat=self.chat)
-
-        return {name: column(place) for place, name in enumerate(self.names)}
+        source = f"{self.source}, {self.names[place]}"
+        return replace(self.pairs, read=read, source=source, chat=self.chat)
 
     def sequences(self, tokenizer: Any, extract: Extract, seed: int) -> Sequences:
         raise BadInput(
@@ -66,6 +75,7 @@ def parallel(
     other: str | None = None,
     group: Column | None = None,
     pairs: Data | None = None,
+    alignment: str | None = None,
 ) -> Parallel:
     """Two texts per row, such as a sentence in two languages, a paraphrase, or one prompt written in two ways.
 
@@ -79,6 +89,11 @@ def parallel(
     group: a column of a table by which rows depend on each other, such as a topic or a document, for
         significance.clusters=group; null: none.
     pairs: examples of two texts, such as {kind: mnli}, read where no path is given; null: none.
+    alignment: which words of two texts stand for each other, where rows are words (extract.unit=word). A file in
+        Pharaoh format, as fast_align, SimAlign and awesome-align write it: a line per pair of texts, those left out
+        too, of links FIRST-SECOND (`0-0 1-2 2-1`) of words, which white space separates, numbered from 0. `same`: equal
+        words, upper and lower case alike. Words whose only link is to a word without another are rows; null: none, rows
+        are texts.
     Example: repsim run experiment=parallel data.path=FILE data.first=en data.second=de
     """
     if path is None and pairs is None:
@@ -88,16 +103,29 @@ def parallel(
     if group is not None and (other is not None or path is None):
         raise BadInput(f"group: only a table has columns, got '{group}'; drop it")
     one, two = (name if isinstance(name, str) else f"column {name}" for name in (first, second))
-    names = one, two
-    if names[0] == names[1]:
+    if one == two:
         raise BadInput(f"second: two columns are compared, got '{second}' twice; name another one")
     if path is None:
-        if not isinstance(pairs, Examples):
-            raise BadInput(f"pairs: {NEEDED}, got {pairs.source if pairs else 'none'}; e.g. {{kind: mnli}}")
-        return Parallel(pairs, names)
-    if other is not None:
-        return Parallel(_of_lines(path, other), names)
-    return Parallel(table(path=path, text=first, second=second, group=group), names)
+        given = _of_examples(pairs)
+    elif other is not None:
+        given = _of_lines(path, other)
+    else:
+        given = table(path=path, text=first, second=second, group=group)
+    return Parallel(given, (one, two), None if alignment is None else read_alignment(alignment, given))
+
+
+def _of_examples(pairs: Data | None) -> Examples:
+    if not isinstance(pairs, Examples):
+        raise BadInput(f"pairs: {NEEDED}, got {pairs.source if pairs else 'none'}; e.g. {{kind: mnli}}")
+    known = pairs
+
+    def read() -> Iterator[Example | str]:
+        for each in known.read():
+            if isinstance(each, Example) and len(each.texts) != 2:
+                raise BadInput(f"pairs: {NEEDED}, got single texts of {known.source}; {ADVICE}")
+            yield each
+
+    return replace(pairs, read=read)
 
 
 def _of_lines(first: str, second: str) -> Examples:

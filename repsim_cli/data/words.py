@@ -4,8 +4,9 @@ Words are what models with different tokenizers have in common: every model read
 one row per word. A word is located by its characters in the text, which is tokenized as it is written.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +25,8 @@ TWO, LOST, ORDER = "a token of two words", "a word without a token", "pieces out
 
 _BOUNDARY = regex.compile(r"\b", regex.WORD)
 _IN_WORDS = regex.compile(r"[\p{L}\p{N}]")
+_APART = re.compile(r"\S+")  # what str.split finds, as the programs that align words do
+_INNER = regex.compile(r"[^\p{P}\p{S}](?:.*[^\p{P}\p{S}])?")
 
 
 def words_in(text: str) -> Int[np.ndarray, "w 2"]:
@@ -38,8 +41,26 @@ def words_in(text: str) -> Int[np.ndarray, "w 2"]:
     ['3.14', "isn't", 'a', 'word']
     """
     cuts = [0, *(match.start() for match in _BOUNDARY.finditer(text)), len(text)]
-    spans = [(a, b) for a, b in pairwise(cuts) if a < b and _IN_WORDS.search(text, a, b)]
+    spans = [(a, b) for a, b in pairwise(cuts) if a < b and has_letters(text, a, b)]
     return np.asarray(spans, int).reshape(-1, 2)
+
+
+def words_apart(text: str) -> Int[np.ndarray, "w 2"]:
+    """The words of a text that white space separates, as programs that align words number them, each without the
+    punctuation around it (a word of punctuation alone as it is): its first character, and the one behind the last.
+
+    >>> text = '"Well-known," (e.g.) 3.5 % - no'
+    >>> [text[a:b] for a, b in words_apart(text)]
+    ['Well-known', 'e.g', '3.5', '%', '-', 'no']
+    """
+    found = (each.span() for each in _APART.finditer(text))
+    spans = [inner.span() if (inner := _INNER.search(text, *span)) else span for span in found]
+    return np.asarray(spans, int).reshape(-1, 2)
+
+
+def has_letters(text: str, start: int = 0, end: int | None = None) -> bool:
+    """Whether a letter or a digit stands in this part of a text."""
+    return _IN_WORDS.search(text, start, end) is not None
 
 
 class Passage(NamedTuple):
@@ -85,10 +106,12 @@ def sentence(document: int, words: Sequence[str]) -> Passage:
     return Passage(document, (" ".join(words),), np.stack([ends - [len(word) for word in words], ends], 1))
 
 
-def segment(document: int, texts: tuple[str, ...], first: int = 0) -> Passage:
-    """A text or a pair of texts, with the words that Unicode's rules find in it."""
+def segment(
+    document: int, texts: tuple[str, ...], first: int = 0, find: Callable[[str], Int[np.ndarray, "w 2"]] = words_in
+) -> Passage:
+    """A text or a pair of texts, with the words that are found in it."""
     behind = np.cumsum([0, *(len(text) + 1 for text in texts)])
-    words = [words_in(text) + at for text, at in zip(texts, behind, strict=False)]
+    words = [find(text) + at for text, at in zip(texts, behind, strict=False)]
     return Passage(document, texts, np.concatenate(words), first)
 
 

@@ -42,7 +42,12 @@ def by_layer(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
     }
 
 
-def sentences(ways: Ways) -> Iterator[list[str]]:
+def rows_in(run: Finished) -> str:
+    """Names what rows are."""
+    return "words" if run.manifest["data"]["unit"] == "word" else "texts"
+
+
+def sentences(ways: Ways, rows_are: str) -> Iterator[list[str]]:
     """Says of each model in which layer pairs find each other best, over both ways."""
     there, back = ways.values()
     (first, second), *_ = ways
@@ -53,7 +58,7 @@ def sentences(ways: Ways) -> Iterator[list[str]]:
         end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
         yield [
             model,
-            f"{row[RETRIEVAL]:.2f} [{row[LOW]:.2f}, {row[HIGH]:.2f}] of {row['rows']:,} texts find their pair at "
+            f"{row[RETRIEVAL]:.2f} [{row[LOW]:.2f}, {row[HIGH]:.2f}] of {row['rows']:,} {rows_are} find their pair at "
             f"{word(row['layer'])} ({first} to {second}; back {other[RETRIEVAL]:.2f}), where chance "
             f"gives {row[CHANCE]:.2g} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}",
         ]
@@ -126,9 +131,9 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
     headline(
         figure,
-        f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the texts find their pair ({model}, "
+        f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the {rows_in(run)} find their pair ({model}, "
         f"{word(row['layer'])})",
-        f"nearest by cosine of {row['rows']:,} texts in the other column{means}; chance {row[CHANCE]:.2g}, {BY_TOKENS} "
+        f"nearest by cosine of {row['rows']:,} {rows_in(run)} in the other column{means}; chance {row[CHANCE]:.2g}, {BY_TOKENS} "
         f"{row[BY_TOKENS]:.2f}",
     )
     return figure
@@ -145,4 +150,6 @@ def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -
         *(each for measured in run.results.measures for each in across(run, measured, columns)),
     ]:
         curves[free(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
-    return Part(tables={FOUND: Table(columns=["model", "what"], rows=list(sentences(ways)))}, curves=curves)
+    return Part(
+        tables={FOUND: Table(columns=["model", "what"], rows=list(sentences(ways, rows_in(run))))}, curves=curves
+    )

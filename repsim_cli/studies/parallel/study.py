@@ -8,11 +8,12 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.activations.places import row_places, same_rows
+from repsim_cli.activations.places import same_rows
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
-from repsim_cli.base.settings import ALL_REMEDIES, Significance
+from repsim_cli.base.settings import ALL_REMEDIES, Extract, Significance
+from repsim_cli.data.alignment import SAME
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.parallel import Parallel
 from repsim_cli.engine import footprint
@@ -30,7 +31,7 @@ from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
 from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, count_retrieved, directions, interval
 
 INDEPENDENT = ("row", "document")  # clusters under which each pair of texts is drawn by itself
-UNITS = ("mean", "first", "last")
+UNITS = ("mean", "first", "last")  # of rows that are texts
 
 
 class ColumnReader(NamedTuple):
@@ -43,14 +44,34 @@ class ColumnReader(NamedTuple):
         return f"{self.model} on {self.column}"
 
 
+def _check_unit(data: Parallel, extract: Extract) -> None:
+    """Raises BadInput for rows that are not paired."""
+    if data.alignment is not None and extract.unit != "word":
+        raise BadInput(
+            f"data.alignment: it pairs words, got extract.unit={extract.unit}; set extract.unit=word (extract=words), or "
+            "drop it"
+        )
+    if data.alignment is None and extract.unit == "word":
+        raise BadInput(
+            "extract.unit: nothing says which words of two texts stand for each other, got word; set "
+            "data.alignment=FILE (Pharaoh format, such as 0-0 1-2) or data.alignment=same"
+        )
+    if data.alignment is None and extract.unit not in UNITS:
+        raise BadInput(
+            f"extract.unit: texts are paired, not their tokens, got {extract.unit}; use {', '.join(UNITS)} "
+            "(extract=pooled), or word with data.alignment"
+        )
+
+
 @studies.register("parallel")
 class ParallelText(Study):
     """Reads every model on both texts of each pair, compares all layers of all models on all columns, and retrieves.
 
-    Retrieval is the share of rows whose nearest row in the other column, by cosine at the same layer, is their pair:
+    A row is a text, or a word that is aligned with one of the other text (data.alignment). Retrieval is the share of
+    rows whose nearest row in the other column, by cosine at the same layer, is their pair, among those of all texts:
     from the first column to the second, and back. A model is compared with itself, and with models of the same layers
     and widths. Beside it stand a 95 % interval over texts (over their documents, or significance.clusters), chance,
-    1/n, what shared tokens alone give, and a bound of p under random pairings.
+    1/n, what shared tokens alone give, and a bound of p under random pairings of texts.
 
     centred: take each column's mean from its rows before cosines: a language or a style moves all rows alike.
     Example: repsim run study=parallel model=[tiny_a] extract=pooled data=parallel data.path=FILE data.first=en
@@ -64,11 +85,7 @@ class ParallelText(Study):
         data, extract = given["data"], given["extract"]
         if not isinstance(data, Parallel):
             raise BadInput(f"data: two columns of text are needed, got {data.source}; use data=parallel")
-        if extract.unit not in UNITS:
-            raise BadInput(
-                f"extract.unit: texts are paired, not their tokens, got {extract.unit}; use {', '.join(UNITS)} "
-                "(extract=pooled)"
-            )
+        _check_unit(data, extract)
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: pairs are found in one sample, got {extract.estimate}; use full")
         for label, source in given["model"].items():
@@ -78,6 +95,7 @@ class ParallelText(Study):
                     "model of its own to study=similarity"
                 )
         self.columns, self.centred = data.columns(), centred
+        self.chosen_by_word = data.alignment is not None and data.alignment.source == SAME
         self.labels = {str(each): each for each in map(ColumnReader._make, product(given["model"], self.columns))}
         read = {label: given["model"][each.model] for label, each in self.labels.items()}
         first = next(iter(self.columns.values()))
@@ -146,10 +164,10 @@ class ParallelText(Study):
         layers = {label: comparison.layers[place] for label, place in places.items()}
         units = [directions(x, self.centred) for x in taken]
         extract, rows = comparison.extract, comparison.numbers(0)
-        read = {label: row_places(each, extract)[rows, 0] for label, each in sequences.items()}
-        known = comparison.significance.clusters in INDEPENDENT
+        known = comparison.significance.clusters in INDEPENDENT and not self.chosen_by_word
         assert comparison.clusters is not None
         units_of = comparison.clusters.documents[rows]
+        texts = None if extract.pooled else comparison.find_documents(sequences)
         for a, b in product(self.labels, repeat=2):
             one, other = self.labels[a], self.labels[b]
             alike = [(x.name, x.width) for x in layers[a]] == [(x.name, x.width) for x in layers[b]]
@@ -157,9 +175,10 @@ class ParallelText(Study):
                 continue
             tokens = None
             if one.model == other.model:
-                tokens = by_tokens(sequences[a], sequences[b], comparison.live[a].vocabulary, read[a])
+                columns = sequences[a], sequences[b]
+                tokens = by_tokens(columns, extract, comparison.live[a].vocabulary, rows)
             for layer, x, y in zip(layers[a], units[places[a]], units[places[b]], strict=True):
-                found, n = count_retrieved(x, y), len(x)
+                found, n = count_retrieved(x, y, texts), len(x)
                 p = at_most(found.unique) if known else None
                 place = [one.model, other.model, one.column, other.column, layer.name]
                 yield [*place, found.share, *interval(found.hits, units_of), n, 1 / n, tokens, p]

@@ -1,0 +1,217 @@
+"""Which words of two texts stand for each other: a file in Pharaoh format says so, or a rule."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from repsim_cli.base.errors import BadInput
+from repsim_cli.base.files import local, readable
+from repsim_cli.base.settings import Extract
+from repsim_cli.data.base import Sequences
+from repsim_cli.data.files import lines_of
+from repsim_cli.data.labelled import Example, Examples
+from repsim_cli.data.words import NONE, has_letters, words_apart
+
+SAME = "same"  # the rule that words are linked which are equal, upper and lower case alike
+LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+BARE, UNLINKED, SEVERAL = "a word without letter or digit", "a word without link", "a word in several links"
+PARTNER = "a word whose aligned word is not read"
+
+
+class Links(NamedTuple):
+    """Links of words of two texts, by their numbers from 0. alone: those of which both words have no other, by the
+    first word. every: all of words with a letter or a digit."""
+
+    alone: Int[np.ndarray, "k 2"]
+    every: Int[np.ndarray, "m 2"]
+
+
+def link(pairs: Sequence[tuple[int, int]], texts: Sequence[Sequence[str]]) -> Links:
+    """Keeps the links of words with a letter or a digit.
+
+    >>> english, french = ["the", "red", "house", "."], ["rouge", "la", "maison", "la", "."]
+    >>> link([(0, 1), (1, 0), (2, 2), (2, 3), (3, 4)], (english, french)).alone.tolist()
+    [[0, 1], [1, 0]]
+    """
+    worded = {(i, j) for i, j in pairs if has_letters(texts[0][i]) and has_letters(texts[1][j])}
+    times = [Counter(pair[side] for pair in worded) for side in (0, 1)]
+    alone = [(i, j) for i, j in worded if times[0][i] == times[1][j] == 1]
+    return Links(*(np.asarray(sorted(some), int).reshape(-1, 2) for some in (alone, worded)))
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The links of pairs of texts. source: the rule, or the file. lines: of a file, the number of the line of each
+    example and what it says."""
+
+    source: str
+    lines: Sequence[tuple[int, str]] = ()
+
+    def find(self, number: int, texts: tuple[str, ...]) -> Links:
+        """Finds the links of an example, by its number."""
+        words = [[text[a:b] for a, b in words_apart(text)] for text in texts]
+        if self.source != SAME:
+            line, said = self.lines[number]
+            return link(list(_read_links(said, [len(some) for some in words], f"{self.source}, line {line}")), words)
+        places: dict[str, list[int]] = {}
+        for j, word in enumerate(words[1]):
+            places.setdefault(word.casefold(), []).append(j)
+        return link([(i, j) for i, word in enumerate(words[0]) for j in places.get(word.casefold(), [])], words)
+
+
+def _read_links(line: str, counts: Sequence[int], where: str) -> Iterator[tuple[int, int]]:
+    for said in line.split():
+        found = LINK.fullmatch(said)
+        if found is None:
+            raise BadInput(f"{where}: not a link, got '{said:.40}'; write numbers of words from 0, such as 0-0 1-2")
+        i, j = (int(number) for number in found.groups())
+        if i >= counts[0] or j >= counts[1]:
+            raise BadInput(
+                f"{where}: no such word, got {said} of texts with {counts[0]} and {counts[1]} words; number from 0 "
+                "what white space separates"
+            )
+        yield i, j
+
+
+def read_alignment(name: str, pairs: Examples) -> Alignment:
+    """Reads and checks the alignment of all pairs. Raises BadInput for a file that does not fit them."""
+    if name == SAME:
+        return Alignment(SAME)
+    file = local(name)
+    if not file.is_file():
+        raise BadInput(
+            f"alignment: no such file, got '{name}'; give a file with a line of links per pair, such as 0-0 1-2, or "
+            f"'{SAME}' for equal words"
+        )
+    alignment = Alignment(name, list(_lines_of_examples(readable(file), pairs)))
+    for number, example in enumerate(pairs.examples()[0]):
+        alignment.find(number, example.texts)
+    return alignment
+
+
+def _lines_of_examples(file: Path, pairs: Examples) -> Iterator[tuple[int, str]]:
+    with lines_of(file) as lines:
+        number = 0
+        for number, (line, pair) in enumerate(zip_longest(lines, pairs.read()), 1):
+            if line is None or pair is None:
+                fewer = "fewer" if line is None else "more"
+                raise BadInput(
+                    f"{file}: {fewer} lines than pairs of texts, got {_count(file)} lines for "
+                    f"{sum(1 for _ in pairs.read())} pairs; write a line for each, empty where no words are linked"
+                )
+            if isinstance(pair, Example):
+                yield number, line
+
+
+def _count(file: Path) -> int:
+    with lines_of(file) as lines:
+        return sum(1 for _ in lines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned(Examples):
+    """A column of pairs of texts whose words are aligned.
+
+    A row is a word of the first text and the one that is linked with it: the words of both columns are the same rows,
+    in the order of the first text. pairs: both texts. columns: each text by itself. place: which of them this is.
+    """
+
+    pairs: Examples
+    columns: tuple[Examples, Examples]
+    place: int
+    alignment: Alignment
+
+    def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
+        """Sequences with aligned words alone, of the first stretch of each text: the same pairs of words for all
+        models. Raises BadInput where no link is left."""
+        made = [column.align(tokenizers, extract, seed) for column in self.columns]
+        read = [_words_read(next(iter(of_models.values()))) for of_models in made]
+        examples, _ = self.pairs.examples()
+        kept: dict[int, Int[np.ndarray, "k 2"]] = {}
+        reasons = Counter[str]()
+        for number, words in read[self.place].items():
+            links = self.alignment.find(number, examples[number].texts)
+            there = [np.isin(links.alone[:, side], read[side].get(number, [])) for side in (0, 1)]
+            kept[number] = links.alone[there[0] & there[1]]
+            reasons.update(_why_not(words, links, kept[number], self.place, examples[number].texts[self.place]))
+        kept = {number: links for number, links in kept.items() if len(links)}
+        if not kept:
+            why = ", ".join(f"{count} with {reason}" for reason, count in reasons.items())
+            raise BadInput(
+                f"data.alignment: no link of two words is left, got {why} in {self.source}; give links of single words "
+                "of the same texts"
+            )
+        return {label: _keep(given, kept, self.place, reasons, extract) for label, given in made[self.place].items()}
+
+
+def _firsts(given: Sequences) -> tuple[Int[np.ndarray, " e"], Int[np.ndarray, " e"]]:
+    """Finds the examples, and the first sequence of each."""
+    assert given.example is not None
+    return np.unique(given.example, return_index=True)
+
+
+def _words_read(given: Sequences) -> dict[int, Int[np.ndarray, " w"]]:
+    """Lists by example the words in its first sequence."""
+    assert given.word is not None
+    return {
+        number: np.setdiff1d(given.word[row], [NONE])
+        for number, row in zip(*(each.tolist() for each in _firsts(given)), strict=True)
+    }
+
+
+def _why_not(
+    words: Int[np.ndarray, " w"], links: Links, kept: Int[np.ndarray, "k 2"], place: int, text: str
+) -> Iterator[str]:
+    """Says of each word that is read and is no row, why."""
+    spans = words_apart(text)
+    for word in np.setdiff1d(words, kept[:, place]).tolist():
+        if word in links.alone[:, place]:
+            yield PARTNER
+        elif word in links.every[:, place]:
+            yield SEVERAL
+        else:
+            yield UNLINKED if has_letters(text, *spans[word]) else BARE
+
+
+def _keep(
+    given: Sequences, kept: Mapping[int, Int[np.ndarray, "k 2"]], place: int, reasons: Counter[str], extract: Extract
+) -> Sequences:
+    """The first sequences of the examples that have links, with these words alone, which have the positions of those of
+    the first text."""
+    numbers, firsts = _firsts(given)
+    some = given.take(firsts[np.isin(numbers, list(kept))])
+    assert some.example is not None
+    assert some.word is not None
+    assert given.word is not None
+    word, position = some.word.copy(), some.position.astype(np.int32)
+    for row, number in enumerate(some.example.tolist()):
+        to = np.full(int(word[row].max()) + 2, NONE)  # the last: of no word
+        to[kept[number][:, place]] = kept[number][:, 0]
+        of_first = to[word[row]]
+        word[row, of_first == NONE] = NONE
+        if place:
+            position[row] = of_first
+    behind = _count_words(given) - _count_words(given.take(firsts))
+    left_out = reasons + Counter({f"a word behind the first {extract.length} tokens": behind})
+    without = +Counter({"no aligned words": len(numbers) - len(some.example)})
+    return replace(
+        some,
+        word=word,
+        position=position,
+        split=0,
+        lost=given.lost + left_out.total(),
+        dropped={**given.dropped, **without},
+        words_dropped={**given.words_dropped, **left_out},
+    )
+
+
+def _count_words(given: Sequences) -> int:
+    assert given.word is not None
+    return sum(len(np.setdiff1d(words, [NONE])) for words in given.word)
