@@ -307,8 +307,11 @@ def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -
         )
     for reason, left_out in sample.dropped.items():
         notices.append(f"data: {left_out} examples of {data.source} are left out ({reason})")
-    for reason, left_out in sample.words_dropped.items():
-        notices.append(f"data: {left_out} {extract.unit}s of {data.source} are left out for all models ({reason})")
+    if some := sample.words_dropped:
+        each = [f"{left_out} ({reason})" for reason, left_out in some.items()]
+        reasons = f" ({next(iter(some))})" if len(some) == 1 else f": {', '.join(each)}"
+        left_out = f"{sum(some.values())} {extract.unit}s of {data.source}"
+        notices.append(f"data: {left_out} are left out for all models{reasons}")
     if given - rows > MUCH_LOST * given:
         notices.append(f"extract.skip: {given - rows} of {given} rows are left out, as some model skips their places")
     record = {

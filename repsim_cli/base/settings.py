@@ -49,8 +49,8 @@ class Extract:
     unit: what a row is: a `token` (of images, a patch), a `word`, a `span` that the data marks, or a whole sequence:
         the `mean` of its tokens, its `first` token ([CLS] where there is one), its `last` token, or all its tokens side
         by side (`sequence`, for sequences of equal length). A treebank marks its words; those of other text follow
-        Unicode's rules (UAX 29) and have a letter or a digit. They are the same for all models, whatever their
-        tokenizers.
+        Unicode's rules (UAX 29), or white space where `data.alignment` pairs them, and have a letter or a digit. They
+        are the same for all models, whatever their tokenizers.
     piece: which of its tokens stands for a word or span: the `last`, the `first`, or their `mean`.
     padding: `drop` leaves padding, and what the tokenizer, its chat template or packing adds (BOS, separators), out of
         rows and means; `keep` keeps them, and pads labelled examples to `length`. A special token that the text spells

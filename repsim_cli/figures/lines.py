@@ -207,15 +207,15 @@ LEVELS = (":", (0, (6, 2)), (0, (6, 2, 1, 2)), (0, (2, 1, 1, 1, 1, 1)))  # dashe
 def draw_levels(
     panel: Any, levels: Mapping[str, Any] | None, *, upright: bool = False, names: Sequence[str] = ()
 ) -> None:
-    """Dotted lines with their ranges: of every level its value, or its low, middle and high value. Where there is none
-    the legend says that chance is not known; None: nothing is said. upright: the lines, where values go along x.
-    names: of the levels of all panels, each of which has dashes of its own, and a place in this one's legend."""
+    """Lines with dashes of their own and their ranges: of every level its value, or its low, middle and high value.
+    Where there is none the legend says that chance is not known; None: nothing is said. upright: the lines, where
+    values go along x. names: of the levels of all panels, which have a place in this one's legend."""
     if levels is None:
         return
     line, span = (panel.axvline, panel.axvspan) if upright else (panel.axhline, panel.axhspan)
     for name, level in levels.items():
         low, middle, high = level if isinstance(level, list) else [level] * 3
-        dashes = LEVELS[names.index(name) % len(LEVELS)] if name in names else ":"
+        dashes = LEVELS[list(names or levels).index(name) % len(LEVELS)]
         line(middle, color="grey", linestyle=dashes, linewidth=1.2, label=name)
         if low < high:
             span(low, high, color="grey", alpha=0.12, linewidth=0)

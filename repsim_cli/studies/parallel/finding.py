@@ -15,7 +15,7 @@ from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.layers import in_order
 from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table
-from repsim_cli.studies.parallel.columns import BY_TOKENS, HIGH, LOW, RETRIEVAL
+from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, RETRIEVAL
 
 Way = tuple[str, str]  # from a column to a column
 Ways = Mapping[Way, Mapping[str, Sequence[Mapping[str, Any]]]]
@@ -60,8 +60,12 @@ def sentences(ways: Ways, rows_are: str) -> Iterator[list[str]]:
             model,
             f"{row[RETRIEVAL]:.2f} [{row[LOW]:.2f}, {row[HIGH]:.2f}] of {row['rows']:,} {rows_are} find their pair at "
             f"{word(row['layer'])} ({first} to {second}; back {other[RETRIEVAL]:.2f}), where chance "
-            f"gives {row[CHANCE]:.2g} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}",
+            f"gives {row[CHANCE]:.2g}{_of_text(row)} and {BY_TOKENS} {row[BY_TOKENS]:.2f}{end}",
         ]
+
+
+def _of_text(row: Mapping[str, Any]) -> str:
+    return "" if row[BY_TEXT] is None else f", the {BY_TEXT} {row[BY_TEXT]:.2f}"
 
 
 def best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[str, Any]]) -> int:
@@ -72,8 +76,9 @@ def best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[str, A
 def retrieval_curves(ways: Ways) -> Iterator[Curve]:
     for (first, second), models in ways.items():
         tokens = sorted(row[BY_TOKENS] for row, *_ in models.values())
-        chance = next(iter(models.values()))[0][CHANCE]
-        levels = {CHANCE: chance, BY_TOKENS: [tokens[0], float(np.median(tokens)), tokens[-1]]}
+        known = next(iter(models.values()))[0]
+        levels = {name: known[name] for name in (CHANCE, BY_TEXT) if known[name] is not None}
+        levels[BY_TOKENS] = [tokens[0], float(np.median(tokens)), tokens[-1]]
         for model, rows in models.items():
             yield Curve(
                 x=Axis(name="layer"),
@@ -129,12 +134,13 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
     model = max(best, key=lambda label: best[label][RETRIEVAL])
     word, _ = layer_words([row["layer"] for row in there[model]])
     row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
+    what = rows_in(run)
     headline(
         figure,
-        f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the {rows_in(run)} find their pair ({model}, "
+        f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the {what} find their pair ({model}, "
         f"{word(row['layer'])})",
-        f"nearest by cosine of {row['rows']:,} {rows_in(run)} in the other column{means}; chance {row[CHANCE]:.2g}, {BY_TOKENS} "
-        f"{row[BY_TOKENS]:.2f}",
+        f"nearest by cosine of {row['rows']:,} {what} in the other column{means}; chance "
+        f"{row[CHANCE]:.2g}{_of_text(row)}, {BY_TOKENS} {row[BY_TOKENS]:.2f}",
     )
     return figure
 
@@ -150,6 +156,5 @@ def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -
         *(each for measured in run.results.measures for each in across(run, measured, columns)),
     ]:
         curves[free(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
-    return Part(
-        tables={FOUND: Table(columns=["model", "what"], rows=list(sentences(ways, rows_in(run))))}, curves=curves
-    )
+    found = list(sentences(ways, rows_in(run)))
+    return Part(tables={FOUND: Table(columns=["model", "what"], rows=found)}, curves=curves)

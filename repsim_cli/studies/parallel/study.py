@@ -5,6 +5,7 @@ from dataclasses import asdict
 from itertools import product
 from typing import Any, ClassVar, NamedTuple, Unpack
 
+import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
@@ -48,8 +49,8 @@ def _check_unit(data: Parallel, extract: Extract) -> None:
     """Raises BadInput for rows that are not paired."""
     if data.alignment is not None and extract.unit != "word":
         raise BadInput(
-            f"data.alignment: it pairs words, got extract.unit={extract.unit}; set extract.unit=word (extract=words), or "
-            "drop it"
+            f"data.alignment: it pairs words, got extract.unit={extract.unit}; set extract.unit=word (extract=words), "
+            "or drop it"
         )
     if data.alignment is None and extract.unit == "word":
         raise BadInput(
@@ -71,7 +72,7 @@ class ParallelText(Study):
     rows whose nearest row in the other column, by cosine at the same layer, is their pair, among those of all texts:
     from the first column to the second, and back. A model is compared with itself, and with models of the same layers
     and widths. Beside it stand a 95 % interval over texts (over their documents, or significance.clusters), chance,
-    1/n, what shared tokens alone give, and a bound of p under random pairings of texts.
+    1/n, what the right text or shared tokens alone give, and a bound of p under random pairings of texts.
 
     centred: take each column's mean from its rows before cosines: a language or a style moves all rows alike.
     Example: repsim run study=parallel model=[tiny_a] extract=pooled data=parallel data.path=FILE data.first=en
@@ -80,6 +81,7 @@ class ParallelText(Study):
 
     takes_remedies: ClassVar[Sequence[str]] = ALL_REMEDIES
     by_block: ClassVar[bool] = True
+    takes_pairs: ClassVar[bool] = True
 
     def __init__(self, *, significance: Significance, centred: bool = True, **given: Unpack[OfMeasures]):
         data, extract = given["data"], given["extract"]
@@ -168,6 +170,7 @@ class ParallelText(Study):
         assert comparison.clusters is not None
         units_of = comparison.clusters.documents[rows]
         texts = None if extract.pooled else comparison.find_documents(sequences)
+        of_text = None if texts is None else len(np.unique(texts)) / len(texts)
         for a, b in product(self.labels, repeat=2):
             one, other = self.labels[a], self.labels[b]
             alike = [(x.name, x.width) for x in layers[a]] == [(x.name, x.width) for x in layers[b]]
@@ -181,4 +184,4 @@ class ParallelText(Study):
                 found, n = count_retrieved(x, y, texts), len(x)
                 p = at_most(found.unique) if known else None
                 place = [one.model, other.model, one.column, other.column, layer.name]
-                yield [*place, found.share, *interval(found.hits, units_of), n, 1 / n, tokens, p]
+                yield [*place, found.share, *interval(found.hits, units_of), n, 1 / n, of_text, tokens, p]
