@@ -87,7 +87,7 @@ def test_every_relative_link_has_a_target(page):
 
 @pytest.fixture
 def place(tmp_path, tiny_folder, monkeypatch):
-    """A working folder with what the pages call corpus.txt, reviews.csv, texts.csv, stored rows, DIR and ID."""
+    """A working folder with what the pages call corpus.txt, reviews.csv, texts.csv, links.txt, stored rows, DIR and ID."""
     from repsim_cli.base.registry import data
 
     monkeypatch.chdir(tmp_path)
@@ -109,6 +109,7 @@ def place(tmp_path, tiny_folder, monkeypatch):
     sides = {side: {"model": "m", "layer": "rows"} for side in ("from", "to")}
     VectorMap(np.eye(4), np.zeros(4), sides).save("map.safetensors")
     Path("pairs.csv").write_text("\n".join(["en,de", *(f"text {i},Text {i}" for i in range(40))]))
+    Path("links.txt").write_text("0-0 1-1\n" * 40)
     Path("pictures.csv").write_text("file,text\n" + "".join(f"red.png,text {i}\n" for i in range(40)))
     PIL.Image.new("RGB", (8, 8), "red").save("red.png")
     for language in ("en", "de"):
