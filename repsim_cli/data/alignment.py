@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -26,24 +26,41 @@ PARTNER = "a word whose aligned word is not read"
 
 
 class Links(NamedTuple):
-    """Links of words of two texts, by their numbers from 0. alone: those of which both words have no other, by the
-    first word. every: all of words with a letter or a digit."""
+    """Links of words with a letter or a digit of two texts, by the numbers of the words from 0. alone: those of which
+    both words have no other, by the first word. linked: the words of each text that have any."""
 
     alone: Int[np.ndarray, "k 2"]
-    every: Int[np.ndarray, "m 2"]
+    linked: tuple[Collection[int], Collection[int]]
 
 
 def link(pairs: Sequence[tuple[int, int]], texts: Sequence[Sequence[str]]) -> Links:
-    """Keeps the links of words with a letter or a digit.
+    """Links the pairs of words that are given.
 
     >>> english, french = ["the", "red", "house", "."], ["rouge", "la", "maison", "la", "."]
     >>> link([(0, 1), (1, 0), (2, 2), (2, 3), (3, 4)], (english, french)).alone.tolist()
     [[0, 1], [1, 0]]
     """
     worded = {(i, j) for i, j in pairs if has_letters(texts[0][i]) and has_letters(texts[1][j])}
-    times = [Counter(pair[side] for pair in worded) for side in (0, 1)]
-    alone = [(i, j) for i, j in worded if times[0][i] == times[1][j] == 1]
-    return Links(*(np.asarray(sorted(some), int).reshape(-1, 2) for some in (alone, worded)))
+    first, second = (Counter(pair[side] for pair in worded) for side in (0, 1))
+    return _links([(i, j) for i, j in worded if first[i] == second[j] == 1], first, second)
+
+
+def link_equal(texts: Sequence[Sequence[str]]) -> Links:
+    """Links words that are equal, upper and lower case alike.
+
+    >>> link_equal((["The", "cat", "sees", "a", "cat"], ["a", "cat", ",", "sees", "the"])).alone.tolist()
+    [[0, 4], [2, 3], [3, 0]]
+    """
+    folded = [[word.casefold() if has_letters(word) else "" for word in text] for text in texts]
+    first, second = (Counter(filter(None, text)) for text in folded)
+    place = {word: j for j, word in enumerate(folded[1])}
+    alone = [(i, place[word]) for i, word in enumerate(folded[0]) if first[word] == second[word] == 1]
+    known = [{number for number, word in enumerate(text) if word in first and word in second} for text in folded]
+    return _links(alone, known[0], known[1])
+
+
+def _links(alone: Sequence[tuple[int, int]], first: Collection[int], second: Collection[int]) -> Links:
+    return Links(np.asarray(sorted(alone), int).reshape(-1, 2), (first, second))
 
 
 @dataclass(frozen=True)
@@ -57,13 +74,10 @@ class Alignment:
     def find(self, number: int, texts: tuple[str, ...]) -> Links:
         """Finds the links of an example, by its number."""
         words = [[text[a:b] for a, b in words_apart(text)] for text in texts]
-        if self.source != SAME:
-            line, said = self.lines[number]
-            return link(list(_read_links(said, [len(some) for some in words], f"{self.source}, line {line}")), words)
-        places: dict[str, list[int]] = {}
-        for j, word in enumerate(words[1]):
-            places.setdefault(word.casefold(), []).append(j)
-        return link([(i, j) for i, word in enumerate(words[0]) for j in places.get(word.casefold(), [])], words)
+        if self.source == SAME:
+            return link_equal(words)
+        line, said = self.lines[number]
+        return link(list(_read_links(said, [len(some) for some in words], f"{self.source}, line {line}")), words)
 
 
 def _read_links(line: str, counts: Sequence[int], where: str) -> Iterator[tuple[int, int]]:
@@ -170,14 +184,14 @@ def _why_not(
     words: Int[np.ndarray, " w"], links: Links, kept: Int[np.ndarray, "k 2"], place: int, text: str
 ) -> Iterator[str]:
     """Says of each word that is read and is no row, why."""
-    spans = words_apart(text)
+    spans = words_apart(text).tolist()
     for word in np.setdiff1d(words, kept[:, place]).tolist():
         if word in links.alone[:, place]:
             yield PARTNER
-        elif word in links.every[:, place]:
+        elif word in links.linked[place]:
             yield SEVERAL
         else:
-            yield UNLINKED if has_letters(text, *spans[word]) else BARE
+            yield UNLINKED if has_letters(text[slice(*spans[word])]) else BARE
 
 
 def _keep(

@@ -41,7 +41,7 @@ def words_in(text: str) -> Int[np.ndarray, "w 2"]:
     ['3.14', "isn't", 'a', 'word']
     """
     cuts = [0, *(match.start() for match in _BOUNDARY.finditer(text)), len(text)]
-    spans = [(a, b) for a, b in pairwise(cuts) if a < b and has_letters(text, a, b)]
+    spans = [(a, b) for a, b in pairwise(cuts) if a < b and has_letters(text[a:b])]
     return np.asarray(spans, int).reshape(-1, 2)
 
 
@@ -58,9 +58,9 @@ def words_apart(text: str) -> Int[np.ndarray, "w 2"]:
     return np.asarray(spans, int).reshape(-1, 2)
 
 
-def has_letters(text: str, start: int = 0, end: int | None = None) -> bool:
-    """Whether a letter or a digit stands in this part of a text."""
-    return _IN_WORDS.search(text, start, end) is not None
+def has_letters(text: str) -> bool:
+    """Whether a letter or a digit stands in it."""
+    return _IN_WORDS.search(text) is not None
 
 
 class Passage(NamedTuple):
