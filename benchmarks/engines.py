@@ -1,8 +1,10 @@
 """Units of work on workers: what an engine costs, how it scales, and what kills leave.
 
-Command: python benchmarks/engines.py [overhead] [slots] [bits] [stitches] [kills] [processes] [ray] [slurm]
+Command: python benchmarks/engines.py [starts] [overhead] [slots] [bits] [stitches] [kills] [processes] [ray] [slurm]
     (ray needs pip install -e '.[ray]'; slurm a cluster: scripts/slurm_trial python benchmarks/engines.py bits slurm)
 
+starts:   processes of our own (`WorkerProcess`), of concurrent.futures and of loky, which import nothing: time to the
+    first answer and to a later one, and whether a process goes on when another one of its pool is killed.
 overhead: 2000 units that do nothing but leave a file in the cache, on 2 workers: CPU time of the driver per unit, and
     the time from asking a worker to its answer.
 slots:    4000 units that sleep for a second, on 200 threads of 4 Ray actors: efficiency against 20 s.
@@ -24,14 +26,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+from joblib.externals.loky import ProcessPoolExecutor as LokyExecutor
 
 from repsim_cli.base.settings import Hardware
+from repsim_cli.base.workers import WorkerProcess
 from repsim_cli.execution import Unit, executor_of
 from repsim_cli.execution.driver import start_driver
 from repsim_cli.execution.ray_cluster import Ray
@@ -65,6 +71,53 @@ STITCHES = [
     "+options.recipe={steps: 20, warm_up: 2}",
     "hardware.threads=1",
 ]
+
+
+def start_own(count: int) -> tuple[Any, list[int], Any]:
+    """How to ask, the processes, how to end them."""
+    workers = [WorkerProcess.start() for _ in range(count)]
+
+    def ask(*call: Any) -> Any:
+        workers[-1].ask(*call)
+        return workers[-1].answer()
+
+    return ask, [worker.process.pid for worker in workers], lambda: [worker.end() for worker in workers]
+
+
+def start_pool(pool: Any) -> tuple[Any, list[int], Any]:
+    """The same of a library's pool."""
+    pool.submit(abs, 0).result()
+    return lambda *call: pool.submit(*call).result(), list(pool._processes), lambda: pool.shutdown()
+
+
+MECHANISMS = {
+    "our own": start_own,
+    "concurrent.futures": lambda count: start_pool(ProcessPoolExecutor(count, get_context("spawn"))),
+    "loky": lambda count: start_pool(LokyExecutor(count)),
+}
+
+
+def starts() -> None:
+    print("| processes | first answer, ms | later answers, ms | when another one is killed |")
+    print("| --- | --- | --- | --- |")
+    for name, start in MECHANISMS.items():
+        first, later = [], []
+        for _ in range(7):
+            begin = time.perf_counter()
+            ask, _, stop = start(1)
+            for times in (first, *[later] * 1000):
+                ask(abs, 0)
+                times.append(1000 * (time.perf_counter() - begin))
+                begin = time.perf_counter()
+            stop()
+        ask, (victim, *_), stop = start(2)
+        os.kill(victim, signal.SIGKILL)
+        try:
+            end = "goes on" if ask(time.sleep, 1) is None else ""
+        except BrokenProcessPool:
+            end = "ends"
+        stop()
+        print(f"| {name} | {np.median(first):.0f} | {np.median(later):.3f} | {end} |")
 
 
 def distance(number: int) -> str:
@@ -279,6 +332,8 @@ def workers_of(folder: Path) -> list[psutil.Process]:
 
 
 PARTS = {
+    # from a process whose main module has no imports, which spawned processes would repeat
+    "starts": lambda: subprocess.run([sys.executable, "-c", "import engines; engines.starts()"], check=True),
     "overhead": overhead,
     "slots": slots,
     "bits": partial(bits, PAIRS),

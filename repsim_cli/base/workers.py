@@ -2,21 +2,24 @@
 
 import contextlib
 import ctypes
-import importlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from multiprocessing.connection import wait
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from repsim_cli.base import garbage
 
 PR_SET_PDEATHSIG = 1
 LOOK_EVERY = 0.5  # seconds, on systems that do not report the death of a parent
-GRACE = 10.0  # seconds, at most, for the jobs of a sweep to record that they were interrupted
+GRACE = 10.0  # seconds, at most, for processes that end; jobs of a sweep record that they were interrupted
 
 
 def follow(parent: int) -> None:
@@ -36,14 +39,6 @@ def _look(parent: int) -> None:
     os._exit(1)
 
 
-def run_spawned(parent: int, target: str, *arguments: Any) -> None:
-    """The main function of a process that `multiprocessing` spawns: runs `module:function`, imported only once the
-    parent is followed, since imports may take seconds."""
-    follow(parent)
-    module, _, name = target.partition(":")
-    getattr(importlib.import_module(module), name)(*arguments)
-
-
 def use_spawn() -> Any:
     """multiprocessing's way to spawn processes. A worker of joblib has set `loky` as its start method, a name that new
     processes are told and do not know."""
@@ -60,6 +55,73 @@ def shield_starts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class ProcessEnded(Exception):
+    """A worker process ended before its answer. The message is its exit code."""
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerProcess:
+    """A process that answers calls one after the other.
+
+    Not loky's, which joblib brings: with one process it ends all of its pool, and it starts four times as slowly
+    (`python benchmarks/engines.py starts`).
+    """
+
+    process: Any
+    connection: Connection
+
+    @classmethod
+    def start(cls) -> "WorkerProcess":
+        context = use_spawn()
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(os.getpid(), theirs), daemon=True)
+        resource_tracker.ensure_running()  # the first start of a process would start it, and it unblocks interrupts
+        with shield_starts():
+            process.start()
+        theirs.close()
+        return cls(process, ours)
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Sends a call of a function that pickles by name. Where the process has ended, `answer` says so."""
+        with contextlib.suppress(OSError):
+            self.connection.send((function, arguments))
+
+    def answer(self) -> Any:
+        """What the oldest call without an answer returned, once it has. Raises ProcessEnded."""
+        try:
+            return self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join(GRACE)
+            code = self.process.exitcode
+        raise ProcessEnded(f"exit code {code}" + " (killed, or out of memory)" * (code == -signal.SIGKILL))
+
+    def end(self) -> None:
+        """Kills the process, if it has not ended."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def wait_for(workers: Sequence[WorkerProcess], timeout: float | None = None) -> list[WorkerProcess]:
+    """Those that have an answer, or have ended; after at most `timeout` seconds none."""
+    return wait(workers, timeout)  # type: ignore[return-value, arg-type]
+
+
+def serve(parent: int, connection: Connection) -> None:
+    """The main function of a worker process. It imports what it is asked for only once it follows its parent, since
+    imports may take seconds."""
+    follow(parent)
+    garbage.pause()  # until it has imported what the first call needs
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            function, arguments = connection.recv()
+            connection.send(function(*arguments))
+            garbage.resume()
 
 
 @cache

@@ -6,14 +6,12 @@ Prepared states lie in .npy files that all processes map into memory. A pair has
 import contextlib
 import io
 import itertools
-import os
 import shutil
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate, RunFailed
-from repsim_cli.base.workers import run_spawned, shield_starts, use_spawn
+from repsim_cli.base.workers import ProcessEnded, WorkerProcess, wait_for
 from repsim_cli.engine.known import VALUES, Cell, KnownPairs
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.cards import Solved
@@ -96,7 +94,7 @@ class PairWork:
     known: Mapping[str, KnownPairs] = field(default_factory=dict)
     batches: int = 1
     show: Show = show_nothing
-    _pool: "list[PairSolver]" = field(default_factory=list)
+    _pool: "list[WorkerProcess]" = field(default_factory=list)
 
     def __enter__(self) -> "PairWork":
         self.drop_inputs()  # of a run that was killed
@@ -109,10 +107,7 @@ class PairWork:
     def stop(self) -> None:
         """Kills the processes."""
         for worker in self._pool:
-            worker.process.kill()
-        for worker in self._pool:
-            worker.process.join()
-            worker.connection.close()
+            worker.end()
         self._pool.clear()
 
     def of(self, call: str) -> "PairWork":
@@ -148,9 +143,9 @@ class PairWork:
         fresh.rename(file)
         return made
 
-    def workers(self) -> "list[PairSolver]":
+    def workers(self) -> "list[WorkerProcess]":
         if not self._pool:
-            self._pool += [PairSolver.start() for _ in range(self.processes)]
+            self._pool += [WorkerProcess.start() for _ in range(self.processes)]
         return self._pool
 
 
@@ -174,32 +169,11 @@ def file_state(work: PairWork, state: Any) -> Any:
     return open_state(work.keep(state)) if isinstance(state, tuple) else state
 
 
-@dataclass(frozen=True)
-class PairSolver:
-    process: Any
-    connection: Connection
-
-    @classmethod
-    def start(cls) -> "PairSolver":
-        context = use_spawn()
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=run_spawned, args=(os.getpid(), f"{__name__}:{serve.__name__}", theirs), daemon=True
-        )
-        with shield_starts():
-            process.start()
-        theirs.close()
-        return cls(process, ours)
-
-
-def serve(connection: Connection) -> None:
-    """The loop of a process: solves the pairs that it is sent."""
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        while True:
-            solve, pairs = connection.recv()  # loads libraries, whose threads can be limited only then
-            with one_thread():
-                solved = [answer(solve, a, b) for a, b in pairs]
-            connection.send(solved)
+def answer_block(solve: Solve, pairs: Sequence[tuple[Any, Any]]) -> "list[Solved | Degenerate | str]":
+    """The solved pairs, on a single thread, in a process that has loaded `solve`: a library that is loaded later has
+    threads of its own."""
+    with one_thread():
+        return [answer(solve, a, b) for a, b in pairs]
 
 
 @contextlib.contextmanager
@@ -244,32 +218,30 @@ def answers(
 
 
 def spread_pairs(
-    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[PairSolver], size: int
+    solve: Solve, states: Sequence[Any], cells: Sequence[Cell], workers: Sequence[WorkerProcess], size: int
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
     """The same from several processes, in blocks of `size` pairs."""
     rest = iter([cells[i : i + size] for i in range(0, len(cells), size)])
-    asked: dict[PairSolver, list[Sequence[Cell]]] = {worker: [] for worker in workers}
+    asked: dict[WorkerProcess, list[Sequence[Cell]]] = {worker: [] for worker in workers}
 
-    def ask(worker: PairSolver) -> None:
+    def ask(worker: WorkerProcess) -> None:
         for block in itertools.islice(rest, 1):
-            worker.connection.send((solve, [(states[a], states[b]) for a, b in block]))
+            worker.ask(answer_block, solve, [(states[a], states[b]) for a, b in block])
             asked[worker].append(block)
 
     try:
         for worker in [*workers] * AHEAD:
             ask(worker)
-        while waiting := {worker.connection: worker for worker, blocks in asked.items() if blocks}:
-            for connection in wait(waiting):
-                worker = waiting[connection]  # type: ignore[index]
-                solved = worker.connection.recv()
+        while waiting := [worker for worker, blocks in asked.items() if blocks]:
+            for worker in wait_for(waiting):
+                solved = worker.answer()
                 block = asked[worker].pop(0)
                 ask(worker)
                 yield from zip(block, solved, strict=True)
-    except (EOFError, OSError) as error:
-        codes = [worker.process.exitcode for worker in workers if wait([worker.process.sentinel], 1.0)]
+    except ProcessEnded as error:
         raise RunFailed(
-            f"hardware.processes: a process ended before its work, got exit code {codes}; "
-            "free memory or lower processes, and resume with resume=latest"
+            f"hardware.processes: a process ended before its work, got {error}; free memory or lower processes, and "
+            "resume with resume=latest"
         ) from error
 
 

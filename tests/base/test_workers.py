@@ -9,17 +9,24 @@ import time
 import psutil
 import pytest
 
+from repsim_cli.base.workers import ProcessEnded, WorkerProcess
+
 SPAWNED = """
-import multiprocessing, os, sys, time
-from repsim_cli.base.workers import run_spawned, shield_starts
+import time
+from repsim_cli.base.workers import WorkerProcess
 if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=run_spawned, args=(os.getpid(), "time:sleep", 60)) for _ in range(2)]
-    with shield_starts():
-        for process in processes:
-            process.start()
+    for _ in range(2):
+        WorkerProcess.start().ask(time.sleep, 60)
     print("started", flush=True)
     time.sleep(60)
+"""
+HEARING = """
+import signal
+from repsim_cli.base.workers import WorkerProcess
+for _ in range(2):
+    worker = WorkerProcess.start()
+    worker.ask(signal.pthread_sigmask, signal.SIG_BLOCK, ())
+    print(*sorted(number.name for number in worker.answer()))
 """
 JOBLIB = """
 import os, time
@@ -104,14 +111,19 @@ def runs(process):
 
 
 def test_workers_do_not_hear_the_terminal():
-    """Of the signals that a terminal sends to all, and that would end this process too."""
-    from repsim_cli.base.workers import shield_starts
+    """Of the signals that a terminal sends to all, and that would end this process too; the first worker of a process
+    as little as the second."""
+    asked = subprocess.run([sys.executable, "-c", HEARING], capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == ["SIGHUP", "SIGINT"] * 2
 
-    with shield_starts():
-        status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
-    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
-    assert {n for n in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM) if blocked >> (n - 1) & 1} == {
-        signal.SIGINT,
-        signal.SIGHUP,
-    }
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+def test_calls_are_answered_in_their_order_until_the_process_ends():
+    worker = WorkerProcess.start()
+    for call in [(max, 1, 2), (os.getpid,), (os._exit, 3), (min, 1, 2)]:
+        worker.ask(*call)
+    assert [worker.answer(), worker.answer()] == [2, worker.process.pid]
+    for _ in range(2):
+        with pytest.raises(ProcessEnded, match="^exit code 3$"):
+            worker.answer()
+        worker.ask(min, 1, 2)
+    worker.end()

@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_info
 
 from repsim_cli import cli, measures
 from repsim_cli.base.errors import Degenerate, RunFailed
+from repsim_cli.base.workers import WorkerProcess
 from repsim_cli.engine import processes
 from repsim_cli.engine import solved as tables
 from repsim_cli.engine.estimates import estimate_all_pairs
@@ -81,23 +82,21 @@ def threads_of(a, b):
 def test_a_process_computes_on_one_thread_also_in_what_a_pair_is_first_to_load(monkeypatch):
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.setenv(name, "2")
-    worker = processes.PairSolver.start()
+    worker = WorkerProcess.start()
     ((_, solved),) = processes.spread_pairs(threads_of, [1, 2], [(0, 1)], [worker], 1)  # loads SciPy with its own BLAS
     assert solved.value == 1
-    worker.process.kill()
-    worker.process.join()
-    worker.connection.close()
+    worker.end()
 
 
 def test_a_process_that_dies_is_an_error():
-    worker = processes.PairSolver.start()
+    worker = WorkerProcess.start()
     worker.process.kill()
     worker.process.join()
     with pytest.raises(
-        RunFailed, match=r"hardware.processes: a process ended before its work, got exit code \[-9\]; fr"
+        RunFailed, match=r"hardware.processes: a process ended before its work, got exit code -9 \(.*\); free"
     ):
         list(processes.spread_pairs(plain, [1, 2], [(0, 1)], [worker], 1))
-    worker.connection.close()
+    worker.end()
 
 
 def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
