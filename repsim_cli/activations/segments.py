@@ -34,8 +34,8 @@ class Segments(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
     share: float
 
-    def units(self, batch: int) -> Exchange:
-        """The segment of each of `rows`, and its place there."""
+    def exchange(self, batch: int) -> Exchange:
+        """Makes the units that trade places of `rows`: the segment of each, and its place there."""
         shapes = [group.shape for group in self.batches[batch]]
         before = np.cumsum([0, *(k for k, _ in shapes)])
         units = [np.repeat(first + np.arange(k), length) for first, (k, length) in zip(before, shapes, strict=False)]

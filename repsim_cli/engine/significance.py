@@ -157,7 +157,7 @@ def draw_pairings(
             found = {"tested": values, "null": null, "away": away, "depends": depends}
             values_by_key.update({(label, name): part for name, part in found.items()})
 
-        chosen, units = [x[rows.to(x.device)] for x in representations], segments.units(batch)
+        chosen, units = [x[rows.to(x.device)] for x in representations], segments.exchange(batch)
         given = {
             "places": places_of(units, len(chosen), chosen[0].device),
             "tile": tile,

@@ -33,8 +33,8 @@ def test_documents_of_one_length_are_taken_whole():
     stay = (found.orders(0, 4000, [0]) == np.arange(48)).mean()
     assert stay == pytest.approx(1 / 12, rel=0.05)
     assert (found.orders(0, 200, [0], shifted=True)[:, ::4] // 4 - np.arange(12) % 12 + 12).max() < 24
-    assert found.units(0).units.tolist() == np.repeat(np.arange(12), 4).tolist()
-    assert found.units(0).places.tolist() == [0, 1, 2, 3] * 12
+    assert found.exchange(0).units.tolist() == np.repeat(np.arange(12), 4).tolist()
+    assert found.exchange(0).places.tolist() == [0, 1, 2, 3] * 12
 
 
 def test_the_length_at_which_segments_hold_most_rows():

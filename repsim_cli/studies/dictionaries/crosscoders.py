@@ -126,6 +126,8 @@ def load(path: str | Path) -> Crosscoder:
 def _file_of(place: Path) -> Path:
     if place.is_file():
         return place
+    if not place.is_dir():
+        raise BadInput(f"path: no such folder or file, got '{place}'; check the path")
     files = sorted(place.glob("*.safetensors"))
     if len(files) != 1:
         pickled = (

@@ -160,6 +160,8 @@ def test_what_is_refused(repsim, tmp_path):
     (folder / "config.json").write_text(json.dumps({"act_fn": "jumprelu"}))
     with pytest.raises(BadInput, match="config.json asks for more than is supported, got act_fn=jumprelu"):
         load(folder)
+    with pytest.raises(BadInput, match="path: no such folder or file, got '.*nowhere'; check the path"):
+        load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "cc_weights.pt").touch()
     with pytest.raises(
