@@ -9,7 +9,8 @@ overhead: 2000 units that do nothing but leave a file in the cache, on 2 workers
     the time from asking a worker to its answer.
 slots:    4000 units that sleep for a second, on 200 threads of 4 Ray actors: efficiency against 20 s.
 bits:     a run of six models with Gromov-Wasserstein pairs on 1, 2 and 4 workers of each engine: its numbers against
-    those of the run alone, wall time and efficiency.
+    those of the run alone, wall time and efficiency; CPU seconds of its units, which other load changes less, and
+    the share of the time of the units in which workers had one.
 stitches: the same of a run of stitches.
 kills:    small units on 2 workers, while 50 times a random worker or the driver is killed: values, and what was
     computed twice though it was complete.
@@ -210,8 +211,8 @@ def newest(folder: Path) -> Path:
 
 
 def bits(words: list[str]) -> None:
-    print("| engine | workers | wall, s | of it units, s | efficiency of units | same numbers |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print("| engine | workers | wall, s | of it units, s | efficiency of units | their CPU, s | busy | same numbers |")
+    print("| --- " * 8 + "|")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
 
@@ -221,7 +222,7 @@ def bits(words: list[str]) -> None:
             subprocess.run(asked, env=environment, check=True)
             return time.monotonic() - begin
 
-        print(f"| none | - | {measured('alone', words):.1f} | - | - | - |")
+        print(f"| none | - | {measured('alone', words):.1f} | - | - | - | - | - |")
         alone = numbers(newest(folder))
         for engine, choice in ENGINES.items():
             single = 0.0
@@ -230,10 +231,14 @@ def bits(words: list[str]) -> None:
                 run = newest(folder)
                 timings = reader.read_manifest(run)["timings"]
                 units = sum(seconds for stage, seconds in timings.items() if stage.startswith("units"))
+                lines = read_records(run)
+                cpu, spent = (sum(line[of] for line in lines) for of in ("cpu_seconds", "seconds"))
                 single = single or units
                 same = "yes" if numbers(run) == alone else "NO"
                 efficiency = f"{single / units / workers:.0%}"
-                print(f"| {engine} | {workers} | {wall:.1f} | {units:.1f} | {efficiency} | {same} |")
+                cells = [engine, workers, f"{wall:.1f}", f"{units:.1f}", efficiency]
+                cells += [f"{cpu:.1f}", f"{spent / units / workers:.0%}", same]
+                print("| " + " | ".join(map(str, cells)) + " |")
 
 
 def kills(count: int = 50) -> None:
