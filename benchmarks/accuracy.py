@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures.base import MeasureWarning
 
 PAGE = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -76,7 +76,7 @@ def difference(name: str, kind: str, draws: int = 2) -> float | None:
         single = [torch.from_numpy(x.astype(np.float32)) for x in made]
 
         def value(xs: list[Tensor]) -> Tensor:
-            return all_pairs({name: measure}, xs, labels=labels)[name]
+            return compute_all_pairs({name: measure}, xs, labels=labels)[name]
 
         try:
             exact = value([x.double() for x in single])

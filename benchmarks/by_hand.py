@@ -12,7 +12,7 @@ import torch
 from planted import Parts, Places
 from torch import Tensor
 
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.studies.verify.inputs import Batch
 
 Said = tuple[bool, str | None]
@@ -87,7 +87,7 @@ def _traces(reference: Any, candidate: Any, batch: Batch) -> Said:
 
 
 def _leaves(model: Any, batch: Batch, folder: str) -> list[tuple[str, Any]]:
-    debugged = library().model_debugging_utils.model_addition_debugger_context
+    debugged = import_transformers().model_debugging_utils.model_addition_debugger_context
     with debugged(model, debug_path=folder, do_prune_layers=False), contextlib.suppress(AttributeError):
         batch.run(model)
     (summary,) = Path(folder).glob("*_SUMMARY.json")

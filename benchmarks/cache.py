@@ -48,8 +48,8 @@ def one_more_model() -> None:
     from repsim_cli.measures import gromov
     from repsim_cli.runs import results
 
-    solved, solve = [], gromov.best_gromov
-    gromov.best_gromov = lambda *sides, **settings: solved.append(1) or solve(*sides, **settings)
+    solved, solve = [], gromov.find_best_gromov
+    gromov.find_best_gromov = lambda *sides, **settings: solved.append(1) or solve(*sides, **settings)
     four = ["tiny_a", "tiny_a_step100", "tiny_a_step400", "tiny_b"]
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["REPSIM_CACHE"] = f"{scratch}/cache"

@@ -30,24 +30,24 @@ from sklearn.cluster import HDBSCAN, KMeans, SpectralClustering
 from threadpoolctl import threadpool_limits
 
 from repsim_cli import measures
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.figures.frame import COLOURS, MARKERS, save
 from repsim_cli.findings.partitions import (
     MOST,
     Labels,
     Square,
-    affinities,
-    agreement,
-    by_lag,
     choose_partition,
-    clusters,
+    cluster_eigenvectors,
+    compare_partitions,
+    convert_to_affinities,
+    convert_to_distances,
     decompose,
-    distances,
     divide,
+    find_contiguous_segments,
+    find_spectral_clusters,
     renumber,
-    segments,
+    replace_by_lag_means,
     silhouette,
-    spectral,
 )
 
 LAYERS = (12, 24, 93)
@@ -147,7 +147,7 @@ def measured(measure: str, kind: str, noise: float, seed: int) -> Case:
         rotated = signal @ np.linalg.qr(rng.normal(size=(24, 24)))[0][:6]
         layers.append(torch.from_numpy(rotated + 3 * noise * rotated.std() * rng.normal(size=rotated.shape)))
     bound = measures.get(measure)
-    values = all_pairs({measure: bound}, layers)[measure].numpy()
+    values = compute_all_pairs({measure: bound}, layers)[measure].numpy()
     return Case(f"{measure}, {kind}", noise, labels, values, bound.card.larger_is_closer)
 
 
@@ -181,7 +181,7 @@ LIBRARY: dict[str, Callable[[Square, int], Labels]] = {
 
 
 def spectrum(case: Case, count: int) -> Labels:
-    return clusters(decompose(affinities(case.values, case.larger))[:, :count])
+    return cluster_eigenvectors(decompose(convert_to_affinities(case.values, case.larger))[:, :count])
 
 
 def pieces(apart: Square, count: int) -> Labels:
@@ -201,7 +201,7 @@ def by_silhouette(apart: Square, ways: Callable[[int], Labels]) -> Labels:
 
 def gaps(values: Square, larger: bool) -> np.ndarray:
     """Between eigenvalues k and k + 1 of the normalised Laplacian, k from 2 on."""
-    whole = eigh(laplacian(affinities(values, larger), normed=True), eigvals_only=True)
+    whole = eigh(laplacian(convert_to_affinities(values, larger), normed=True), eigvals_only=True)
     return np.diff(whole[1 : counts(values)[-1] + 1])
 
 
@@ -212,8 +212,8 @@ def eigengap(case: Case) -> int:
 
 def gap_above_gradient(case: Case) -> int:
     """The number whose gap is furthest above that of the mean over layers as far apart, where it is by enough."""
-    order = decompose(affinities(case.values, case.larger))[:, 1].argsort(kind="stable")
-    above = gaps(case.values, case.larger) - gaps(by_lag(case.values[np.ix_(order, order)]), case.larger)
+    order = decompose(convert_to_affinities(case.values, case.larger))[:, 1].argsort(kind="stable")
+    above = gaps(case.values, case.larger) - gaps(replace_by_lag_means(case.values[np.ix_(order, order)]), case.larger)
     return 2 + int(above.argmax()) if above.max() >= 0.08 + 1.2 / len(order) else 1
 
 
@@ -232,9 +232,9 @@ def density(apart: Square) -> Labels:
 def answers(case: Case) -> Iterator[tuple[str, Labels]]:
     """By method: the groups where the data choose their number."""
     values, larger = case.values, case.larger
-    apart = distances(values, larger)
-    yield "spectral (package)", spectral(values, larger, count=None).labels
-    yield "segments (package)", segments(values, larger, count=None).labels
+    apart = convert_to_distances(values, larger)
+    yield "spectral (package)", find_spectral_clusters(values, larger, count=None).labels
+    yield "segments (package)", find_contiguous_segments(values, larger, count=None).labels
     linked = choose_partition(apart, False, lambda x: partial(tree, x, method="average"), None)
     yield "average linkage, surrogates", linked.labels
     yield "spectral, eigengap", spectrum(case, eigengap(case))
@@ -248,7 +248,7 @@ def answers(case: Case) -> Iterator[tuple[str, Labels]]:
 
 def as_many(case: Case) -> Iterator[tuple[str, Labels]]:
     """By method: as many groups as were planted."""
-    count, apart = int(case.labels.max()) + 1, distances(case.values, case.larger)
+    count, apart = int(case.labels.max()) + 1, convert_to_distances(case.values, case.larger)
     yield "spectral (package)", spectrum(case, count)
     yield "segments (package)", pieces(apart, count)
     for name, method in LIBRARY.items():
@@ -265,7 +265,7 @@ def scored(cases: Iterator[Case], ways: Callable[[Case], Iterator[tuple[str, Lab
     agreed, right = defaultdict(list), defaultdict(list)
     for case in cases:
         for method, labels in ways(case):
-            agreed[method, case.noise].append(agreement(labels, case.labels))
+            agreed[method, case.noise].append(compare_partitions(labels, case.labels))
             right[method, case.noise].append(float(labels.max() == case.labels.max()))
     return agreed, right
 

@@ -20,13 +20,13 @@ from pathlib import Path
 import torch
 
 import repsim_cli
-from repsim_cli.activations.batching import passes
-from repsim_cli.config.compose import compose, task
+from repsim_cli.activations.batching import count_passes
+from repsim_cli.config.compose import compose, drop_hydra_keys
 from repsim_cli.config.run import validate
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import all_rows
+from repsim_cli.engine.bounds import count_all_rows
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import CALL, EFFICIENCY, SIDE, duration, forward_operations
+from repsim_cli.engine.cost import CALL, EFFICIENCY, SIDE, forward_operations, say_duration
 from repsim_cli.execution.records import read_records
 from repsim_cli.models.source import Source
 from repsim_cli.runs import folders
@@ -92,14 +92,14 @@ def core() -> float:
 def planned(words: Sequence[str]) -> Comparison:
     """The comparison of a configuration, with the shapes that ship with the package."""
     (config,) = compose([*words, "dry_run=true"])
-    return validate(task(config)).study.comparison
+    return validate(drop_hydra_keys(config)).study.comparison
 
 
 def written(compared: Comparison, label: str) -> float:
     """Bytes of the rows of a model."""
     return (
         4.0
-        * all_rows(compared.models, compared.data, compared.extract)
+        * count_all_rows(compared.models, compared.data, compared.extract)
         * sum(layer.width for layer in compared.layers if layer.model == label)
     )
 
@@ -107,13 +107,13 @@ def written(compared: Comparison, label: str) -> float:
 def recordings(compared: Comparison, cached: bool = True, workers: int = 1) -> list[Work]:
     """A unit per model, or as many shards of it as there are workers for it, which reads its weights and writes its
     rows."""
-    sequences, length = compared.extract.sequences, footprint.length_of(compared)
+    sequences, length = compared.extract.sequences, footprint.find_sequence_length(compared)
     shards = max(1, workers // len(compared.live))
     return [
         Work(
             forward_operations([model], sequences, length) / EFFICIENCY / shards,
             4.0 * model.parameters + written(compared, label) * cached / shards,
-            CALL * model.layers * passes(sequences, length, compared.hardware) / shards,
+            CALL * model.layers * count_passes(sequences, length, compared.hardware) / shards,
         )
         for label, model in compared.live.items()
         for _ in range(shards)
@@ -177,14 +177,14 @@ def row(name: str, place: Place, compared: Comparison, *, trained: bool = False,
     phases += [(solvings(compared), place.cores, core())] if solved else []
     took = [phase(units, workers, speed, place.nodes) for units, workers, speed in phases]
     read = 0.0 if solved or not place.cached else footprint.count_stored(compared)
-    similarity = 0.0 if solved else footprint.costs(compared, compared.pairs)["similarity"].operations
+    similarity = 0.0 if solved else footprint.estimate_costs(compared, compared.pairs)["similarity"].operations
     took += [(similarity / place.speed + read / PER_NODE, "the run itself, on one node")]
     units = STARTING + sum(seconds for seconds, _ in took[:-1])
     moved = read + sum(unit.size for each, *_ in phases for unit in each)
     hours = (units * place.nodes + took[-1][0]) / 3600
     return (
         f"| {name} | {place.name} | {sum(len(each) for each, *_ in phases)} | {moved / 1e12:.2f} TB | "
-        f"{duration(units)} | {duration(took[-1][0])} | {hours:,.1f} | {max(took)[1]} |"
+        f"{say_duration(units)} | {say_duration(took[-1][0])} | {hours:,.1f} | {max(took)[1]} |"
     )
 
 
@@ -237,7 +237,7 @@ def check() -> None:
             asked = [*words, "hardware.threads=1", "hardware.executor=processes", "hardware.processes=1"]
             environment = {**os.environ, "REPSIM_OUTPUTS": f"{folder}/outputs", "REPSIM_CACHE": f"{folder}/cache"}
             subprocess.run([sys.executable, "-m", "repsim_cli", "run", "-q", *asked], env=environment, check=True)
-            (run,) = folders.runs(Path(folder) / "outputs")
+            (run,) = folders.list_run_folders(Path(folder) / "outputs")
             kind = "pairs" if solved else "activations"
             spent = sum(line["cpu_seconds"] for line in read_records(run) if line["kind"] == kind)
             files = [file for file in (Path(folder) / "cache" / "activations").rglob("*") if file.is_file()]

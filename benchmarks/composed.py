@@ -20,8 +20,8 @@ from threadpoolctl import threadpool_limits
 
 from repsim_cli.measures.assignment import read_matching
 from repsim_cli.measures.gromov_descents import MANY_ROWS, Trial, assignment_objective, lower_further
-from repsim_cli.measures.gromov_search import best_gromov
-from repsim_cli.measures.gromov_spaces import Space, in_one_order, space
+from repsim_cli.measures.gromov_search import find_best_gromov
+from repsim_cli.measures.gromov_spaces import Space, order_pair, prepare_space
 
 ROWS, HUBS, OTHERS = 1000, 3, 8
 ROUGH = {0.8: 1e-2}  # diagonal and tolerance of a short descent
@@ -29,10 +29,10 @@ ROUGH = {0.8: 1e-2}  # diagonal and tolerance of a short descent
 
 def best(a: Space, b: Space) -> Trial:
     """The assignment is of the rows of a to those of b."""
-    found = best_gromov(a, b, start="best", restarts=0, seed=0)
+    found = find_best_gromov(a, b, start="best", restarts=0, seed=0)
     matched = read_matching(found.coupling)
     assert matched is not None
-    return Trial("best", matched if in_one_order(a, b)[0] is a else np.argsort(matched), found.value)
+    return Trial("best", matched if order_pair(a, b)[0] is a else np.argsort(matched), found.value)
 
 
 def composed(a: Space, b: Space, over: list[tuple[Trial, Trial]], rough: bool) -> Trial:
@@ -56,7 +56,7 @@ def timed(solve: Callable[..., Trial], *given: object) -> tuple[float, float]:
 def main() -> None:
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        states = [space(x, cost_scale="mean", blocks=True) for x in layers(ROWS).values()]
+        states = [prepare_space(x, cost_scale="mean", blocks=True) for x in layers(ROWS).values()]
         drawn = np.random.default_rng(int(*sys.argv[1:] or [0])).choice(len(states), HUBS + OTHERS, replace=False)
         hubs, others = ([states[i] for i in part] for part in np.split(drawn, [HUBS]))
         to_hubs = [[best(state, hub) for hub in hubs] for state in others]

@@ -15,7 +15,7 @@ import torch
 from planted import FAULTS, built, planted
 
 from repsim_cli.studies.verify.answer import DIFFERENT
-from repsim_cli.studies.verify.beside import beside
+from repsim_cli.studies.verify.beside import compare_dumps
 from repsim_cli.studies.verify.dump import Dump, read_dump
 from repsim_cli.studies.verify.stream import replay_on
 
@@ -62,8 +62,8 @@ def main() -> None:
                 for way, answer in (
                     ("model", replay_on(right, model, ("r", "c"))),
                     ("model", replay_on(other, model, ("r", "c"))),
-                    ("dump", beside(right, other, ("r", "c"))),
-                    ("dump", beside(exact, other, ("r", "c"))),
+                    ("dump", compare_dumps(right, other, ("r", "c"))),
+                    ("dump", compare_dumps(exact, other, ("r", "c"))),
                 ):
                     counts[kind, way, "benign", answer.verdict == DIFFERENT] += 1
                     if answer.verdict == DIFFERENT:
@@ -77,7 +77,7 @@ def main() -> None:
                     bad = dumped(made[0], dtype, Path(place) / f"{kind}-{fault}")
                     for way, answer in (
                         ("model", replay_on(bad, model, ("r", "c"))),
-                        ("dump", beside(right, bad, ("r", "c"))),
+                        ("dump", compare_dumps(right, bad, ("r", "c"))),
                     ):
                         named = blocks_of(answer)
                         result = "unseen" if not named else "right" if named == {block} else "false"

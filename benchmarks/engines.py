@@ -39,12 +39,12 @@ from joblib.externals.loky import ProcessPoolExecutor as LokyExecutor
 
 from repsim_cli.base.settings import Hardware
 from repsim_cli.base.workers import WorkerProcess
-from repsim_cli.execution import Unit, executor_of
+from repsim_cli.execution import Unit, make_executor
 from repsim_cli.execution.driver import start_driver
 from repsim_cli.execution.ray_cluster import Ray
 from repsim_cli.execution.records import read_records
 from repsim_cli.runs import folders, reader, results
-from repsim_cli.runs.cache import key, use
+from repsim_cli.runs.cache import make_cache_key, use
 
 HERE = Path(__file__).parent
 LOG, UNITS, PAUSE = "log", 4, 0.3  # of kills: what units write, units for each kill, seconds that a unit sleeps
@@ -132,7 +132,7 @@ def session(config: Any, threads: int) -> Any:
     """perform(kind, args) of the units of this file."""
 
     def write(number: int) -> bool:
-        with use("tried", [key({"number": number})]) as entries:
+        with use("tried", [make_cache_key({"number": number})]) as entries:
             (entry,) = entries.values()
             if entry.complete:
                 return False
@@ -141,7 +141,7 @@ def session(config: Any, threads: int) -> Any:
             return True
 
     def solve(number: int, folder: str) -> bool:
-        with use("tried", [key({"number": number})]) as entries:
+        with use("tried", [make_cache_key({"number": number})]) as entries:
             (entry,) = entries.values()
             if entry.complete:
                 return False
@@ -179,7 +179,7 @@ def overhead() -> None:
         hardware = Hardware(executor=name, processes=2, address="local")  # type: ignore[arg-type]
         units = [Unit(kind="write", name=f"unit {n}", args={"number": n}) for n in range(2000)]
         with tempfile.TemporaryDirectory() as folder:
-            wall, cpu, run = driven(partial(executor_of, hardware, 1), Path(folder), units, name)
+            wall, cpu, run = driven(partial(make_executor, hardware, 1), Path(folder), units, name)
             lines = read_records(run.folder)
         inside = sum(line["seconds"] for line in lines) / len(lines)
         print(f"| {name} | {cpu / 2.0:.2f} | {wall * 2 / 2.0:.1f} | {inside * 1000:.1f} |")
@@ -207,7 +207,7 @@ def numbers(folder: Path) -> tuple[Any, dict[str, bytes]]:
 
 
 def newest(folder: Path) -> Path:
-    return folders.runs(folder)[-1]
+    return folders.list_run_folders(folder)[-1]
 
 
 def bits(words: list[str]) -> None:
@@ -254,7 +254,7 @@ def kills(count: int = 50) -> None:
             )
             lines = [line.split() for line in (folder / LOG).read_text().splitlines()]
             os.environ["REPSIM_CACHE"] = str(folder / "cache")
-            with use("tried", keys := [key({"number": number}) for number in numbers]) as entries:
+            with use("tried", keys := [make_cache_key({"number": number}) for number in numbers]) as entries:
                 values = [entries[named].files["value"].read_text() for named in keys]
         begun, ended, twice = Counter[str](), set[str](), 0
         for what, number in lines:
@@ -291,7 +291,7 @@ def drive(engine: str, folder: str, address: str, count: str) -> None:
     """A driver of small units, in a process of its own."""
     hardware = Hardware(executor=engine, processes=2, address=address)  # type: ignore[arg-type]
     units = [Unit(kind="solve", name=f"unit {n}", args={"number": n, "folder": folder}) for n in range(int(count))]
-    driven(partial(executor_of, hardware, 1), Path(folder), units, engine)
+    driven(partial(make_executor, hardware, 1), Path(folder), units, engine)
 
 
 def killing(asked: list[str], folder: Path, count: int) -> Counter[str]:

@@ -29,16 +29,16 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.readings import choose_loading, readings
-from repsim_cli.activations.rows import Forward, batches, blocks
+from repsim_cli.activations.readings import choose_loading, plan_readings
+from repsim_cli.activations.rows import Forward, stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.config.presets import entries
+from repsim_cli.config.presets import read_table_entries
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.packing import pack
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.models.source import Source
 
 LLAMA = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096}
@@ -101,11 +101,11 @@ def layers(count: int, n: int, d: int, device: Device) -> list[torch.Tensor]:
 def of_pairs(device: Device) -> Rows:
     count, n, d = (12, 256, 32) if device.small else (260, 4096, 768)
     xs = layers(count, n, d, device)
-    values = all_pairs(CKA, xs)["cka_unbiased"]
+    values = compute_all_pairs(CKA, xs)["cka_unbiased"]
     sampled = [(0, 1), (2, count - 1), (count // 2, count // 2 + 1)]
     exact = [CKA["cka_unbiased"](xs[a].cpu(), xs[b].cpu()) for a, b in sampled]
     error = max(abs(float(values[a, b]) - value) for (a, b), value in zip(sampled, exact, strict=True))
-    seconds = device.seconds(lambda: all_pairs(CKA, xs))
+    seconds = device.seconds(lambda: compute_all_pairs(CKA, xs))
     what = f"A: {count} layers of {n} x {d}, unbiased CKA, all pairs"
     yield what, f"{seconds:.3f} s, error {error:.0e}{device.peak()}", "0.3 s"
 
@@ -126,11 +126,11 @@ def stream_of(
     )
     hardware = Hardware(device=device.name, dtype=device.dtype, batch_size=max(1, tokens // length))
     given = text_of(sequences, length)
-    found = readings(models, extract)
+    found = plan_readings(models, extract)
 
     def stream() -> Iterator[list[torch.Tensor]]:
-        rows = blocks(found, Running(modules, dict.fromkeys(models, given)), extract, hardware, iter)
-        return batches(rows, extract, given.ids.size, 0)
+        rows = stream_row_blocks(found, Running(modules, dict.fromkeys(models, given)), extract, hardware, iter)
+        return stream_row_batches(rows, extract, given.ids.size, 0)
 
     return stream
 
@@ -155,7 +155,7 @@ def compared(models: Mapping[str, Source], device: Device, tokens: int, count: i
 def of_forwards(device: Device) -> Rows:
     make = registry.models.get("random").function
     sizes = PYTHIA[:1] if device.small else PYTHIA
-    shapes = {size: entries("model")[f"pythia_{size}_shape"]["config"] for size in sizes}
+    shapes = {size: read_table_entries("model")[f"pythia_{size}_shape"]["config"] for size in sizes}
     if device.small:
         shapes = {label: {**config, "hidden_size": 64, "intermediate_size": 128} for label, config in shapes.items()}
     models = {size: make(config=config, seed=0) for size, config in shapes.items()}
@@ -187,7 +187,7 @@ def of_peer(device: Device) -> Rows:
     count, n, d = (8, 128, 32) if device.small else (52, 1024, 384)
     xs = layers(count, n, d, device)
     theirs = device.seconds(lambda: cka_from_features(xs, xs))
-    ours = device.seconds(lambda: all_pairs(CKA, xs))
+    ours = device.seconds(lambda: compute_all_pairs(CKA, xs))
     what = f"pytorch-cka, {count} layers of {n} x {d}, unbiased CKA"
     yield what, f"{theirs:.3f} s, here {ours:.3f} s: {theirs / ours:.1f} x", "3 x"
 
@@ -229,7 +229,7 @@ def of_memory(device: Device) -> Rows:
     left = (torch.cuda.memory_allocated() + 3e9) / torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(left, 1.0))
     extract = Extract(hook_points=["resid_post"], layers=[0, -1], length=512, sequences=many, padding="keep")
-    (reading,) = readings({"a": source}, extract)
+    (reading,) = plan_readings({"a": source}, extract)
     given = text_of(many, 512)
     rows, fits = {}, {}
     for size in (many, few):

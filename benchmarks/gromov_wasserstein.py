@@ -26,18 +26,18 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.binding import bind_model
-from repsim_cli.config.presets import conf_dir, entries
+from repsim_cli.config.presets import conf_dir, read_table_entries
 from repsim_cli.data.modular import modular_pairs
 from repsim_cli.measures import assignment
 from repsim_cli.measures.gromov import lower_bounds
-from repsim_cli.measures.gromov_search import best_gromov
-from repsim_cli.measures.gromov_spaces import Space, in_one_order, space
+from repsim_cli.measures.gromov_search import find_best_gromov
+from repsim_cli.measures.gromov_spaces import Space, order_pair, prepare_space
 from repsim_cli.models.source import Precomputed
 
 TIED = "resid_post@1"
@@ -47,18 +47,18 @@ ORDERS = 5
 
 def layers(n: int, model: str = "modsum_l") -> dict[str, torch.Tensor]:
     """The representations (n, d) of an entry of conf/models.yaml, by layer."""
-    entry = dict(entries("model")[model])
+    entry = dict(read_table_entries("model")[model])
     chosen = yaml.safe_load((conf_dir() / "extract" / "modsum.yaml").read_text())
     extract = Extract(**{**chosen, "rows": n, "at_most": []})
     source = bind_model(model, entry)
-    found, hardware = readings({model: source}, extract), Hardware(batch_size=512)
+    found, hardware = plan_readings({model: source}, extract), Hardware(batch_size=512)
     if isinstance(source, Precomputed):
-        stream, total = blocks(found, Running({}, {}), extract, hardware, iter), source.rows
+        stream, total = stream_row_blocks(found, Running({}, {}), extract, hardware, iter), source.rows
     else:
         sequences = modular_pairs(numbers=entry["recipe"]["moduli"][0]).sequences(source.tokenizer(), extract, 0)
         modules, total = {model: source.load(False)}, len(sequences.inputs)
-        stream = blocks(found, Running(modules, {model: sequences}), extract, hardware, iter)
-    (rows,) = batches(stream, extract, total, 0)
+        stream = stream_row_blocks(found, Running(modules, {model: sequences}), extract, hardware, iter)
+    (rows,) = stream_row_batches(stream, extract, total, 0)
     return {layer.name: x for layer, x in zip(found[0].layers, rows, strict=True)}
 
 
@@ -103,16 +103,16 @@ def by_pot(a: Space, b: Space) -> float:
 
 
 def by_mode(mode: str, a: Space, b: Space) -> float:
-    return best_gromov(a, b, start=mode, restarts=0, seed=0).value  # type: ignore[arg-type]
+    return find_best_gromov(a, b, start=mode, restarts=0, seed=0).value  # type: ignore[arg-type]
 
 
 def compare(what: str, found: dict[str, torch.Tensor]) -> None:
-    spaces = [space(x, cost_scale="mean", bounds=True, blocks=True) for x in found.values()]
+    spaces = [prepare_space(x, cost_scale="mean", bounds=True, blocks=True) for x in found.values()]
     n = len(spaces[0].rows)
     draw = np.random.default_rng(7)
     count = 16 if n <= 1000 else 4
     drawn = [draw.choice(len(spaces), 2, replace=False) for _ in range(count)]
-    pairs = [in_one_order(spaces[i], spaces[j]) for i, j in drawn]
+    pairs = [order_pair(spaces[i], spaces[j]) for i, j in drawn]
     by_mode("best", *pairs[0])  # compiles
     solvers = {"POT": by_pot, **{mode: partial(by_mode, mode) for mode in MODES}}
     seconds, values = ({name: [] for name in solvers} for _ in range(2))
@@ -144,7 +144,7 @@ def tied(n: int) -> None:
         found = []
         for _ in range(ORDERS):
             order = torch.from_numpy(draw.permutation(n))
-            found.append(solve(*(space(x[order], cost_scale="mean") for x in (classes, layer))))
+            found.append(solve(*(prepare_space(x[order], cost_scale="mean") for x in (classes, layer))))
         print(f"{name}: {(max(found) - min(found)) / min(found):.3f}")
 
 

@@ -17,7 +17,7 @@ import torch
 
 from repsim_cli.studies.layers.columns import DIMENSION
 from repsim_cli.studies.layers.finding import say_extreme
-from repsim_cli.studies.layers.scores import dimension, nearest
+from repsim_cli.studies.layers.scores import estimate_intrinsic_dimension, find_nearest_distances
 
 K = (1, 4)
 LAYERS, WIDTH = 12, 20
@@ -38,8 +38,8 @@ def documents(rng: Rng, count: int, each: int, dim: int, noise: float) -> np.nda
 
 
 def estimates(x: np.ndarray, units: np.ndarray) -> list[tuple[float, float]]:
-    near = nearest(torch.from_numpy(x), 40)
-    return [dimension(near, k, units) for k in K]
+    near = find_nearest_distances(torch.from_numpy(x), 40)
+    return [estimate_intrinsic_dimension(near, k, units) for k in K]
 
 
 def covered(name: str, draw: Callable[[Rng], np.ndarray], units: np.ndarray, truth: float | None, draws: int) -> None:

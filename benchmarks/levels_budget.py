@@ -97,10 +97,12 @@ def drawn(
     """The shares of a sample, and whether their intervals hold those of the population."""
     torch.set_num_threads(1)
     document, tokens, (x, y, *fresh) = rows(rng, count, length, [*models, *twins], following)
-    design = shares.design(tokens, document, twins=bool(twins))
-    read = shares.read_out(design, x, y, shares.directions(design, fresh)) if twins else None
-    parts = shares.split_shares(shares.inner(design, x, y), read)
-    found = shares.shares(parts, (shares.norm(design, x), shares.norm(design, y)), 0.95)
+    design = shares.make_design(tokens, document, twins=bool(twins))
+    read = shares.read_out(design, x, y, shares.compute_twin_features(design, fresh)) if twins else None
+    parts = shares.split_shares(shares.compute_part_products(design, x, y), read)
+    found = shares.compute_part_shares(
+        parts, (shares.compute_squared_norm(design, x), shares.compute_squared_norm(design, y)), 0.95
+    )
     true = truth(models, twins)
     return {
         **{part: found[part].value for part in true},
@@ -125,7 +127,7 @@ def p_beyond(count: int, length: int, models: Sequence[Planted], following: floa
     """Tests a sample for something beyond the token; NaN where no p is given."""
     torch.set_num_threads(1)
     document, tokens, (x, y) = rows(rng, count, length, models, following)
-    return shares.p_beyond(shares.design(tokens, document, twins=False), x, y)
+    return shares.compute_p_beyond(shares.make_design(tokens, document, twins=False), x, y)
 
 
 def rejects(draw: Callable[[Rng], float], rng: Rng) -> bool:

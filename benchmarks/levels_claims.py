@@ -13,7 +13,7 @@ import numpy as np
 from levels import LEAST, Promise
 
 from repsim_cli.base import registry
-from repsim_cli.engine.curves import curve as curve_of
+from repsim_cli.engine.curves import make_curve as curve_of
 from repsim_cli.findings.boundaries import ModelBlocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, Claim, find_claims
 from repsim_cli.findings.groups import Depths

@@ -10,9 +10,9 @@ import torch
 from levels import Promise
 
 from repsim_cli import measures
-from repsim_cli.activations.segments import BOTH, Segments, segments
+from repsim_cli.activations.segments import BOTH, Segments, find_segments
 from repsim_cli.base.settings import Significance
-from repsim_cli.engine.closed_null import closed_form, moments
+from repsim_cli.engine.closed_null import closed_form, compute_null_moments
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.significance import JudgedValues, judge
 from repsim_cli.measures.inner import Matrix
@@ -45,7 +45,7 @@ def closed_map(rng: np.random.Generator, rows: Rows, n: int, size: int, related:
     sides = [[rows(rng, n, 16) for _ in range(size)] for _ in range(2)]
     sides[1][0] += related * sides[0][0]
     squares = [[torch.from_numpy(centred(x @ x.T)) for x in side] for side in sides]
-    null = closed_form(*([moments(square) for square in side] for side in squares))
+    null = closed_form(*([compute_null_moments(square) for square in side] for side in squares))
     cross = torch.stack([torch.stack([(a * b).sum() for b in squares[1]]) for a in squares[0]])
     parts = {"values": cross, "z": (cross - null.mean) / null.deviation} | null._asdict()
     whole = {what: torch.full((2 * size, 2 * size), torch.nan, dtype=torch.float64) for what in parts}
@@ -114,7 +114,7 @@ def stored(rng: np.random.Generator, *, shared: float, documents: int, each: int
     of = np.repeat(np.arange(documents), each)
     common = shared * rng.normal(size=(count, 8))
     sides = [common + rng.normal(size=(documents, 8))[of] + rng.normal(size=(count, 8)) for _ in range(2)]
-    moved = segments([of], [BOTH * (np.diff(of, prepend=-1) != 0)])
+    moved = find_segments([of], [BOTH * (np.diff(of, prepend=-1) != 0)])
     left, right = (centred(x @ x.T) for x in sides)
     inside = moved.rows(0)
     left, right = (x[np.ix_(inside, inside)] for x in (left, right))

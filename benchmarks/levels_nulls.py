@@ -10,12 +10,12 @@ from levels import Promise
 import repsim_cli
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange, exchange
-from repsim_cli.activations.segments import BOTH, segments
+from repsim_cli.activations.segments import BOTH, find_segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import chance
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
+from repsim_cli.engine.expected import index_row_places
+from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
 from repsim_cli.findings.sentences import NOTHING, sentences
 from repsim_cli.runs import reader
 
@@ -77,7 +77,7 @@ def judged(
 ) -> judging.JudgedValues:
     """What a run with permutations says of two models of one layer. apart: over pairs of different documents alone."""
     settings = Significance(method="permutation", permutations=permutations, order=order)  # type: ignore[arg-type]
-    exchanged = segments([documents], [beginnings], None if alike is None else [alike])
+    exchanged = find_segments([documents], [beginnings], None if alike is None else [alike])
     known = properties or {}
     measure = measures.get(name)
     found = judging.draw_pairings(
@@ -178,7 +178,7 @@ def beyond_chance(lengths: Callable[[Rng], list[int]], name: str, tokens: int, r
         level = (seen["chance"] if "chance" in seen else seen["drawn"])[0, 1]
         found["gap"] = values[0, 1] - level
 
-    all_pairs({name: measures.get(name)}, sides, observe=observe, places=places_of(units, 2))
+    compute_all_pairs({name: measures.get(name)}, sides, observe=observe, places=index_row_places(units, 2))
     return float(found["gap"])
 
 
@@ -186,7 +186,9 @@ def over_pairs(lengths: Callable[[Rng], list[int]], rng: Rng) -> float:
     """The value of unrelated models over pairs of rows of different documents."""
     documents, *_ = laid(lengths(rng))
     sides, name = unrelated(rng, documents, independent), "cka_unbiased"
-    return float(all_pairs({name: measures.get(name)}, sides, documents=torch.from_numpy(documents))[name][0, 1])
+    return float(
+        compute_all_pairs({name: measures.get(name)}, sides, documents=torch.from_numpy(documents))[name][0, 1]
+    )
 
 
 def even(count: int, size: int) -> Callable[[Rng], list[int]]:

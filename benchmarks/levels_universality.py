@@ -10,9 +10,9 @@ from levels import Promise
 
 from repsim_cli import measures
 from repsim_cli.engine import significance
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.findings.groups import Depths, curves
-from repsim_cli.studies.grounding.finding_resi import agreement
+from repsim_cli.studies.grounding.finding_resi import correlate_with_interval
 from repsim_cli.studies.universality import rule
 
 ALPHA, LEVEL = 0.05, 0.95
@@ -44,8 +44,8 @@ def said(
 ) -> float:
     """Whether the first of so many values has the verdict. chance: p against it."""
     judged = [rule.judge(compared(rng, at=first if i == 0 else others, **of)) for i in range(values)]
-    p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.contrasts(rule.MARGIN)}
-    return float(rule.verdicts({**p, "chance": np.full(values, chance)}, ALPHA)[0] == verdict)
+    p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.list_contrasts(rule.MARGIN)}
+    return float(rule.decide_verdicts({**p, "chance": np.full(values, chance)}, ALPHA)[0] == verdict)
 
 
 def p_of(rng: np.random.Generator, name: str, **of) -> float:
@@ -152,7 +152,7 @@ def jackknifed(
     """Whether the t interval holds the mean of samples of as many documents, which is drawn once."""
 
     def value(of: np.random.Generator, observe: Callable) -> float:
-        made = all_pairs({"cka": measures.get("cka")}, sample(of, documents, between, heavy), observe=observe)
+        made = compute_all_pairs({"cka": measures.get("cka")}, sample(of, documents, between, heavy), observe=observe)
         return float(made["cka"][0, 1])
 
     key, seen = (documents, between, heavy), []
@@ -181,7 +181,7 @@ def samples() -> list[Promise]:
 
 def correlated(rng: np.random.Generator, count: int, correlation: float) -> float:
     x, noise = rng.normal(size=(2, count))
-    _, low, high = agreement(x, correlation * x + (1 - correlation**2) ** 0.5 * noise, LEVEL)
+    _, low, high = correlate_with_interval(x, correlation * x + (1 - correlation**2) ** 0.5 * noise, LEVEL)
     true = 6 / np.pi * np.arcsin(correlation / 2)
     return float(low is not None and high is not None and low <= true <= high)
 

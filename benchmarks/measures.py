@@ -27,9 +27,9 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import threadpool_limits
 
 from repsim_cli import measures
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.measures.distance_ranks import ranks
-from repsim_cli.measures.inner import Packed, State, products
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.measures.distance_ranks import rank_distances
+from repsim_cli.measures.inner import Packed, State, compute_inner_products
 
 
 def layers(models: int, depth: int, n: int, d: int, seed: int = 0) -> list[torch.Tensor]:
@@ -219,14 +219,15 @@ def table(names: list[str], n: int = 2048, d: int = 384) -> None:
         xs = layers(models, 13, n, d)
         measure, count = measures.get(name), len(xs)
         # a first turn on few rows, so that neither side pays for imports and compilation
-        all_pairs({name: measure}, [x[: 2 * d] for x in xs[:2]])
+        compute_all_pairs({name: measure}, [x[: 2 * d] for x in xs[:2]])
         pairs = np.random.default_rng(0).choice(count, (timed, 2))
         peer(xs[0][: 2 * d], xs[1][: 2 * d])
         naive = cpu_seconds(lambda p=peer, a=xs, b=pairs: [p(a[i], a[j]) for i, j in b]) / timed
         ordered = count * count if not measure.card.symmetric and name != "neuronsim" else count * (count + 1) / 2
         found: list[torch.Tensor] = []
         ours = min(
-            cpu_seconds(lambda m=measure, a=xs, f=found, k=name: f.append(all_pairs({k: m}, a)[k])) for _ in range(2)
+            cpu_seconds(lambda m=measure, a=xs, f=found, k=name: f.append(compute_all_pairs({k: m}, a)[k]))
+            for _ in range(2)
         )
         exact = [measure(xs[i], xs[j]) for i, j in pairs[:4]]
         error = max(abs(float(found[0][i, j]) - e) / max(1.0, abs(e)) for (i, j), e in zip(pairs, exact, strict=False))
@@ -241,8 +242,10 @@ def together(n: int = 2048, d: int = 384) -> None:
     """Several inner-product measures in one pass against one after the other."""
     xs = layers(4, 13, n, d)
     chosen = {name: measures.get(name) for name in TOGETHER}
-    apart = {name: cpu_seconds(lambda k=name, m=measure: all_pairs({k: m}, xs)) for name, measure in chosen.items()}
-    joint = cpu_seconds(lambda: all_pairs(chosen, xs))
+    apart = {
+        name: cpu_seconds(lambda k=name, m=measure: compute_all_pairs({k: m}, xs)) for name, measure in chosen.items()
+    }
+    joint = cpu_seconds(lambda: compute_all_pairs(chosen, xs))
     print(f"\n{', '.join(chosen)}: {joint:.2f} s together, {sum(apart.values()):.2f} s one after the other")
 
 
@@ -259,7 +262,7 @@ def full() -> None:
         rates.append(2 * 4096**3 / (time.perf_counter() - start) / 1e9)
     del a, b
     start = time.perf_counter()
-    values = all_pairs({"m": measures.get("cka_unbiased")}, xs)["m"]
+    values = compute_all_pairs({"m": measures.get("cka_unbiased")}, xs)["m"]
     seconds = time.perf_counter() - start
     n, d, r = 4096, 768, len(xs)
     # each symmetric half counted once: Gram matrices, and products of all pairs of them
@@ -301,7 +304,7 @@ def joint(tokens: int = 512) -> None:
         features.append([state[0].clone() for state in states])
     everything = [x for one in features for x in one]
     measure = {"m": measures.get("cka_unbiased")}
-    similarity = min(cpu_seconds(lambda: all_pairs(measure, everything)) for _ in range(3))
+    similarity = min(cpu_seconds(lambda: compute_all_pairs(measure, everything)) for _ in range(3))
     # pair by pair every model runs with each model anew (once with itself), and every pair of layers is computed anew
     runs = sum(forward) * (len(SHAPES) + 1)
     sampled = np.random.default_rng(0).choice(len(everything), (40, 2))
@@ -329,7 +332,7 @@ def growth() -> None:
             for size in sizes:
                 shape = {**base, what: size}
                 xs = layers(shape["layers"] // 13, 13, shape["rows"], shape["width"])
-                seconds.append(cpu_seconds(lambda m=name, a=xs: all_pairs({m: measures.get(m)}, a)))
+                seconds.append(cpu_seconds(lambda m=name, a=xs: compute_all_pairs({m: measures.get(m)}, a)))
             axes.loglog(sizes, seconds, marker="o", label=name)
             print(f"{name:14} {what:7} " + "  ".join(f"{s}: {t:.2f} s" for s, t in zip(sizes, seconds, strict=True)))
         axes.set_xlabel(what)
@@ -358,13 +361,13 @@ def peers() -> None:
     print(f"{torch.get_num_threads()} threads, {machine()}")
     xs = layers(4, 13, 1024, 384)
     measure = {"m": measures.get("cka_unbiased")}
-    theirs, ours = seconds_of(lambda: cka_from_features(xs, xs)), seconds_of(lambda: all_pairs(measure, xs))
+    theirs, ours = seconds_of(lambda: cka_from_features(xs, xs)), seconds_of(lambda: compute_all_pairs(measure, xs))
     print(f"pytorch-cka, 52 layers of 1024 x 384: {theirs:.2f} s, here {ours:.2f} s: {theirs / ours:.1f} x")
     shifted = [x.clone() for x in xs[:2]]
     for x in shifted:
         x[:, 5] += 3000
     exact = measures.get("cka_unbiased")(*shifted)
-    here = float(all_pairs(measure, shifted)["m"][0, 1])
+    here = float(compute_all_pairs(measure, shifted)["m"][0, 1])
     print(
         f"an offset of 3000: pytorch-cka {float(cka_from_features(*shifted)):.6f}, here {here:.6f}, float64 {exact:.6f}"
     )
@@ -372,14 +375,16 @@ def peers() -> None:
     few = [x[:512] for x in xs]
     cells = [torch.from_numpy(above(1 - np.corrcoef(x.numpy()))).float() for x in few]
     rdms = RDMs(np.stack([one.double().numpy() for one in cells]))
-    kernel = Packed(cells=ranks)
+    kernel = Packed(cells=rank_distances)
 
     def compared() -> torch.Tensor:
-        (cross,) = products([(kernel, kernel)], {kernel: [State(ranks(one)) for one in cells]}, 512, 512)
+        (cross,) = compute_inner_products(
+            [(kernel, kernel)], {kernel: [State(rank_distances(one)) for one in cells]}, 512, 512
+        )
         return cross / cross.diagonal().sqrt()[:, None] / cross.diagonal().sqrt()
 
     theirs, ours = seconds_of(lambda: compare(rdms, rdms, method="spearman")), seconds_of(compared)
-    whole = seconds_of(lambda: all_pairs({"m": measures.get("rsa")}, few))
+    whole = seconds_of(lambda: compute_all_pairs({"m": measures.get("rsa")}, few))
     largest = np.abs(compare(rdms, rdms, method="spearman") - compared().numpy()).max()
     print(
         f"rsatoolbox compare(spearman), 52 dissimilarity matrices of 512 rows: {theirs:.2f} s, here {ours:.2f} s: "

@@ -67,7 +67,7 @@ def p_value(rng: np.random.Generator, method: str, x: np.ndarray, y: np.ndarray,
     elif method == "segments":
         first = np.zeros(n, int)
         first[np.cumsum(lengths) - lengths] = segments.BOTH
-        chosen = segments.segments([ids], [first])
+        chosen = segments.find_segments([ids], [first])
         rows, ((group,),) = chosen.rows(0), chosen.batches
         orders = chosen.orders(0, PAIRINGS, [int(rng.integers(1 << 31))])
         # the same sums of whole segments at once
@@ -148,7 +148,7 @@ def packed(rng: np.random.Generator, median: float, method: str) -> float:
             places = rng.permuted(np.tile(np.arange(inside[-1] + 1), (PAIRINGS, 1)), axis=1)
             drawn.append((np.arange(size), np.argsort(places[:, inside], axis=1, kind="stable")))
     else:
-        chosen = segments.segments(ids, [beginnings[i : i + size] for i in range(0, len(beginnings), size)])
+        chosen = segments.find_segments(ids, [beginnings[i : i + size] for i in range(0, len(beginnings), size)])
         seed = int(rng.integers(1 << 31))
         drawn = [(chosen.rows(b), chosen.orders(b, PAIRINGS, [seed, b])) for b in range(len(ids)) if chosen.batches[b]]
     values = np.zeros(1 + PAIRINGS)

@@ -25,7 +25,7 @@ import torch
 
 from repsim_cli.activations import rows
 from repsim_cli.activations.batching import TokenTally
-from repsim_cli.activations.readings import readings
+from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.stored import Recorder
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
@@ -61,8 +61,8 @@ def stage(source: rows.Source, module: torch.nn.Module, given: Sequences, extrac
         os.environ["REPSIM_CACHE"] = folder
         with cache.use("activations", ["benchmark"]) as entries:
             recorders = {"m": Recorder(entries["benchmark"])}
-            found = readings({"m": source}, extract)
-            stream = rows.blocks(
+            found = plan_readings({"m": source}, extract)
+            stream = rows.stream_row_blocks(
                 found, {"m": module}, recorders, {"m": given}, extract, HARDWARE, iter, tally=TokenTally(record, ["m"])
             )
             for _ in stream:
@@ -76,11 +76,11 @@ def to_the_longest(used: np.ndarray) -> np.ndarray:
 
 
 def by_old_rule(*given) -> dict[str, int]:
-    now, rows.lengths_of = rows.lengths_of, to_the_longest
+    now, rows.measure_lengths = rows.measure_lengths, to_the_longest
     try:
         return stage(*given)
     finally:
-        rows.lengths_of = now
+        rows.measure_lengths = now
 
 
 def seconds(step: Callable[[], object]) -> tuple[float, object]:

@@ -16,7 +16,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import RepsimError
 from repsim_cli.base.settings import Hardware
 from repsim_cli.engine.cost import pairs_cost
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 
 SIZES = ((256, 64), (1000, 64), (1000, 384))
 LAYERS, LONGEST = 4, 8.0
@@ -43,7 +43,7 @@ def taken(name: str, given: list[torch.Tensor]) -> tuple[float, float]:
     planned = pairs_cost([bound], [x.shape[1] for x in given], count * (count + 1) // 2, len(given[0]), hardware)
     labels = torch.arange(len(given[0])) % 8 if bound.card.labelled else None
     begin = time.process_time()
-    all_pairs({name: bound}, given, labels=labels)
+    compute_all_pairs({name: bound}, given, labels=labels)
     return planned.seconds, time.process_time() - begin
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.tiny_configs import tiny_config
 
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.studies.verify import inputs
 
 VOCABULARY, CONTEXT = 96, 64
@@ -26,13 +26,13 @@ NORMS = ("norm", "ln_", "layernorm")
 def built(name: str, seed: int = 0, attention: str = "eager") -> Any:
     """A model of tests/helpers/tiny_configs.yaml with a head for tokens, weights that hide nothing, and no dropout."""
     settings = tiny_config(name)
-    config = library().AutoConfig.for_model(settings.pop("model_type"), **settings)
+    config = import_transformers().AutoConfig.for_model(settings.pop("model_type"), **settings)
     for key, value in list(vars(config).items()):
         if "dropout" in key and isinstance(value, float):
             setattr(config, key, 0.0)
     config.use_cache, config._experts_implementation = False, "eager"
-    masked = type(config) in library().MODEL_FOR_MASKED_LM_MAPPING
-    auto = library().AutoModelForMaskedLM if masked else library().AutoModelForCausalLM
+    masked = type(config) in import_transformers().MODEL_FOR_MASKED_LM_MAPPING
+    auto = import_transformers().AutoModelForMaskedLM if masked else import_transformers().AutoModelForCausalLM
     torch.manual_seed(seed)
     model = auto.from_config(config, attn_implementation=attention).float().eval()
     draw = torch.Generator().manual_seed(seed)
@@ -51,11 +51,11 @@ def built(name: str, seed: int = 0, attention: str = "eager") -> Any:
 
 def batches(model: Any = None, context: int = CONTEXT) -> list[inputs.Batch]:
     """model: one whose context may be shorter."""
-    shape = None if model is None else inputs.shape_of(model)
+    shape = None if model is None else inputs.read_input_shape(model)
     context = min(context, (shape and shape.context) or context)
     draw = torch.Generator().manual_seed(3)
     text = torch.randint(3, VOCABULARY, (4, 16), generator=draw).tolist()
-    return inputs.of_model(inputs.InputShape(VOCABULARY, context, (4,), (1, 2), 0), text)
+    return inputs.make_batches(inputs.InputShape(VOCABULARY, context, (4,), (1, 2), 0), text)
 
 
 ENDS = {

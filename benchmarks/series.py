@@ -21,14 +21,14 @@ from pathlib import Path
 
 import torch
 
-from repsim_cli.activations.rows import blocks
+from repsim_cli.activations.rows import stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.measures import get
 from repsim_cli.models.checkpoints import find_shipped
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.runs import results
 from repsim_cli.studies.training_run.study_convergence import Convergence
 
@@ -51,7 +51,7 @@ def make(folder: Path, width: int, count: int) -> Path:
             "vocab_size": 512,
         }
     )
-    start, end, between = (library().AutoModel.from_config(config) for _ in range(3))
+    start, end, between = (import_transformers().AutoModel.from_config(config) for _ in range(3))
     for step in range(count):
         share = step / count
         mixed = {name: torch.lerp(x, end.state_dict()[name], share) for name, x in start.state_dict().items()}
@@ -86,7 +86,9 @@ def bare(folder: Path, scratch: Path) -> None:
         source = checkpoint.open()
         source.identity()
         reading = replace(training.reading, source=source)
-        for _ in blocks([reading], Running({"m": source.load(False)}, sequences), EXTRACT, HARDWARE, results.quiet):
+        for _ in stream_row_blocks(
+            [reading], Running({"m": source.load(False)}, sequences), EXTRACT, HARDWARE, results.quiet
+        ):
             pass
 
 

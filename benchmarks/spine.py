@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import batches, blocks
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.packing import pack
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import get
 
 PYTHIA_70M = {
@@ -49,7 +49,7 @@ def time_beyond_forwards() -> None:
     text = registry.data.get("embedded_text").function(split="train")
     sequences = pack(text, tokenizer, length=1024, sequences=BATCHES, pool=BATCHES, separator="auto", seed=0)
     modules = {label: source.load(False) for label, source in models.items()}
-    found = readings(models, extract)
+    found = plan_readings(models, extract)
     names = [str(layer) for reading in found for layer in reading.layers]
     measure = {"cka_unbiased": get("cka_unbiased")}
 
@@ -61,8 +61,8 @@ def time_beyond_forwards() -> None:
                 module(input_ids=ids, attention_mask=torch.ones_like(ids))
 
     def stream():
-        rows = blocks(found, Running(modules, dict.fromkeys(models, sequences)), extract, hardware, iter)
-        return batches(rows, extract, sequences.ids.size, 0)
+        rows = stream_row_blocks(found, Running(modules, dict.fromkeys(models, sequences)), extract, hardware, iter)
+        return stream_row_batches(rows, extract, sequences.ids.size, 0)
 
     def captured() -> None:
         for _ in stream():
@@ -86,7 +86,7 @@ def time_beyond_forwards() -> None:
     rows = next(iter(stream()))
     start = time.perf_counter()
     for _ in range(5):
-        all_pairs(measure, rows, names)
+        compute_all_pairs(measure, rows, names)
     print(f"{'similarity alone':24} {(time.perf_counter() - start) / 5:7.3f} s/batch   ({len(rows)} layers)")
 
 

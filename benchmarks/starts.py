@@ -18,8 +18,8 @@ import torch
 from gromov_wasserstein import layers, timed
 from threadpoolctl import threadpool_limits
 
-from repsim_cli.measures.gromov_search import best_gromov
-from repsim_cli.measures.gromov_spaces import Space, space
+from repsim_cli.measures.gromov_search import find_best_gromov
+from repsim_cli.measures.gromov_spaces import Space, prepare_space
 
 DRAWN = 10
 TWO, TWELVE, POT, BEST = "two starts", "twelve starts", "POT's start", "`best`"
@@ -31,7 +31,7 @@ def solved(a: Space, b: Space) -> dict[str, tuple[float, float]]:
     """(CPU seconds, objective) by each."""
 
     def of(start: str, restarts: int = 0) -> tuple[float, float]:
-        return timed(lambda: best_gromov(a, b, start=start, restarts=restarts, seed=0).value)  # type: ignore[arg-type]
+        return timed(lambda: find_best_gromov(a, b, start=start, restarts=restarts, seed=0).value)  # type: ignore[arg-type]
 
     def better(*found: tuple[float, float]) -> tuple[float, float]:
         seconds, values = zip(*found, strict=True)
@@ -57,7 +57,7 @@ def main() -> None:
     n, count = [int(word) for word in sys.argv[1:]] + [400, 200][len(sys.argv) - 1 :]
     torch.set_num_threads(1)
     with threadpool_limits(1):
-        of = partial(space, cost_scale="mean", blocks=True)
+        of = partial(prepare_space, cost_scale="mean", blocks=True)
         targets = {name: of(x) for name, x in layers(n, "modsum_targets").items()}
         models = {model: {name: of(x) for name, x in layers(n, model).items()} for model in MODELS}
         solved(*list(targets.values())[:2])  # compiles
@@ -73,7 +73,9 @@ def main() -> None:
         print("\n| function | layer | " + " | ".join(columns) + " |\n" + "| --- " * (2 + len(columns)) + "|")
         of_l = models["modsum_l"]
         for target, known in targets.items():
-            values = {name: best_gromov(known, of_l[name], start="best", restarts=0, seed=0).value for name in of_l}
+            values = {
+                name: find_best_gromov(known, of_l[name], start="best", restarts=0, seed=0).value for name in of_l
+            }
             for name in sorted(values, key=values.__getitem__)[:CLOSEST]:
                 by = solved(known, of_l[name])
                 cells = [f"{by[column][1]:.5f}" for column in columns]

@@ -10,7 +10,7 @@ rotation one to the first order in the noise; the neighbours that can be found a
 import numpy as np
 
 from repsim_cli.studies.vectors.fits import KINDS, centre
-from repsim_cli.studies.vectors.scores import MAIN, hold_out, scores
+from repsim_cli.studies.vectors.scores import MAIN, hold_out, score_mapped_rows
 
 D, N, DRAWS = 64, 1000, 5
 NOISE = (0.0, 0.1, 0.3, 0.6, 1.0)
@@ -23,7 +23,7 @@ def drawn(noise: float, seed: int) -> dict[str, tuple[float, float]]:
     y = x @ turn + 2 + noise * rng.normal(size=x.shape)
     given, out, mean = centre(x[:N], y[:N]), hold_out(x[N:], y[N:], np.arange(N)), y[:N].mean(0)
     mapped = {kind: KINDS[kind](given, D // 4)(out.x) for kind in KINDS} | {"true": out.x @ turn + 2}
-    found = {kind: scores(out, rows, mean) for kind, rows in mapped.items()}
+    found = {kind: score_mapped_rows(out, rows, mean) for kind, rows in mapped.items()}
     return {kind: (of["R^2"].value, of[MAIN].value) for kind, of in found.items()}
 
 

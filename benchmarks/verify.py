@@ -27,7 +27,7 @@ from by_hand import CHECKS, said_by_hand
 from planted import FAULTS, ROUNDINGS, SMALL, Parts, batches, built, planted, weight
 
 from repsim_cli.data.text import embedded_text
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.studies.verify import inputs
 from repsim_cli.studies.verify.study import verify_models
 
@@ -193,11 +193,14 @@ def real(path: str) -> tuple[Any, list[inputs.Batch]]:
     """A published model, and short inputs: rows of text, and rows padded on the left."""
     file = Path(path)
     whole, given = (file.parent, {"gguf_file": file.name}) if file.suffix == ".gguf" else (file, {})
-    auto = library().AutoModelForCausalLM if given else library().AutoModel
+    auto = import_transformers().AutoModelForCausalLM if given else import_transformers().AutoModel
     model = auto.from_pretrained(whole, attn_implementation="eager", dtype=torch.float32, **given).eval()
-    tokenizer, shape = library().AutoTokenizer.from_pretrained(whole, **given), inputs.shape_of(model)
+    tokenizer, shape = (
+        import_transformers().AutoTokenizer.from_pretrained(whole, **given),
+        inputs.read_input_shape(model),
+    )
     ids = tokenizer(" ".join(islice(embedded_text().documents(), 4)), verbose=False)["input_ids"]
-    made = inputs.of_model(replace(shape, context=24), [ids[24 * row : 24 * row + 24] for row in range(2)])
+    made = inputs.make_batches(replace(shape, context=24), [ids[24 * row : 24 * row + 24] for row in range(2)])
     return model, [made[0], made[2]]
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from repsim_cli.data.text import embedded_text
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.studies.verify import inputs
 from repsim_cli.studies.verify.study import verify_models
 
@@ -42,14 +42,14 @@ def cpu(go: Callable[[], Any]) -> tuple[float, Any]:
 def opened(path: Path) -> tuple[Any, list[inputs.Batch]]:
     """A model with its head, as the command loads it, and the inputs that the command makes."""
     whole, given = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
-    load = library().AutoModelForCausalLM.from_pretrained
+    load = import_transformers().AutoModelForCausalLM.from_pretrained
     model = load(whole, attn_implementation="eager", dtype=torch.float32, **given).eval()
-    tokenizer = library().AutoTokenizer.from_pretrained(whole, **given)
-    shape = inputs.shape_of(model, tokenizer)
+    tokenizer = import_transformers().AutoTokenizer.from_pretrained(whole, **given)
+    shape = inputs.read_input_shape(model, tokenizer)
     assert shape is not None
-    rows = inputs.rows_of(chain(embedded_text().documents(), inputs.PROBES.values()), tokenizer, shape)
+    rows = inputs.make_token_rows(chain(embedded_text().documents(), inputs.PROBES.values()), tokenizer, shape)
     more = {name: tokenizer(text, verbose=False)["input_ids"] for name, text in inputs.PROBES.items()}
-    return model, inputs.of_model(shape, rows, more)
+    return model, inputs.make_batches(shape, rows, more)
 
 
 def bare(model: Any, batches: list[inputs.Batch]) -> float:

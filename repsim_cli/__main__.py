@@ -19,7 +19,7 @@ def main() -> None:
     try:
         cli.main()
     finally:
-        garbage.spare()
+        garbage.skip_final_collection()
 
 
 if __name__ == "__main__":

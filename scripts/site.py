@@ -14,7 +14,7 @@ from mkdocs.structure.pages import Page
 
 import repsim_cli
 from repsim_cli import measures
-from repsim_cli.cli.describe import SETTINGS, Topic, catalogue, meanings, show
+from repsim_cli.cli.describe import SETTINGS, Topic, build_catalogue, find_meanings, show
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = (
@@ -72,14 +72,14 @@ def reference() -> dict[str, str]:
     """Pages by name: one per kind of component, the settings that studies share, and the Python functions."""
     pages: dict[str, list[str]] = {}
     entries: list[Topic] = []
-    for topic in catalogue():
+    for topic in build_catalogue():
         group = topic.title.split()[0]
         if group == "model" and topic.header:  # hundreds of entries, which have the settings of their kinds
             entries.append(topic)
         else:
             pages.setdefault("choices" if group in SETTINGS else group, []).append(section(topic.title, show(topic)))
     pages["model"] = [table(entries), *pages["model"]]
-    settings = [section(name, show(meanings(name)[0])) for name in ("run", *SETTINGS)]
+    settings = [section(name, show(find_meanings(name)[0])) for name in ("run", *SETTINGS)]
     pages["settings"] = settings + pages.pop("choices")
     pages["python"] = [section(thing.__name__, "\n".join(documented(thing))) for thing in PYTHON]
     return {f"reference/{kind}.md": "\n".join([f"# Reference: {kind}\n", *pages[kind]]) for kind in pages}

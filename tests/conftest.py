@@ -71,7 +71,7 @@ def no_network(monkeypatch, request):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
-    network.unreachable.cache_clear()
+    network.say_why_unreachable.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -179,13 +179,13 @@ def gpt_tokenizer(tokenizer_folder):
 def tiny_folder(shared, tokenizer_folder) -> Callable[..., Path]:
     """tiny_folder(kind, seed): a folder with a random tiny model whose weights are far from degenerate."""
     from repsim_cli.models.configs import inline_config
-    from repsim_cli.models.library import library
+    from repsim_cli.models.library import import_transformers
 
     def make(kind: str, seed: int, folder: Path) -> None:
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.manual_seed(seed)
-            model = library().AutoModel.from_config(inline_config(TINY[kind]))
+            model = import_transformers().AutoModel.from_config(inline_config(TINY[kind]))
             perturb(model)
             model.save_pretrained(folder)
         shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
@@ -258,7 +258,7 @@ def edited(monkeypatch, tmp_path):
     places, real, known = {}, closure._place, closure._file
 
     def edit(module: str, old: str = "", new: str = "") -> None:
-        closure.code_of.cache_clear()
+        closure.collect_code.cache_clear()
         file, folders = real(module)
         text = Path(file).read_text()
         assert old in text
@@ -270,7 +270,7 @@ def edited(monkeypatch, tmp_path):
         monkeypatch.setattr(closure, "_file", lambda name: (known.__wrapped__ if name in places else known)(name))
 
     yield edit
-    closure.code_of.cache_clear()
+    closure.collect_code.cache_clear()
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def newest(tmp_path):
     """newest(): the run folder that was made last."""
     from repsim_cli.runs import folders
 
-    return lambda: folders.runs(tmp_path / "outputs")[-1]
+    return lambda: folders.list_run_folders(tmp_path / "outputs")[-1]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import repsim_cli
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.chance import pairings
+from repsim_cli.figures.chance import say_pairings
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
 from repsim_cli.report.record import record
@@ -89,7 +89,7 @@ def test_every_quantity_of_every_pair_is_one_number(run):
     from repsim_cli.report import export
 
     result, frame = repsim_cli.load(run), repsim_cli.load(run).frame()
-    (sheet,) = (sheet for sheet in export.sheets(run) if sheet.name == "pairs")
+    (sheet,) = (sheet for sheet in export.build_sheets(run) if sheet.name == "pairs")
     known = ["value", *(what for what in QUANTITIES[1:] if what != "q")]  # which 19 permutations cannot make small
     assert set(sheet.columns[5:]) - {"q"} == set(known)
     assert len(sheet.rows) == len(frame)
@@ -117,7 +117,7 @@ def test_the_level_of_chance_of_two_models_is_that_of_their_layers(run):
             values = reader.read_array(run, matrix.values)
             sides = ([model] * size for model, size in zip(models, values.shape, strict=True))
             drawn, said = chance_in(about, measured, values, *sides)
-            assert (drawn, said) == (chance, f"chance, {pairings(measured.chance)}")
+            assert (drawn, said) == (chance, f"chance, {say_pairings(measured.chance)}")
             assert level["level"] == {said: [chance.low, chance.middle, chance.high]}
         if measured.chance["mean"] == "exact":
             assert of_page["level"] not in [level["level"] for level in of_page["matrices"]]

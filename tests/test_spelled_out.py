@@ -13,14 +13,14 @@ from helpers.tiny import perturb
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, BertConfig, ByT5Tokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from repsim_cli.activations.inputs import describe, sequences_of, tokenizers
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import blocks
+from repsim_cli.activations.inputs import describe, load_tokenizers, make_sequences
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import EveryData, Extract, Hardware
-from repsim_cli.data.base import with_keys
-from repsim_cli.data.memory import texts as documents
+from repsim_cli.data.base import apply_keys
+from repsim_cli.data.memory import wrap_texts as documents
 from repsim_cli.data.packing import pack
 from repsim_cli.data.padding import pad
 from repsim_cli.runs import reader
@@ -96,9 +96,9 @@ def run(folder):
     def read(tokenizer, data, unit, **settings):
         live = {"m": replace(source, tokenizer=lambda: tokenizer)}
         extract = Extract(hook_points=["embed", "resid_post@0"], unit=unit, length=LENGTH, **settings)
-        sequences = sequences_of(live, tokenizers(live, data, extract), data, extract, 0)
-        given = readings(live, extract), Running({"m": module}, sequences), extract, Hardware(batch_size=5)
-        parts = [torch.stack(block.rows) for block in blocks(*given, iter)]
+        sequences = make_sequences(live, load_tokenizers(live, data, extract), data, extract, 0)
+        given = plan_readings(live, extract), Running({"m": module}, sequences), extract, Hardware(batch_size=5)
+        parts = [torch.stack(block.rows) for block in stream_row_blocks(*given, iter)]
         return torch.cat(parts, 1), describe(sequences, data, extract)[0]
 
     return read
@@ -207,7 +207,7 @@ def test_packed_text(run, alone, kind, separator):
 def test_what_a_chat_template_writes_is_added_and_nothing_else(run, alone, tmp_path, kind):
     tokenizer = tokenizer_of(kind)
     tokenizer.chat_template = TEMPLATE
-    data = with_keys(table(tmp_path, TEXTS), EveryData(chat=True))
+    data = apply_keys(table(tmp_path, TEXTS), EveryData(chat=True))
     states = [alone(tokenizer(f"<s> [ {x} ] </s>", add_special_tokens=False)["input_ids"]) for x in TEXTS]
     for unit in ("token", "mean", "first", "last"):
         expected = [pooled(x, list(range(2, x.shape[1] - 2)), unit) for x in states]

@@ -14,22 +14,22 @@ from torch import Tensor
 
 from repsim_cli.activations.batching import (
     TokenTally,
-    lengths_of,
+    batch_by_length,
+    count_batch_places,
+    cut_windows,
     limit_padding,
-    most_places,
-    of_similar_length,
-    tensors,
-    windows,
+    make_input_tensors,
+    measure_lengths,
 )
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import expand, heads_of
+from repsim_cli.activations.hook_points import count_heads, expand
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.models.loading import like_inputs
+from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.source import AnySource, Precomputed, Source
 
 Special = Literal["drop_renormalise", "keep"]
@@ -50,7 +50,7 @@ def attention_readings(models: Mapping[str, AnySource], extract: Extract) -> lis
         except BadInput as error:
             raise BadInput(f"extract.layers, model.{label}: {error}") from None
         readings.append(
-            Reading(label, source, points, [Layer(label, str(point), heads_of(point, source)) for point in points])
+            Reading(label, source, points, [Layer(label, str(point), count_heads(point, source)) for point in points])
         )
     return readings
 
@@ -107,13 +107,13 @@ def word_map(pattern: Float[Tensor, "h s s"], of: Int[Tensor, " s"], special: Sp
     return words / words.sum(2, keepdim=True) if special == "drop_renormalise" else words
 
 
-def windows_of(sequences: Mapping[str, Sequences], hardware: Hardware) -> list[slice]:
+def cut_sentence_windows(sequences: Mapping[str, Sequences], hardware: Hardware) -> list[slice]:
     """Windows of sentences whose maps go through the models at a time, the same for all models."""
-    lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
-    return windows(lengths, most_places(max(given.mask.shape[1] for given in sequences.values()), hardware))
+    lengths = np.max([measure_lengths(given.mask) for given in sequences.values()], axis=0)
+    return cut_windows(lengths, count_batch_places(max(given.mask.shape[1] for given in sequences.values()), hardware))
 
 
-def maps(
+def stream_attention_maps(
     readings: Sequence[Reading],
     running: Running,
     special: Special,
@@ -135,7 +135,7 @@ def maps(
                 reading=r,
                 source=source,
                 read=stack.enter_context(capture(modules[r.label], source, r.points)),
-                weights=like_inputs(modules[r.label]),
+                weights=make_input_template(modules[r.label]),
                 sequences=sequences[r.label],
                 special=special,
                 hardware=hardware,
@@ -154,7 +154,7 @@ def maps(
                 recorder.write(window, [made])
             return made
 
-        for window in progress(windows_of(sequences, hardware)[first:]):
+        for window in progress(cut_sentence_windows(sequences, hardware)[first:]):
             yield AttentionMaps(torch.cat([cells(r.label, window) for r in readings]), sizes[window].tolist(), layers)
 
 
@@ -173,32 +173,32 @@ class _Forward:
 
     @cached_property
     def lengths(self) -> Int[np.ndarray, " N"]:
-        return lengths_of(self.sequences.mask)
+        return measure_lengths(self.sequences.mask)
 
     @cached_property
     def padding(self) -> float:
         """How much of a batch may be padding."""
 
-        def flat(given: Sequences) -> list[Tensor]:
-            return [heads.flatten(1) for heads in self._once(given)]
+        def flatten_maps(given: Sequences) -> list[Tensor]:
+            return [heads.flatten(1) for heads in self._compute_word_maps(given)]
 
-        return limit_padding(flat, self.sequences, self.lengths, self.weights.dtype)
+        return limit_padding(flatten_maps, self.sequences, self.lengths, self.weights.dtype)
 
     def maps(self, window: slice) -> list[Tensor]:
         """The maps (heads, t, t) of each sentence of the window, all heads of the layers that are read, float32."""
         sentences = [torch.empty(0)] * (window.stop - window.start)
-        for batch in of_similar_length(self.lengths[window], self.hardware, self.padding):
+        for batch in batch_by_length(self.lengths[window], self.hardware, self.padding):
             numbers = batch + window.start
             given = self.sequences.take(numbers, int(self.lengths[numbers].max()))
-            for place, heads in zip(batch, self._once(given), strict=True):
+            for place, heads in zip(batch, self._compute_word_maps(given), strict=True):
                 sentences[place] = heads.to(self.hardware.device)
             if self.tally:
                 self.tally(self.reading.label, given.mask)
         _check_rows(sentences, self.reading.label, self.sequences, window)
         return sentences
 
-    def _once(self, given: Sequences) -> list[Tensor]:
-        inputs, mask, more = tensors(given, self.source, self.weights)
+    def _compute_word_maps(self, given: Sequences) -> list[Tensor]:
+        inputs, mask, more = make_input_tensors(given, self.source, self.weights)
         try:
             patterns = self.read(inputs, mask, **more)
         except RepsimError as error:

@@ -24,36 +24,36 @@ COUNTS = ("tokens_read", "places")
 Lengths = Int[np.ndarray, " N"]
 
 
-def most_places(longest: int, hardware: Hardware) -> int:
+def count_batch_places(longest: int, hardware: Hardware) -> int:
     """Places of the largest batch. A sequence that is longer than batch_tokens is run alone."""
     places = hardware.batch_size * longest
     return places if hardware.batch_tokens is None else min(places, max(hardware.batch_tokens, longest))
 
 
-def lengths_of(used: Bool[np.ndarray, "N L"]) -> Lengths:
+def measure_lengths(used: Bool[np.ndarray, "N L"]) -> Lengths:
     """The places of each sequence up to the last that is used."""
     return np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
 
 
-def most_sequences(length: int, hardware: Hardware) -> int:
+def count_batch_sequences(length: int, hardware: Hardware) -> int:
     """How many sequences of this length a batch holds."""
     if hardware.batch_tokens is None:
         return hardware.batch_size
     return min(hardware.batch_size, max(hardware.batch_tokens // max(length, 1), 1))
 
 
-def passes(sequences: int, length: int, hardware: Hardware) -> int:
+def count_passes(sequences: int, length: int, hardware: Hardware) -> int:
     """Forward passes of so many sequences of this length."""
-    return -(-sequences // most_sequences(length, hardware))
+    return -(-sequences // count_batch_sequences(length, hardware))
 
 
-def longest(sequences: Mapping[str, Sequences], extract: Extract) -> int:
+def find_longest_length(sequences: Mapping[str, Sequences], extract: Extract) -> int:
     """Places that the longest sequence of the data may have; of images, their patches."""
     texts = [given.inputs.ndim == 2 for given in sequences.values()]
     return max([given.mask.shape[1] for given in sequences.values()] + [extract.length] * any(texts))
 
 
-def windows(lengths: Lengths, most: int) -> list[slice]:
+def cut_windows(lengths: Lengths, most: int) -> list[slice]:
     """Consecutive sequences of at most `most` tokens in all; a longer sequence is a window of its own."""
     ends, start, found = np.concatenate([[0], lengths.cumsum()]), 0, []
     while start < len(lengths):
@@ -63,15 +63,13 @@ def windows(lengths: Lengths, most: int) -> list[slice]:
     return found
 
 
-def of_similar_length(
-    lengths: Lengths, hardware: Hardware, padding: float = PADDING
-) -> Iterator[Int[np.ndarray, " b"]]:
+def batch_by_length(lengths: Lengths, hardware: Hardware, padding: float = PADDING) -> Iterator[Int[np.ndarray, " b"]]:
     """Sequences of similar length, the longest first; each batch ascending, its share of padding at most `padding`."""
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(order):
         length = int(lengths[order[start]])
-        candidates = order[start : start + most_sequences(length, hardware)]
+        candidates = order[start : start + count_batch_sequences(length, hardware)]
         places = length * np.arange(1, len(candidates) + 1)
         fits = places - lengths[candidates].cumsum() <= padding * places
         fits[0] = True
@@ -105,7 +103,9 @@ def limit_padding(
     return PADDING
 
 
-def tensors(sequences: Sequences, source: Source, weights: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def make_input_tensors(
+    sequences: Sequences, source: Source, weights: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """The inputs of a model with these weights, their mask, and the token types if it reads them, on its device."""
     inputs, mask = (torch.from_numpy(x).to(weights.device) for x in (sequences.inputs, sequences.mask))
     inputs = inputs.to(weights.dtype) if inputs.is_floating_point() else inputs.long()
@@ -123,11 +123,11 @@ class TokenTally:
 
     def __init__(self, record: MutableMapping[str, Any], labels: Sequence[str]):
         self.record = record
-        self.counts = {name: self._before(record.get(name, 0), labels) for name in COUNTS}
+        self.counts = {name: self._read_counts(record.get(name, 0), labels) for name in COUNTS}
         self._note()
 
     @staticmethod
-    def _before(count: int | Mapping[str, int], labels: Sequence[str]) -> Counter[str]:
+    def _read_counts(count: int | Mapping[str, int], labels: Sequence[str]) -> Counter[str]:
         return Counter(dict(count) if isinstance(count, Mapping) else dict.fromkeys(labels, count))
 
     def __call__(self, label: str, mask: Bool[np.ndarray, "b s"]) -> None:

@@ -20,7 +20,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import PADDING, TokenTally, lengths_of, of_similar_length
+from repsim_cli.activations.batching import PADDING, TokenTally, batch_by_length, measure_lengths
 from repsim_cli.activations.capture import Reader, capture
 from repsim_cli.activations.hook_points import HookPoint, locate
 from repsim_cli.activations.readings import Reading
@@ -30,7 +30,7 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.loading import Loading
-from repsim_cli.models.parts import Kept, blocks_of, inside, stacks_of
+from repsim_cli.models.parts import Kept, is_inside, list_block_names, list_stacks
 from repsim_cli.models.source import Source
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import Progress
@@ -41,7 +41,7 @@ FORMS: dict[str, Any] = {"Tensor": Tensor, "tuple": tuple, "list": list}  # of w
 Part = Callable[[Kept], nn.Module]
 
 
-def parts(source: Source, eager: bool, how: Loading) -> Part:
+def make_part_loader(source: Source, eager: bool, how: Loading) -> Part:
     """The backbone with the weights of some modules alone."""
     return lambda kept: source.load(eager, replace(how, kept=kept))
 
@@ -54,10 +54,12 @@ class BlockStep:
     points: list[int]
 
 
-def steps_of(source: Source, points: Sequence[HookPoint]) -> list[BlockStep]:
+def plan_block_steps(source: Source, points: Sequence[HookPoint]) -> list[BlockStep]:
     """The blocks up to the last that is read. Points outside of blocks are read at the end."""
-    blocks = blocks_of(source)
-    where = [next((block for block in blocks if inside(locate(point, source).module, block)), END) for point in points]
+    blocks = list_block_names(source)
+    where = [
+        next((block for block in blocks if is_inside(locate(point, source).module, block)), END) for point in points
+    ]
     steps = [BlockStep(block, [i for i, at in enumerate(where) if at == block]) for block in (*blocks, END)]
     last = max(number for number, step in enumerate(steps) if step.points)
     return steps[: last + 1]
@@ -186,7 +188,7 @@ class _BlockPass:
         self.sequences, self.windows = given.sequences, given.windows
         self.extract, self.hardware = given.extract, given.hardware
         self.padded = padded
-        self.steps = steps_of(self.source, self.reading.points)
+        self.steps = plan_block_steps(self.source, self.reading.points)
         batches = f"{self.windows} {self.hardware.batch_size} {self.hardware.batch_tokens} {padded}"
         self.sign = xxhash.xxh3_64_hexdigest(batches.encode())
         self.stream = None if self.hardware.stream is None else getattr(torch, self.hardware.stream)
@@ -219,8 +221,8 @@ class _BlockPass:
             self.entry.remove(name)
         if done == len(self.steps):
             return
-        blocks = blocks_of(self.source)
-        outputs, rest = BlockOutputs(), self.part(lambda name: not any(inside(name, block) for block in blocks))
+        blocks = list_block_names(self.source)
+        outputs, rest = BlockOutputs(), self.part(lambda name: not any(is_inside(name, block) for block in blocks))
         for block in blocks:
             rest.get_submodule(block).forward = partial(outputs.of, block.rpartition(".")[0])
         for number in range(done, len(self.steps)):
@@ -238,7 +240,7 @@ class _BlockPass:
             return
         stack, _, layer = block.rpartition(".")
         stand_in = rest.get_submodule(block)
-        loaded = self.part(lambda name: inside(name, block)).get_submodule(block)
+        loaded = self.part(lambda name: is_inside(name, block)).get_submodule(block)
         setattr(rest.get_submodule(stack), layer, loaded)
         try:
             yield
@@ -249,7 +251,7 @@ class _BlockPass:
     def _step(self, number: int, rest: nn.Module, outputs: BlockOutputs, progress: Progress) -> None:
         step = self.steps[number]
 
-        def through(rows: Path | None, stream: Path | None) -> None:
+        def run_windows(rows: Path | None, stream: Path | None) -> None:
             for folder in (rows, stream):
                 if folder is not None:
                     folder.mkdir()
@@ -273,16 +275,16 @@ class _BlockPass:
                         tensors = {f"{i:04d}": x.cpu().contiguous() for i, x in enumerate(taken)}
                         safetensors.torch.save_file(tensors, rows / window_name(window))
 
-        def with_stream(rows: Path | None) -> None:
+        def run_with_stream(rows: Path | None) -> None:
             if number + 1 == len(self.steps):
-                through(rows, None)
+                run_windows(rows, None)
             else:
-                self.entry.write(self.name("stream", number), lambda stream: through(rows, stream))
+                self.entry.write(self.name("stream", number), lambda stream: run_windows(rows, stream))
 
         if step.points:
-            self.entry.write(self.name("rows", number), with_stream)
+            self.entry.write(self.name("rows", number), run_with_stream)
         else:
-            with_stream(None)
+            run_with_stream(None)
 
     @contextmanager
     def _reader(
@@ -327,7 +329,7 @@ class _BlockPass:
 
     def _check_outside(self, point: HookPoint, outputs: BlockOutputs, *_: Any) -> None:
         """Raises RunFailed for a module that runs between blocks, which has no input of its own then."""
-        for stack in stacks_of(self.source):
+        for stack in list_stacks(self.source):
             if 0 < outputs.passed.get(stack.blocks, 0) < stack.depth:
                 raise RunFailed(f"{point} is between blocks, got a pass by block; set hardware.by_block=never")
 
@@ -352,8 +354,8 @@ class _BlockPass:
         )
 
     def count(self, tally: TokenTally) -> None:
-        lengths = lengths_of(find_used(self.sequences, self.extract))
+        lengths = measure_lengths(find_used(self.sequences, self.extract))
         for window in self.windows:
-            for batch in of_similar_length(lengths[window], self.hardware, PADDING if self.padded else 0.0):
+            for batch in batch_by_length(lengths[window], self.hardware, PADDING if self.padded else 0.0):
                 places = int(lengths[batch + window.start].max())
                 tally(self.reading.label, self.sequences.take(batch + window.start, places).mask)

@@ -10,10 +10,10 @@ from typing import Any
 
 from repsim_cli.activations.places import rows_run
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.stored import activations_key, from_entry, shard_key
+from repsim_cli.activations.stored import activations_key, open_entry, shard_key
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
-from repsim_cli.runs.cache import Entry, key, limit, trim, use
+from repsim_cli.runs.cache import Entry, limit, make_cache_key, trim, use
 
 log = logging.getLogger("repsim")
 Identities = Mapping[str, dict[str, Any]]
@@ -74,15 +74,15 @@ def entries_of(
     for reading in live:
         label = reading.label
         name = activations_key(identities[label], sequences[label], extract, reading.points, dtype)
-        entries[label] = Entry("activations", key({"label": label, "rows": name}), home=folder)
+        entries[label] = Entry("activations", make_cache_key({"label": label, "rows": name}), home=folder)
         entries[label].load()
     yield entries
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def from_cache(reading: Reading, entries: Mapping[str, Entry], identities: Identities) -> Reading:
+def find_cached_reading(reading: Reading, entries: Mapping[str, Entry], identities: Identities) -> Reading:
     """The reading, from the cache where the entry is complete."""
     entry = entries.get(reading.label)
     if entry is None or not entry.complete:
         return reading
-    return replace(reading, source=from_entry(entry, identities[reading.label]), points=[])
+    return replace(reading, source=open_entry(entry, identities[reading.label]), points=[])

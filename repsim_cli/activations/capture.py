@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from repsim_cli.activations.hook_points import ATTENTION, LOGITS, HookPoint, heads_of, locate
+from repsim_cli.activations.hook_points import ATTENTION, LOGITS, HookPoint, count_heads, locate
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.models.attention import Watch
-from repsim_cli.models.points import Point, first
+from repsim_cli.models.points import Point, take_hidden_states
 from repsim_cli.models.seq2seq import shift
 from repsim_cli.models.source import Source, backbone_path
 
@@ -48,10 +48,10 @@ def capture(model: nn.Module, source: Source, points: Sequence[HookPoint]) -> It
         calls[point] += 1
         if calls[point] != place.call + 1:
             return
-        x = place.pick(value, heads_of(point, source))
+        x = place.pick(value, count_heads(point, source))
         if point.module is not None:  # any module may be followed by one that works in place
             x = x.clone()
-        captured[point] = x if point.kind in ATTENTION else _by_position(x, shape[0])
+        captured[point] = x if point.kind in ATTENTION else _arrange_by_position(x, shape[0])
         if len(captured) == len(points):
             raise _AllRead
 
@@ -103,9 +103,9 @@ def _hooks(
             if place.side == "attention":
                 attending.setdefault(place.module, []).append(take)
             elif place.side == "input":
-                handles.append(module.register_forward_pre_hook(partial(_before, take), with_kwargs=True))
+                handles.append(module.register_forward_pre_hook(partial(_take_input, take), with_kwargs=True))
             else:
-                handles.append(module.register_forward_hook(partial(_after, take)))
+                handles.append(module.register_forward_hook(partial(_take_output, take)))
         for name, takes in attending.items():
             handles.append(modules[name].register_forward_pre_hook(lambda *_: watch.begin()))
             handles.append(modules[name].register_forward_hook(partial(_attend, watch, takes)))
@@ -133,14 +133,14 @@ def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) ->
     tables = list(source.architecture.stacks.values()) or [source.architecture]
 
     def keep(name: str, value: Any) -> None:
-        seen[name] = first(value).clone()
+        seen[name] = take_hidden_states(value).clone()
 
     handles = []
     try:
         for name in (f"{table.blocks}.{layer}" for table in tables for layer in range(table.depth)):
             enter, leave = partial(keep, f"into {name}"), partial(keep, f"out of {name}")
-            handles.append(modules[name].register_forward_pre_hook(partial(_before, enter), with_kwargs=True))
-            handles.append(modules[name].register_forward_hook(partial(_after, leave)))
+            handles.append(modules[name].register_forward_pre_hook(partial(_take_input, enter), with_kwargs=True))
+            handles.append(modules[name].register_forward_hook(partial(_take_output, leave)))
         model(**given)
     finally:
         for handle in handles:
@@ -154,11 +154,11 @@ def _check_stream(model: nn.Module, source: Source, given: dict[str, Tensor]) ->
             )
 
 
-def _before(take: Callable[[Any], None], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _take_input(take: Callable[[Any], None], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     take(args[0] if args else next(iter(kwargs.values())))
 
 
-def _after(take: Callable[[Any], None], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+def _take_output(take: Callable[[Any], None], module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
     take(output)
 
 
@@ -171,7 +171,7 @@ def _attend(watch: Watch, takes: Sequence[Callable[[Any], None]], *_: Any) -> No
 SIDE = 64  # pixels, of a model that reads images of any size
 
 
-def shapes(source: Source, points: Sequence[HookPoint]) -> dict[HookPoint, tuple[int, int]]:
+def find_output_shapes(source: Source, points: Sequence[HookPoint]) -> dict[HookPoint, tuple[int, int]]:
     """Places and features of hook points, from a pass without weights; empty where that is not possible.
 
     Of text: two tokens. Of images: of the size that the config names.
@@ -194,7 +194,7 @@ def shapes(source: Source, points: Sequence[HookPoint]) -> dict[HookPoint, tuple
     return {point: (x.shape[1], x.shape[2]) for point, x in outputs.items() if x.ndim == 3}
 
 
-def _by_position(x: Tensor, inputs: torch.Size) -> Tensor:
+def _arrange_by_position(x: Tensor, inputs: torch.Size) -> Tensor:
     """(batch, position, features) of what a module computes for all tokens of a batch in one list, or of the maps
     (batch, features, height, width) of an image model, row by row."""
     if len(inputs) == 4 and x.ndim == 4:

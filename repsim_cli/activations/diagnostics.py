@@ -13,7 +13,7 @@ from torch import Tensor
 
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.base.gram import gram_matrix, squared_norms, strips
+from repsim_cli.base.gram import cut_feature_strips, gram_matrix, squared_norms
 from repsim_cli.data.base import draw
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
 
@@ -40,7 +40,7 @@ def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
     scale = 1.0 if 1e-10 < size < 1e10 else size or 1.0  # squares are numbers in float32
     features, products = [], x.new_zeros((), dtype=torch.float64)
     centred = thin = x
-    for strip in strips(x) if few else [slice(None)]:
+    for strip in cut_feature_strips(x) if few else [slice(None)]:
         centred = x[:, strip] - x[0, strip]  # exactly 0 where all rows are equal
         centred -= centred.mean(0)
         if scale != 1:
@@ -57,11 +57,13 @@ def spread(x: Float[Tensor, "n d"]) -> FeatureSpread | None:
         feature=int(variances.argmax()),
         share=float(variances.max() / variances.sum()),
         rows_share=float(rows.topk(n // FEWEST).values.sum() / rows.sum()) if n >= FEWEST else None,
-        participation=participation(norms, products.square().sum(), x.shape[1]),
+        participation=estimate_participation_ratio(norms, products.square().sum(), x.shape[1]),
     )
 
 
-def participation(norms: Float[Tensor, " n"], products: Float[Tensor, ""], features: int) -> float | None:
+def estimate_participation_ratio(
+    norms: Float[Tensor, " n"], products: Float[Tensor, ""], features: int
+) -> float | None:
     """(tr C)^2 / tr C^2 of the covariance matrix C of all rows that there might be, from 1 (a single direction) to the
     number of features; None for fewer than four rows.
 

@@ -69,7 +69,7 @@ def exchange(
     some = batches[:: -(-len(batches) // LOOKED_AT)]
     least = ENOUGH if alike is None and held is None else SOME
     for each in units:
-        share = float(np.mean([_with_partner(each.of(rows)).mean() for rows in some]))
+        share = float(np.mean([_mark_exchangeable_rows(each.of(rows)).mean() for rows in some]))
         if share >= least:
             return each._replace(partnered=share)
     return None
@@ -92,12 +92,12 @@ def _count_equal(values: Rows) -> Rows:
     return counted
 
 
-def _with_partner(units: Exchange) -> np.ndarray:
+def _mark_exchangeable_rows(units: Exchange) -> np.ndarray:
     """Tells which rows have a row of the same place in another unit."""
     return np.bincount(units.places)[units.places] > 1
 
 
-def away(units: Exchange, seed: Sequence[int]) -> Rows:
+def draw_derangement(units: Exchange, seed: Sequence[int]) -> Rows:
     """Draws an order that leaves no row in place which has a partner: each takes that of the next unit, in a cycle of
     all units, which has a row of its place. Units of about the same size follow each other, so that few are torn."""
     rng = np.random.default_rng(seed)

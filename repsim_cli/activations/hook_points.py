@@ -91,7 +91,7 @@ def parse(name: str) -> HookPoint:
     return HookPoint(kind, None if layer is None else int(layer), heads, stack=match["stack"])
 
 
-def points_of(label: str, source: Source, extract: Extract) -> list[HookPoint]:
+def choose_hook_points(label: str, source: Source, extract: Extract) -> list[HookPoint]:
     """The hook points that are read of a model: those of its entry, or of the run. Raises BadInput, key path first."""
     try:
         return expand(list(source.hook_points) or extract.hook_points, extract.layers, source)
@@ -115,11 +115,11 @@ def expand(names: list[str], layers: str | list[int], source: Source) -> list[Ho
         if point.kind in OUTSIDE:
             points.append(point)
             continue
-        depth = depth_of(point, source)
+        depth = count_stack_blocks(point, source)
         if point.layer is not None:
             points.append(replace(point, layer=_layer(point.layer, depth, name)))
         elif isinstance(layers, str):
-            points += _everywhere(point, depth, source)
+            points += _list_in_blocks(point, depth, source)
         else:
             points += [replace(point, layer=_layer(layer, depth, "layers")) for layer in layers]
     points = [single for point in points for single in _heads(point, source)]
@@ -165,7 +165,7 @@ def _nearest(pattern: str, paths: Iterable[str]) -> str:
     return near if near.startswith("did") else f"the model consists of {outermost}"
 
 
-def _everywhere(point: HookPoint, depth: int, source: Source) -> list[HookPoint]:
+def _list_in_blocks(point: HookPoint, depth: int, source: Source) -> list[HookPoint]:
     """The hook point in every block that has it, or in all blocks where none does, so that it is refused by name."""
     points = [replace(point, layer=layer) for layer in range(depth)]
     if source.architecture is None:
@@ -188,7 +188,7 @@ def stack_of(point: HookPoint, source: Source) -> Architecture:
     raise BadInput(f"{source.model_type} has several stacks of blocks, got '{point}'; write {both}")
 
 
-def depth_of(point: HookPoint, source: Source) -> int:
+def count_stack_blocks(point: HookPoint, source: Source) -> int:
     """The number of blocks of its stack."""
     return (source.architecture and stack_of(point, source).depth) or source.layers
 
@@ -198,10 +198,10 @@ def _heads(point: HookPoint, source: Source) -> list[HookPoint]:
     if point.head != EVERY:
         return [point]
     locate(replace(point, head=None), source)
-    return [replace(point, head=head) for head in range(heads_of(point, source))]
+    return [replace(point, head=head) for head in range(count_heads(point, source))]
 
 
-def heads_of(point: HookPoint, source: Source) -> int:
+def count_heads(point: HookPoint, source: Source) -> int:
     of_keys = point.kind in ("k", "v")
     heads = _attention(point, source)
     if heads is None:
@@ -244,27 +244,27 @@ def locate(point: HookPoint, source: Source) -> Point:
     stack = stack_of(point, source)
     place = stack.find(point.kind, point.layer)
     if place is None:
-        why = stack.why(point.kind, point.layer)
+        why = stack.say_why_missing(point.kind, point.layer)
         raise BadInput(
             f"{source.model_type} has no {point.kind}{f' ({why})' if why else ''}, got '{point}'; "
             "choose another hook point"
         )
     modules = source.skeleton_modules
     assert place.module in modules, f"hook-point table of {source.model_type} is wrong at {place.module}"
-    heads = heads_of(point, source)
+    heads = count_heads(point, source)
     if isinstance(point.head, int):
         if point.head >= heads:
             raise BadInput(f"head out of range, got '{point}'; the model has heads 0 to {heads - 1}")
-        pick = _one_map if point.kind in ATTENTION else _one_head
+        pick = _pick_map if point.kind in ATTENTION else _pick_head
         return place._replace(pick=partial(pick, place.pick, point.head, heads))
     return place
 
 
-def _one_head(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
+def _pick_head(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
     everything = pick(value, fused_heads)
     return everything.unflatten(-1, (heads, -1))[..., head, :]
 
 
-def _one_map(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
+def _pick_map(pick: Any, head: int, heads: int, value: Any, fused_heads: int) -> Tensor:
     """(batch, query, key) of (batch, heads, query, key)."""
     return pick(value, fused_heads)[:, head]

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.activations.batching import lengths_of
-from repsim_cli.activations.places import places_read, rows_of, rows_run, same_rows
+from repsim_cli.activations.batching import measure_lengths
+from repsim_cli.activations.places import count_kept_rows, have_same_rows, places_read, rows_run
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.activations.rows import find_used
@@ -47,7 +47,7 @@ def check_modality(live: Mapping[str, Source], data: Data) -> None:
             )
 
 
-def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict[str, Any]:
+def load_tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict[str, Any]:
     """The tokenizer of each model. Raises BadInput where different tokenizers would give different rows.
 
     Whether they also agree on the data is checked once it has been tokenized; for a plan its beginning is. For words
@@ -79,7 +79,7 @@ def tokenizers(live: Mapping[str, Source], data: Data, extract: Extract) -> dict
     first, *others = by_label or [""]
     for label in others:
         if _vocabularies_differ(by_label[first], by_label[label]):
-            raise _other_tokenizer(first, label, OTHER[data.modality])
+            raise _explain_other_tokenizer(first, label, OTHER[data.modality])
     return by_label
 
 
@@ -89,7 +89,7 @@ def share_tokens(live: Mapping[str, Source]) -> bool:
     return not any(_vocabularies_differ(first, other) for other in others)
 
 
-def sequences_of(
+def make_sequences(
     live: Mapping[str, Source], tokenizers: Mapping[str, Any], data: Data, extract: Extract, seed: int
 ) -> dict[str, Sequences]:
     """The sequences of each live model; models with equal tokenizers share them.
@@ -97,7 +97,7 @@ def sequences_of(
     Raises BadInput where models would see different rows, or tokens outside their vocabulary.
     """
     sequences: dict[str, Sequences] = {}
-    shared = {label: _same_tokenizer(tokenizer) or label for label, tokenizer in tokenizers.items()}
+    shared = {label: _identify_tokenizer(tokenizer) or label for label, tokenizer in tokenizers.items()}
     firsts = {key: label for label, key in reversed(shared.items())}
     made: dict[str, Sequences] = {}
     if tokenizers and extract.unit in WORDS:
@@ -108,8 +108,8 @@ def sequences_of(
             made[first_label] = data.sequences(tokenizer, extract, seed)
         sequences[label] = made[first_label]
         first = next(iter(sequences))
-        if not same_rows(sequences[first], sequences[label], extract):
-            raise _other_tokenizer(first, label, "different tokens on the same text")
+        if not have_same_rows(sequences[first], sequences[label], extract):
+            raise _explain_other_tokenizer(first, label, "different tokens on the same text")
     if extract.unit == "sequence":
         for label, given in sequences.items():
             counts = places_read(given, extract).sum(1)
@@ -164,8 +164,8 @@ def pair_rows(
     ids of examples that a file lacks, and with a row that belongs to different documents. Without examples, the ids
     that all files have are taken; warn says which some file lacks.
     """
-    readings = _by_id(readings, sequences, data, extract, warn)
-    readings = readings if sequences else _by_document(readings)
+    readings = _pair_by_id(readings, sequences, data, extract, warn)
+    readings = readings if sequences else _group_by_document(readings)
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
     if not stored:
         return list(readings)
@@ -189,7 +189,7 @@ def pair_rows(
     ]
 
 
-def _by_id(
+def _pair_by_id(
     readings: Sequence[Reading],
     sequences: Mapping[str, Sequences],
     data: Data,
@@ -235,9 +235,9 @@ def _by_id(
     return [replace(r, source=keyed[r.label].put_in_order(wanted)) if r.label in keyed else r for r in readings]
 
 
-def _by_document(readings: Sequence[Reading]) -> list[Reading]:
+def _group_by_document(readings: Sequence[Reading]) -> list[Reading]:
     """The readings of stored rows, moved so that those of a document follow each other, in their order in the file."""
-    documents = documents_of(readings)
+    documents = find_stored_documents(readings)
     if documents is None:
         return list(readings)
     first = {each: number for number, each in reversed(list(enumerate(documents)))}
@@ -258,7 +258,7 @@ def _reorder(source: AnySource, wanted: np.ndarray) -> PrecomputedIds:
     return source.put_in_order(ids)
 
 
-def documents_of(readings: Sequence[Reading]) -> Sequence[str] | None:
+def find_stored_documents(readings: Sequence[Reading]) -> Sequence[str] | None:
     """The document of every stored row, of rows in the order of the run; None where no file says so.
 
     Raises BadInput where two files disagree.
@@ -286,8 +286,8 @@ def _list_first(ids: Sequence[str]) -> str:
 def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -> tuple[dict[str, Any], list[str]]:
     """What the manifest says about the data, and the warnings that its reader gets."""
     sample = next(iter(sequences.values()))
-    count, rows, given = len(sample.inputs), *(int(of(sample, extract).sum()) for of in (rows_of, rows_run))
-    parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(lengths_of(find_used(sample, extract)).sum())
+    count, rows, given = len(sample.inputs), *(int(of(sample, extract).sum()) for of in (count_kept_rows, rows_run))
+    parts, tokens = dict.fromkeys(WORDS, given + sample.lost), int(measure_lengths(find_used(sample, extract)).sum())
     candidates = {"token": tokens, **parts}.get(extract.unit, count)
     truncated = {label: given.truncated for label, given in sequences.items() if given.truncated}
     in_text = {label: dict(given.spelled) for label, given in sequences.items() if given.spelled}
@@ -336,7 +336,7 @@ def describe(sequences: Mapping[str, Sequences], data: Data, extract: Extract) -
     return record, notices
 
 
-def _same_tokenizer(tokenizer: Any) -> Any:
+def _identify_tokenizer(tokenizer: Any) -> Any:
     """Equal for tokenizers that do the same; None where this cannot be determined."""
     if isinstance(tokenizer, Patches | Numbers):
         return tokenizer
@@ -358,7 +358,7 @@ def _vocabulary(tokenizer: Any) -> Any:
     return tokenizer.patches if isinstance(tokenizer, Patches) else tokenizer.get_vocab()
 
 
-def _other_tokenizer(first: str, other: str, how: str) -> BadInput:
+def _explain_other_tokenizer(first: str, other: str, how: str) -> BadInput:
     return BadInput(
         f"model: tokenizers differ, got {how} for '{other}' than for '{first}'; use extract=pooled (a row per document "
         "or example), or extract=words (a row per word), or models that share a tokenizer"

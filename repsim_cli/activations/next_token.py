@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import tensors
+from repsim_cli.activations.batching import make_input_tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS
 from repsim_cli.data.base import Sequences
-from repsim_cli.models.loading import like_inputs
+from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.source import Source
 
 HEAD = "AutoModelForCausalLM"
@@ -37,7 +37,7 @@ def has_next(sequences: Sequences) -> Bool[np.ndarray, " N"]:
     return np.asarray(find_next(sequences).places.any(1))
 
 
-def documents_of(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
+def number_documents(sequences: Sequences, warn: Callable[[str], None], what: str) -> Int[np.ndarray, " N"]:
     """Numbers what errors are over: the document of each sequence; where there is one document, warns and numbers the
     sequences. what: whose text it is, as the warning begins."""
     if not sequences.of_one:
@@ -52,7 +52,7 @@ def documents_of(sequences: Sequences, warn: Callable[[str], None], what: str) -
 
 def logits_at(model: nn.Module, source: Source, batch: Sequences, places: np.ndarray) -> Float[Tensor, "n c"]:
     """Runs a model with its output head, as it is hooked now, and takes its logits at these places."""
-    inputs, mask, more = tensors(batch, source, like_inputs(model))
+    inputs, mask, more = make_input_tensors(batch, source, make_input_template(model))
     with capture(model, source, [LOGITS]) as read:
         return read(inputs, mask, **more)[LOGITS][torch.from_numpy(places).to(inputs.device)]
 
@@ -68,7 +68,7 @@ def compare(whole: Float[Tensor, "n c"], changed: Float[Tensor, "n c"], wanted: 
     return [*torch.cat(parts, 1)]
 
 
-def by_sequence(values: Float[Tensor, "... n"], places: Bool[np.ndarray, "N L"]) -> Float[Tensor, "... N"]:
+def average_by_sequence(values: Float[Tensor, "... n"], places: Bool[np.ndarray, "N L"]) -> Float[Tensor, "... N"]:
     """Averages values of places over those of each sequence."""
     sequence = torch.from_numpy(places.nonzero()[0])
     sums = torch.zeros(*values.shape[:-1], len(places), dtype=torch.float64)

@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import lengths_of, limit_padding
+from repsim_cli.activations.batching import limit_padding, measure_lengths
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.data.base import Sequences
 
 
-def outputs(
+def compute_logits(
     model: nn.Module,
     sequences: Sequences,
     batches: Iterable[Int[np.ndarray, " _"]],
@@ -53,14 +53,16 @@ def _logits(model: nn.Module, given: Sequences, segments: bool) -> Float[Tensor,
 def output_padding(model: nn.Module, sequences: Sequences, *, segments: bool) -> float:
     """How much of a batch may be padding without a change of the outputs."""
 
-    def of_tokens(given: Sequences) -> list[Tensor]:
+    def compute_token_logits(given: Sequences) -> list[Tensor]:
         logits = _logits(model, given, segments)
         return [logits if logits.ndim == 2 else logits[torch.from_numpy(given.mask).to(logits.device)]]
 
-    return limit_padding(of_tokens, sequences, lengths_of(sequences.mask), next(model.parameters()).dtype)
+    return limit_padding(
+        compute_token_logits, sequences, measure_lengths(sequences.mask), next(model.parameters()).dtype
+    )
 
 
-def in_order(sequences: Sequences, batch_size: int) -> Iterator[Int[np.ndarray, " b"]]:
+def batch_in_order(sequences: Sequences, batch_size: int) -> Iterator[Int[np.ndarray, " b"]]:
     """Batches of consecutive sequences."""
     for start in range(0, len(sequences.inputs), batch_size):
         yield np.arange(start, min(start + batch_size, len(sequences.inputs)))

@@ -15,7 +15,7 @@ def places_read(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L
     stand for them. Of pooled rows: those that are pooled, never padding or what is skipped (unless nothing else is
     there: such a row is left out)."""
     if extract.unit in WORDS:
-        return _of_words(sequences)[extract.piece]
+        return _find_word_pieces(sequences)[extract.piece]
     if extract.unit == "token":
         return sequences.text if extract.padding == "drop" else np.ones_like(sequences.text)
     if extract.unit in ("mean", "sequence"):
@@ -34,7 +34,7 @@ def _drop_skipped(sequences: Sequences, places: Bool[np.ndarray, "N L"]) -> Bool
     return np.where(left.any(1, keepdims=True), left, places)
 
 
-def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
+def _find_word_pieces(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
     """The last, the first and all pieces of words."""
     word = sequences.word
     assert word is not None, "extract.unit=word needs sequences that say of which word each token is"
@@ -52,7 +52,7 @@ def _of_words(sequences: Sequences) -> dict[str, Bool[np.ndarray, "N L"]]:
 def places_run(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
     """One place for every row that models give, unless rows are pooled sequences."""
     if extract.unit in WORDS and extract.piece == "mean":
-        return _of_words(sequences)["first"]
+        return _find_word_pieces(sequences)["first"]
     return places_read(sequences, extract)
 
 
@@ -104,7 +104,7 @@ def find_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, "N L"]:
     return rows[np.arange(len(rows))[:, None], sequences.word]
 
 
-def rows_of(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
+def count_kept_rows(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " N"]:
     """How many rows of the run each sequence gives: those of `rows_run` that no model leaves out."""
     places = _of_run(sequences, extract)
     return places.any(1).astype(int) if extract.pooled else places.sum(1)
@@ -124,13 +124,13 @@ def row_labels(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] 
     """The label code of every row of the run, in row order; None where the data has none."""
     if sequences.labels is None:
         return None
-    return np.repeat(sequences.labels.codes, rows_of(sequences, extract))
+    return np.repeat(sequences.labels.codes, count_kept_rows(sequences, extract))
 
 
 def row_examples(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """The number in the data set of the example or sentence of every row of the run, in row order."""
     assert sequences.example is not None
-    return np.repeat(sequences.example, rows_of(sequences, extract))
+    return np.repeat(sequences.example, count_kept_rows(sequences, extract))
 
 
 def row_words(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
@@ -143,7 +143,7 @@ def row_documents(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n
     """The document or sentence of every row of the run, in row order; for pooled rows, their sequence."""
     if extract.unit in ("token", *WORDS):
         return sequences.document[_row_places(sequences, extract)]
-    return np.flatnonzero(rows_of(sequences, extract))
+    return np.flatnonzero(count_kept_rows(sequences, extract))
 
 
 def row_positions(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"] | None:
@@ -191,7 +191,7 @@ def row_properties(data: Data, sequences: Sequences, extract: Extract) -> dict[s
 def row_beginnings(sequences: Sequences, extract: Extract) -> Int[np.ndarray, " n"]:
     """What every row of the run is the first row of: DOCUMENT + SEQUENCE of `segments.py`, or 0."""
     if extract.unit not in ("token", *WORDS):
-        return np.full(rows_of(sequences, extract).sum(), BOTH)
+        return np.full(count_kept_rows(sequences, extract).sum(), BOTH)
     places = _of_run(sequences, extract)
     first = places & (places.cumsum(1) == 1)
     document = np.where(places, sequences.document, -1)
@@ -211,7 +211,7 @@ def _starts_here(sequences: Sequences, first: Bool[np.ndarray, "N L"]) -> Bool[n
     return (same & before & (sequences.position == 0)).any(1, keepdims=True)
 
 
-def same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
+def have_same_rows(a: Sequences, b: Sequences, extract: Extract) -> bool:
     """Whether two models see the same rows in the same order. Pooled examples are equal whatever their tokens."""
     if not np.array_equal(rows_run(a, extract), rows_run(b, extract)):
         return False

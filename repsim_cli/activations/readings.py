@@ -6,8 +6,15 @@ from typing import NamedTuple
 
 import torch
 
-from repsim_cli.activations.capture import shapes
-from repsim_cli.activations.hook_points import ATTENTION, BY_HEAD, HookPoint, head_width, heads_of, points_of
+from repsim_cli.activations.capture import find_output_shapes
+from repsim_cli.activations.hook_points import (
+    ATTENTION,
+    BY_HEAD,
+    HookPoint,
+    choose_hook_points,
+    count_heads,
+    head_width,
+)
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.planning import check_device
 from repsim_cli.base.registry import did_you_mean
@@ -46,7 +53,7 @@ class Reading:
         return any(point.kind in ATTENTION for point in self.points)
 
 
-def devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
+def assign_devices(hardware: Hardware, labels: Sequence[str]) -> dict[str, str]:
     """The device of each model: named, in turn, or that of the run. Raises BadInput for a device that is not there."""
     check_spread(hardware)
     named = hardware.devices
@@ -68,7 +75,7 @@ def choose_loading(hardware: Hardware, device: str) -> Loading:
     return Loading(dtype=getattr(torch, hardware.dtype), device=device, spread=find_spread(hardware))
 
 
-def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
+def plan_readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]:
     """What is read from each model, in order. Raises BadInput (key path first) before any weight loads."""
     chosen = []
     for label, source in models.items():
@@ -76,7 +83,7 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
             layers = [Layer(label, name, width) for name, width in zip(source.names, source.widths, strict=True)]
             chosen.append(Reading(label, source, [], layers))
             continue
-        points = points_of(label, source, extract)
+        points = choose_hook_points(label, source, extract)
         maps = [point for point in points if point.kind in ATTENTION]
         # with two numbers, as with whole sequences, all rows have the same number of keys
         even = extract.unit == "sequence" or (source.modality == "numbers" and extract.unit in ("first", "last"))
@@ -86,15 +93,15 @@ def readings(models: Mapping[str, AnySource], extract: Extract) -> list[Reading]
                 f"attn_out, or {maps[0].kind}.h* with extract.unit=sequence"
             )
         guessed = any(point.kind in INNER for point in points) or source.modality == "images"
-        read = shapes(source, points) if guessed else {}
-        if source.modality == "images" and not _of_any_places(source, extract):
+        read = find_output_shapes(source, points) if guessed else {}
+        if source.modality == "images" and not _allows_own_places(source, extract):
             _check_places(label, source, read)
         layers = [Layer(label, str(point), _width(point, source, extract, read.get(point))) for point in points]
         chosen.append(Reading(label, source, points, layers))
     return chosen
 
 
-def _of_any_places(source: Source, extract: Extract) -> bool:
+def _allows_own_places(source: Source, extract: Extract) -> bool:
     """Whether layers of an image model may have places of their own: where the places of an image become one row, whose
     length is known before the run."""
     sized = hasattr(getattr(source.skeleton, "config", None), "image_size")
@@ -103,7 +110,7 @@ def _of_any_places(source: Source, extract: Extract) -> bool:
 
 def _width(point: HookPoint, source: Source, extract: Extract, shape: tuple[int, int] | None) -> int:
     """Features of a row. shape: the places and features of the hook point, where a pass without weights gave them."""
-    places, wide = shape or (None, width(point, source))
+    places, wide = shape or (None, find_point_width(point, source))
     if extract.unit != "sequence":
         return wide
     return wide * ((places if source.modality == "images" else None) or source.context or extract.length)
@@ -119,14 +126,14 @@ def _check_places(label: str, source: Source, read: Mapping[HookPoint, tuple[int
             )
 
 
-def width(point: HookPoint, source: Source) -> int:
+def find_point_width(point: HookPoint, source: Source) -> int:
     """Features per row, from the config (inside an MLP that it does not describe, and for an unknown module, four times
     the width)."""
     if point.kind in ATTENTION:
         return source.context or 1
     if point.kind in BY_HEAD:
         wide = head_width(point, source)
-        return wide if point.head is not None else wide * heads_of(point, source)
+        return wide if point.head is not None else wide * count_heads(point, source)
     if point.kind not in INNER:
         return source.width
     config = getattr(source.skeleton, "config", None)

@@ -49,12 +49,12 @@ def skip_in_all(
         )
     marked = {label: replace(x, skip=find_skipped(x, tokenizers[label], extract)) for label, x in sequences.items()}
     for name in extract.skip_tokens:
-        if name != "newline" and all(special(tokenizers[label], name) is None for label in sequences):
+        if name != "newline" and all(find_special_id(tokenizers[label], name) is None for label in sequences):
             raise BadInput(f"extract.skip_tokens: no tokenizer of the run has such a token, got {name}; drop it")
     lost = np.any([_rows_skipped(given, extract) for given in marked.values()], axis=0)
     if lost.all():
         raise BadInput(f"extract.skip: no row is left of {len(lost)}, got {extract.remedies}; skip less")
-    return {label: replace(given, left_out=_without_rows(given, lost, extract)) for label, given in marked.items()}
+    return {label: replace(given, left_out=_mark_lost_places(given, lost, extract)) for label, given in marked.items()}
 
 
 def _rows_skipped(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " n"]:
@@ -66,7 +66,7 @@ def _rows_skipped(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, " 
     return skip[order_places(sequences, places, extract)]
 
 
-def _without_rows(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: Extract) -> Bool[np.ndarray, "N L"]:
+def _mark_lost_places(sequences: Sequences, lost: Bool[np.ndarray, " n"], extract: Extract) -> Bool[np.ndarray, "N L"]:
     """The places of the rows that are lost; of pooled rows, all places of their sequence."""
     places, left_out = places_run(sequences, extract), np.zeros_like(sequences.mask)
     if extract.pooled:
@@ -85,7 +85,7 @@ def find_skipped(sequences: Sequences, tokenizer: Any, extract: Extract) -> Bool
             raise BadInput(
                 f"extract.skip_tokens: these models read no tokens of text, got {extract.skip_tokens}; set it to []"
             )
-        ids = [special(tokenizer, name) for name in extract.skip_tokens if name != "newline"]
+        ids = [find_special_id(tokenizer, name) for name in extract.skip_tokens if name != "newline"]
         if "newline" in extract.skip_tokens:
             texts = {int(token): tokenizer.decode([int(token)]) for token in np.unique(sequences.ids)}
             ids += [token for token, text in texts.items() if "\n" in text and text.isspace()]
@@ -93,7 +93,7 @@ def find_skipped(sequences: Sequences, tokenizer: Any, extract: Extract) -> Bool
     return places
 
 
-def special(tokenizer: Any, name: str) -> int | None:
+def find_special_id(tokenizer: Any, name: str) -> int | None:
     """The id of a special token, None where the tokenizer has none."""
     return getattr(tokenizer, f"{name}_token_id", None)
 

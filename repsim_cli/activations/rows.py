@@ -14,22 +14,22 @@ from torch import Tensor, nn
 
 from repsim_cli.activations.batching import (
     TokenTally,
-    lengths_of,
+    batch_by_length,
+    count_batch_places,
+    cut_windows,
+    find_longest_length,
     limit_padding,
-    longest,
-    most_places,
-    of_similar_length,
-    tensors,
-    windows,
+    make_input_tensors,
+    measure_lengths,
 )
 from repsim_cli.activations.capture import Reader, capture
-from repsim_cli.activations.places import order_places, places_read, places_run, rows_of, rows_run
+from repsim_cli.activations.places import count_kept_rows, order_places, places_read, places_run, rows_run
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import LARGEST, STREAMED, WORDS, Extract, Hardware
 from repsim_cli.data.base import Sequences, draw
-from repsim_cli.models.loading import like_inputs
+from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.source import Precomputed, Source
 
 log = logging.getLogger("repsim")
@@ -43,7 +43,7 @@ class RowBlock(NamedTuple):
     rows: list[Tensor]
 
 
-def blocks(
+def stream_row_blocks(
     readings: Sequence[Reading],
     running: Running,
     extract: Extract,
@@ -79,7 +79,7 @@ def blocks(
             )
             for r, source in live
         }
-        whole = windows_of(sequences, extract, hardware)
+        whole = cut_sequence_windows(sequences, extract, hardware)
         done = 0
         for window in progress(whole):
             place = slice(done, done + int(counts[window].sum()))
@@ -104,10 +104,10 @@ def blocks(
             recorders[reading.label].finish([layer.name for layer in reading.layers], whole)
 
 
-def windows_of(sequences: Mapping[str, Sequences], extract: Extract, hardware: Hardware) -> list[slice]:
+def cut_sequence_windows(sequences: Mapping[str, Sequences], extract: Extract, hardware: Hardware) -> list[slice]:
     """The windows of sequences (`batching`), the same for all models of a run."""
-    lengths = np.max([lengths_of(find_used(given, extract)) for given in sequences.values()], axis=0)
-    return windows(lengths, most_places(longest(sequences, extract), hardware))
+    lengths = np.max([measure_lengths(find_used(given, extract)) for given in sequences.values()], axis=0)
+    return cut_windows(lengths, count_batch_places(find_longest_length(sequences, extract), hardware))
 
 
 def find_used(sequences: Sequences, extract: Extract) -> Bool[np.ndarray, "N L"]:
@@ -133,15 +133,15 @@ class Forward:
     ):
         assert isinstance(reading.source, Source)
         self.reading, self.source, self.read, self.sequences = reading, reading.source, read, sequences
-        self.counts, self.lengths = rows_run(sequences, extract), lengths_of(find_used(sequences, extract))
+        self.counts, self.lengths = rows_run(sequences, extract), measure_lengths(find_used(sequences, extract))
         self.extract, self.hardware, self.tally = extract, hardware, tally
-        self.weights = like_inputs(module)
+        self.weights = make_input_template(module)
         self.fits: int | None = None
 
     @cached_property
     def padding(self) -> float:
         """How much of a batch may be padding."""
-        once = partial(self._once, where="a sequence of medium length")
+        once = partial(self._read_layers, where="a sequence of medium length")
         padding = limit_padding(once, self.sequences, self.lengths, self.weights.dtype)
         if not padding:
             log.info("model.%s: padding changes its activations; it runs batches of equal length", self.reading.label)
@@ -152,7 +152,7 @@ class Forward:
         counts = self.counts[window]
         firsts = counts.cumsum() - counts
         rows: list[Tensor] = []
-        for batch in of_similar_length(self.lengths[window], self.hardware, self.padding):
+        for batch in batch_by_length(self.lengths[window], self.hardware, self.padding):
             taken = self._split_to_fit(batch + window.start)
             if len(batch) == len(counts):
                 return taken
@@ -173,7 +173,7 @@ class Forward:
         places = int(self.lengths[batch].max())
         given = self.sequences.take(batch, places)
         try:
-            taken = self._once(given, f"sequences {batch[0]} to {batch[-1]}")
+            taken = self._read_layers(given, f"sequences {batch[0]} to {batch[-1]}")
         except torch.OutOfMemoryError:
             if size == 1:
                 raise RunFailed(
@@ -192,8 +192,8 @@ class Forward:
             torch.cuda.empty_cache()
         return self._split_to_fit(batch)
 
-    def _once(self, given: Sequences, where: str) -> list[Tensor]:
-        inputs, mask, more = tensors(given, self.source, self.weights)
+    def _read_layers(self, given: Sequences, where: str) -> list[Tensor]:
+        inputs, mask, more = make_input_tensors(given, self.source, self.weights)
         chosen = torch.from_numpy(places_read(given, self.extract)).to(self.weights.device)
         try:
             by_point = self.read(inputs, mask, **more)
@@ -214,13 +214,15 @@ class Forward:
                 raise RunFailed(
                     f"{layer}: not (batch, position, features), got {tuple(x.shape)}; choose another module"
                 )
-            rows = self._of(x, read.to(x.device), given)
+            rows = self._take_rows(x, read.to(x.device), given)
             advice = "check the model's weights and hardware.dtype, or leave this layer out"
             _check_finite(rows, layer, lambda: where, advice)
             taken.append(rows)
         return taken
 
-    def _of(self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences) -> Float[Tensor, "n e"]:
+    def _take_rows(
+        self, x: Float[Tensor, "b s d"], chosen: Bool[Tensor, "b s"], given: Sequences
+    ) -> Float[Tensor, "n e"]:
         """The rows of a batch, float32."""
         if self.extract.unit in WORDS:
             return self._of_words(x, chosen, given)
@@ -269,13 +271,13 @@ def _read_stored(readings: Sequence[Reading], rows: slice, device: str) -> list[
         for layer in reading.layers:
             x = reading.source.read(layer.name, rows)
             _check_finite(
-                x, layer, partial(_first_row, x, rows.start), "fix the array or what the module reads (float32)"
+                x, layer, partial(_name_bad_row, x, rows.start), "fix the array or what the module reads (float32)"
             )
             taken.append(x.to(device))
     return taken
 
 
-def _first_row(x: Tensor, start: int) -> str:
+def _name_bad_row(x: Tensor, start: int) -> str:
     return f"row {start + int((~(x.abs() <= LARGEST)).any(1).int().argmax())}"
 
 
@@ -296,10 +298,10 @@ def total_rows(readings: Sequence[Reading], sequences: Mapping[str, Sequences], 
     if len(set(stored.values())) != 1:
         listed = ", ".join(f"{label}: {rows}" for label, rows in stored.items())
         raise BadInput(f"model: models have different numbers of rows, got {listed}; rows must be paired")
-    return next(iter(stored.values())) if given is None else int(rows_of(given, extract).sum())
+    return next(iter(stored.values())) if given is None else int(count_kept_rows(given, extract).sum())
 
 
-def batches(
+def stream_row_batches(
     stream: Iterator[RowBlock],
     extract: Extract,
     total: int,

@@ -62,7 +62,7 @@ class Segments(NamedTuple):
         return np.concatenate(moved, axis=1)
 
 
-def segments(
+def find_segments(
     documents: Sequence[Int[np.ndarray, " _"]],
     beginnings: Sequence[Int[np.ndarray, " _"]],
     alike: Sequence[Int[np.ndarray, " _"]] | None = None,
@@ -95,7 +95,8 @@ def segments(
     count = 0
     for share in SHARES:
         batches = [
-            [_equal(start[some], length[some], share) for some in groups if len(some) > 1] for groups in groups_of
+            [_cut_equal_segments(start[some], length[some], share) for some in groups if len(some) > 1]
+            for groups in groups_of
         ]
         batches = [groups if sum(group.size for group in groups) >= least else [] for groups in batches]
         count = sum(len(group) for groups in batches for group in groups)
@@ -129,7 +130,7 @@ def _stretches(documents: Int[np.ndarray, " n"], beginnings: Int[np.ndarray, " n
     return stretches[stretches[:, 3] > 0]
 
 
-def _equal(starts: Int[np.ndarray, " s"], lengths: Int[np.ndarray, " s"], share: float) -> Rows:
+def _cut_equal_segments(starts: Int[np.ndarray, " s"], lengths: Int[np.ndarray, " s"], share: float) -> Rows:
     """Segments of equal length from the beginning of at least this share of the stretches, with the most rows."""
     descending = np.sort(lengths)[::-1]
     counts = np.arange(max(2, int(np.ceil(share * len(lengths)))), len(lengths) + 1)

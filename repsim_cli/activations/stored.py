@@ -18,7 +18,7 @@ from repsim_cli.base import environment
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.source import Precomputed
-from repsim_cli.runs.cache import Entry, key, use
+from repsim_cli.runs.cache import Entry, make_cache_key, use
 
 log = logging.getLogger("repsim")
 CODE = 4  # raise when a change of the code changes the content of entries (tests/test_codes.py)
@@ -33,9 +33,9 @@ def activations_key(
     within = sequences.skip if extract.pooled else None
     skip = {} if within is None else {"skip": sha256(within.tobytes()).hexdigest()}
     stream = {"stream": identity["stream"]} if "stream" in identity else {}
-    return key(
+    return make_cache_key(
         {
-            "code": [CODE, *map(environment.version, PACKAGES)],
+            "code": [CODE, *map(environment.read_version, PACKAGES)],
             "weights": identity["weights_hash"],
             "config": identity.get("config_hash"),
             "data": sequences.hash(),
@@ -51,7 +51,7 @@ def activations_key(
 
 def shard_key(activations: str, number: int, count: int) -> str:
     """The key of the windows number, number + count, ... of the activations of this key."""
-    return key({"activations": activations, "shard": [number, count]})
+    return make_cache_key({"activations": activations, "shard": [number, count]})
 
 
 def window_name(window: slice) -> str:
@@ -118,7 +118,7 @@ def gather(entry: Entry, shards: int) -> None:
             shutil.rmtree(opened[name].folder, ignore_errors=True)
 
 
-def from_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
+def open_entry(entry: Entry, identity: dict[str, Any]) -> Precomputed:
     """A complete entry as a model of the run; rows are read from memory-mapped files, a window at a time."""
     names: list[str] = entry.meta["names"]
     # of a pass by block, the windows of a layer are in the folder of its block

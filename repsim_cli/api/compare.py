@@ -13,13 +13,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from repsim_cli.api.entries import configuration, is_transformers, label_entries, model_entry
+from repsim_cli.api.entries import compose_configuration, is_transformers, label_entries, model_entry
 from repsim_cli.api.new_run import new_run
 from repsim_cli.api.plugins import NAME
 from repsim_cli.api.result import Result
 from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import RunConfig, validate
 from repsim_cli.data import memory as texts_in_memory
@@ -88,7 +88,7 @@ def compare(  # noqa: PLR0913 - the public interface
         if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise BadInput(f"models: a list or a mapping, got {str(models)!r:.40}; put it into a list")
         given = dict(models) if isinstance(models, Mapping) else label_entries(models)
-        measures, layers = names_of("measures", _register_functions(measures)), names_of("layers", layers)
+        measures, layers = read_names("measures", _register_functions(measures)), read_names("layers", layers)
         check_keys(settings)
         if not given:
             raise BadInput("models: none is named; name two")
@@ -101,11 +101,13 @@ def compare(  # noqa: PLR0913 - the public interface
         entries = {label: model_entry(label, kept.get(label, model)) for label, model in given.items()}
         if documents is not None:
             stored = [label for label in entries if label not in kept]
-            entries |= {label: _with_documents(label, entries[label], documents) for label in stored}
+            entries |= {label: _add_documents(label, entries[label], documents) for label in stored}
         if kept:
             _check_batches(entries, kept, data)
             data = None
-        config = configuration(entries, data, measures, rows, significance, settings, layers, device, batch_size, seed)
+        config = compose_configuration(
+            entries, data, measures, rows, significance, settings, layers, device, batch_size, seed
+        )
         if kept and maps == "positions" and config["significance"]["clusters"] == "row":
             raise BadInput(
                 "significance.clusters: positions of one input depend on each other, got row with maps='positions'; "
@@ -115,7 +117,7 @@ def compare(  # noqa: PLR0913 - the public interface
         if checked.keys.dry_run:
             raise BadInput("dry_run: a plan has no result, got true; use repsim compare A B --set dry_run=true")
         if folder is not None:
-            return Result(perform_in(local(folder), checked, progress, drawn=True))
+            return Result(perform_in(expand_path(folder), checked, progress, drawn=True))
         scratch = Path(tempfile.mkdtemp(prefix="repsim-"))
         try:
             result = Result(perform_in(scratch / "run", checked, progress, drawn=False))
@@ -132,7 +134,7 @@ def _register_functions(given: Any) -> Any:
     return [getattr(each, NAME, each) for each in several] if any(map(callable, several)) else given
 
 
-def names_of(key: str, given: Any) -> list[str]:
+def read_names(key: str, given: Any) -> list[str]:
     """One name, or several. Raises BadInput for what are none."""
     names = [given] if isinstance(given, str) else list(given) if isinstance(given, Iterable) else [given]
     if not all(isinstance(name, str) for name in names):
@@ -199,15 +201,15 @@ def _modules(
     if isinstance(data, list | tuple) and any(isinstance(each, DataLoader) for each in data):
         raise BadInput(f"data: one DataLoader, got {len(data)} in a list; give one that has all batches")
     batches = [data] if isinstance(data, Tensor | np.ndarray) else data
-    return models_in_memory.of_modules(live, batches, layers, forward=forward, maps=maps, documents=documents)
+    return models_in_memory.record_modules(live, batches, layers, forward=forward, maps=maps, documents=documents)
 
 
-def _with_documents(label: str, entry: dict[str, Any], documents: Sequence[Any]) -> dict[str, str]:
+def _add_documents(label: str, entry: dict[str, Any], documents: Sequence[Any]) -> dict[str, str]:
     """The entry of stored rows that belong to these documents. Raises BadInput for a model that runs."""
     stored = bind_model(label, entry)
     if not isinstance(stored, Precomputed):
         raise BadInput(f"documents: of arrays and modules, got '{label}', whose texts are its documents; drop them")
-    told = models_in_memory.one_each(documents, stored.rows, f"rows of '{label}'")
+    told = models_in_memory.check_given_documents(documents, stored.rows, f"rows of '{label}'")
     return models_in_memory.hold(replace(stored, documents=told))
 
 

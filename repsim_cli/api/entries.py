@@ -16,12 +16,12 @@ from repsim_cli.activations.inputs import share_tokens
 from repsim_cli.base import registry
 from repsim_cli.base.documents import find_interpolation
 from repsim_cli.base.errors import BadConfig, BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.config.binding import bind_model
-from repsim_cli.config.compose import compose, primary_of, task
-from repsim_cli.config.presets import FILES, conf_dir, entries, entry_of, read_shipped
-from repsim_cli.config.words import as_hydra_takes, set_key
+from repsim_cli.config.compose import compose, drop_hydra_keys, store_primary_config
+from repsim_cli.config.presets import FILES, conf_dir, find_model_entry, read_shipped, read_table_entries
+from repsim_cli.config.words import convert_to_overrides, set_key
 from repsim_cli.data import memory as texts_in_memory
 from repsim_cli.data.base import Data
 from repsim_cli.models import memory as models_in_memory
@@ -88,18 +88,18 @@ def model_entry(label: str, model: Any) -> dict[str, Any]:
 
     try:
         if isinstance(model, str | os.PathLike):
-            return dict(entry_of(os.fspath(model)))
+            return dict(find_model_entry(os.fspath(model)))
         if isinstance(model, Precomputed | Source):
             return models_in_memory.hold(model)
         if is_transformers(model):
             parts = model if isinstance(model, tuple) else (model,)
-            return models_in_memory.hold(models_in_memory.of_transformers(*parts))
+            return models_in_memory.hold(models_in_memory.wrap_transformers(*parts))
         if isinstance(model, np.ndarray | Tensor):
             model = {"rows": model}
         if isinstance(model, Mapping) and isinstance(model.get("kind"), str):
             return dict(model)
         if isinstance(model, Mapping):
-            return models_in_memory.hold(models_in_memory.of_arrays(model))
+            return models_in_memory.hold(models_in_memory.wrap_arrays(model))
     except BadConfig:
         raise
     except BadInput as error:
@@ -125,7 +125,7 @@ def data_entry(given: Any) -> dict[str, Any]:
         file = conf_dir() / "data" / f"{name}.yaml"
         if file.is_file():
             return read_shipped(file)
-        place = local(name)
+        place = expand_path(name)
         if place.exists():
             tabular = place.is_dir() or place.suffix in (".csv", ".tsv")
             return {"kind": "table" if tabular else "local_text", "path": name}
@@ -140,7 +140,7 @@ def data_entry(given: Any) -> dict[str, Any]:
     items = list(given) if isinstance(given, Iterable) else []
     held: Data
     if items and all(isinstance(item, str) for item in items):
-        held = texts_in_memory.texts(items)
+        held = texts_in_memory.wrap_texts(items)
     elif items and all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
         held = texts_in_memory.label_texts([(str(text), str(label)) for text, label in items])
     else:
@@ -149,7 +149,7 @@ def data_entry(given: Any) -> dict[str, Any]:
     return texts_in_memory.hold(key, held)
 
 
-def configuration(  # noqa: PLR0913 - the public interface
+def compose_configuration(  # noqa: PLR0913 - the public interface
     models: dict[str, Any],
     data: Any,
     measures: Sequence[str],
@@ -164,13 +164,13 @@ def configuration(  # noqa: PLR0913 - the public interface
     """A whole configuration, with the defaults of the command line. settings: by key, or words KEY=VALUE."""
     bound = {label: bind_model(label, entry) for label, entry in models.items()}
     stored = [label for label, model in bound.items() if isinstance(model, Precomputed)]
-    known = {name: {"kind": name} for name in registry.measures.list_added()} | entries("measure")
+    known = {name: {"kind": name} for name in registry.measures.list_added()} | read_table_entries("measure")
     for name in measures:
         if name not in known:
             raise BadInput(f"measures: no such measure, got '{name}'; {did_you_mean(name, known)}")
     by_key = settings.items() if isinstance(settings, Mapping) else ()
     words = [word for key, value in by_key for word in set_key(key, value)]
-    words = words or [part for word in settings for part in as_hydra_takes(word)]
+    words = words or [part for word in settings for part in convert_to_overrides(word)]
     keys = [re.split("[=@]", word.lstrip("+~"))[0] for word in words]
     for key in keys:
         if other := re.match(r"(hydra|experiment|model$)\b", key):
@@ -198,7 +198,7 @@ def configuration(  # noqa: PLR0913 - the public interface
     }
     if text := find_interpolation([config, words, presets]):
         raise BadInput(f"settings, data, models: ${{...}} is not replaced here, got '{text}'; give its value")
-    return task(*compose(words, primary_of(config, words, presets)))
+    return drop_hydra_keys(*compose(words, store_primary_config(config, words, presets)))
 
 
 def _unit(bound: Mapping[str, Any], rows: str) -> str:

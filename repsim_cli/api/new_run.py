@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli import report
-from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
 from repsim_cli.runs import results
 from repsim_cli.runs.results import Run
@@ -34,7 +34,7 @@ def new_run(folder: Path, *, reported: bool = True, **about: Any) -> Iterator[Ru
     except BaseException as error:
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         _record(run, status, error)
-        if failed := RunFailed(explain(error)) if isinstance(error, OSError) else panic(error):
+        if failed := RunFailed(explain(error)) if isinstance(error, OSError) else convert_panic(error):
             raise failed from error
         raise
 

@@ -12,13 +12,13 @@ from repsim_cli.api.entries import label_entries, model_entry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.config.binding import bind_model
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading
 from repsim_cli.models.memory import digest
-from repsim_cli.models.parts import Kept, inside, refusal
-from repsim_cli.models.sizes import all_at_once
+from repsim_cli.models.parts import Kept, explain_block_refusal, is_inside
+from repsim_cli.models.sizes import are_resident_together
 from repsim_cli.models.source import Family, Precomputed, Series, Source
-from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.studies.verify.dump import SUFFIXES, Dump
 from repsim_cli.studies.verify.saved import Saved
@@ -53,7 +53,7 @@ def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
     if isinstance(module, nn.Module):
         where = str(getattr(module, "name_or_path", "") or "")
         if tokenizer is None and where and Path(where).is_dir():
-            tokenizer = _or_none(lambda: tokenizer_of(where))
+            tokenizer = _try_or_none(lambda: load_tokenizer(where))
         facts = {"source": f"in memory, a {type(module).__name__}", "weights_hash": digest(module.state_dict().items())}
         return OpenedModel(key, InMemory(module), tokenizer, facts)
     label = next(iter(label_entries([given]))) if isinstance(given, str | os.PathLike) else key
@@ -68,7 +68,7 @@ def find_model(key: str, given: Any) -> OpenedModel | NamedModel:
     return NamedModel(label, bound)
 
 
-def hardware_of(by_block: str, memory_gb: float | None) -> Hardware:
+def make_hardware(by_block: str, memory_gb: float | None) -> Hardware:
     if by_block not in ("auto", "always", "never"):
         raise BadInput(f"by_block: not one of auto, always, never, got {by_block!r}; name one")
     if memory_gb is not None and not memory_gb > 0:
@@ -86,18 +86,22 @@ def load_sides(first: Any, second: Any, hardware: Hardware) -> tuple[Any, Any]:
             f"{'stored activations' if others else 'models in memory'}; drop it"
         )
     apart = hardware.by_block == "always" or (
-        hardware.by_block == "auto" and not others and not all_at_once([each.source for each in named], hardware)
+        hardware.by_block == "auto"
+        and not others
+        and not are_resident_together([each.source for each in named], hardware)
     )
     for each in named if hardware.by_block == "always" else ():
-        if (why := refusal(each.source)) is not None:
+        if (why := explain_block_refusal(each.source)) is not None:
             raise BadInput(f"by_block: {each.label} cannot be run by block ({why}), got always; drop it")
 
     def open_side(each: Any) -> Any:
         if not isinstance(each, NamedModel):
             return each
         source = each.source
-        side = _on_disk(source) if apart and refusal(source) is None else InMemory(_whole(source))
-        return OpenedModel(each.label, side, _or_none(source.tokenizer), source.identity())
+        side = (
+            _open_on_disk(source) if apart and explain_block_refusal(source) is None else InMemory(_load_whole(source))
+        )
+        return OpenedModel(each.label, side, _try_or_none(source.tokenizer), source.identity())
 
     return open_side(first), open_side(second)
 
@@ -112,36 +116,39 @@ def _heads(source: Source) -> list[str]:
     return heads if source.has_head else []
 
 
-def _with_scores(model: Any) -> nn.Module:
-    if isinstance(model, library().PreTrainedModel):
+def _use_eager_attention(model: Any) -> nn.Module:
+    if isinstance(model, import_transformers().PreTrainedModel):
         model.set_attn_implementation("eager")  # it has scores and a pattern to look at
     return model
 
 
-def _whole(source: Source) -> nn.Module:
+def _load_whole(source: Source) -> nn.Module:
     """Loads the model with the output head that its checkpoint has, else its backbone."""
     for auto in _heads(source):
-        model = _or_none(lambda auto=auto: source.with_head(auto))
+        model = _try_or_none(lambda auto=auto: source.with_head(auto))
         if model is not None:
-            return _with_scores(model)
+            return _use_eager_attention(model)
     return source.load(True)
 
 
-def _on_disk(source: Source, *, bare: bool = False) -> OnDisk:
+def _open_on_disk(source: Source, *, bare: bool = False) -> OnDisk:
     """The same, of which parts are loaded. bare: the backbone alone."""
     backbone: Any = source.skeleton
     for auto in () if bare else _heads(source):
 
         def part(kept: Kept, auto: str = auto) -> nn.Module:
-            return _with_scores(source.with_head(auto, Loading(kept=kept)))
+            return _use_eager_attention(source.with_head(auto, Loading(kept=kept)))
 
         # the checkpoint has this head
-        if _or_none(lambda part=part: part(lambda name: not inside(name, backbone.base_model_prefix))) is not None:
-            return OnDisk(part, lambda: _on_disk(source, bare=True))
+        if (
+            _try_or_none(lambda part=part: part(lambda name: not is_inside(name, backbone.base_model_prefix)))
+            is not None
+        ):
+            return OnDisk(part, lambda: _open_on_disk(source, bare=True))
     return OnDisk(lambda kept: source.load(True, Loading(kept=kept)))
 
 
-def _or_none(step: Any) -> Any:
+def _try_or_none(step: Any) -> Any:
     try:
         return step()
     except BadInput:

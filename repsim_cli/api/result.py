@@ -14,11 +14,11 @@ from jaxtyping import Float
 
 from repsim_cli import report
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.chance import Chance, level_of
-from repsim_cli.findings.analyse import card_of, draw, read_drawing
+from repsim_cli.figures.chance import Chance, choose_chance_level
+from repsim_cli.findings.analyse import draw, find_analysis_card, read_drawing
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import CHANCE, Matrix, Measured, Results
@@ -80,7 +80,7 @@ class Result:
         """
         measured, details = self._find_measure(measure), self._matrix(first, second, measure).details
         drawn = [self._array(details[CHANCE])] if CHANCE in details else []
-        return level_of(measured.chance, measured.null, drawn, np.empty(0))[0]
+        return choose_chance_level(measured.chance, measured.null, drawn, np.empty(0))[0]
 
     def _matrix(self, first: str, second: str | None, measure: str | None) -> Matrix:
         """That of two models; of a symmetric measure in either order."""
@@ -117,7 +117,7 @@ class Result:
         """The same with all numbers of this pair of layers, by quantity."""
         matrix = self._matrix(first, second, measure)
         cells = {what: self._array(path) for what, path in matrix.cells.items()}
-        found = reader.closest(self._find_measure(measure), matrix, cells)
+        found = reader.find_closest_cell(self._find_measure(measure), matrix, cells)
         if found is None:
             raise BadInput(
                 f"closest: no layers of these models have a value, got '{first}' and '{second}'; name others"
@@ -149,7 +149,7 @@ class Result:
         run = Finished(
             folder=self.folder, manifest=reader.read_manifest(self.folder), results=reader.mark(self.results)
         )
-        make = card_of("maps").figures
+        make = find_analysis_card("maps").figures
         assert make is not None
         jobs = [(slug(name).parts, maker) for name, maker in make(run, False)]
         # LABEL-all, LABEL-panels or a pair of models; small multiples are named otherwise
@@ -165,7 +165,7 @@ class Result:
 
         Raises BadInput where that exists.
         """
-        target = local(folder)
+        target = expand_path(folder)
         if target.exists():
             raise BadInput(f"save: it exists, got '{folder}'; name a new folder")
         shutil.copytree(self.folder, target)

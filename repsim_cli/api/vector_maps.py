@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from repsim_cli.api.compare import check_keys, hold, names_of, perform_in
-from repsim_cli.api.entries import configuration, label_entries, model_entry
+from repsim_cli.api.compare import check_keys, hold, perform_in, read_names
+from repsim_cli.api.entries import compose_configuration, label_entries, model_entry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.config.binding import bind_model
 from repsim_cli.config.run import validate
 from repsim_cli.config.words import set_key
@@ -57,18 +57,18 @@ def fit_map(  # noqa: PLR0913 - the public interface
     with hold():
         named = all(isinstance(each, str | os.PathLike) for each in (old, new))
         models = label_entries(
-            [old, new] if named else ["old", "new"], None if names is None else names_of("names", names)
+            [old, new] if named else ["old", "new"], None if names is None else read_names("names", names)
         )
         entries = {label: model_entry(label, given) for label, given in zip(models, (old, new), strict=True)}
         live = [label for label, entry in entries.items() if not isinstance(bind_model(label, entry), Precomputed)]
         own: dict[str, Any] = {"study": "vector_map", "name": "vector_map"}
-        own |= {"options.kinds": found} if (found := names_of("kinds", kinds)) else {}
+        own |= {"options.kinds": found} if (found := read_names("kinds", kinds)) else {}
         own |= {"options.layers": [list(pair) for pair in layers]} if layers else {}
         own |= {"extract.layers": [-1]} if live and not layers else {}
         by_key = settings if isinstance(settings, Mapping) else {}
         words = [word for key, value in {**own, **by_key}.items() for word in set_key(key, value)]
         words += [] if isinstance(settings, Mapping) else settings
-        config = configuration(entries, data, [], "pooled" if live else "auto", "none", words)
+        config = compose_configuration(entries, data, [], "pooled" if live else "auto", "none", words)
         checked = validate(config)
         if checked.keys.dry_run:
             raise BadInput("dry_run: a plan has no map, got true; use repsim run study=vector_map dry_run=true")
@@ -76,7 +76,7 @@ def fit_map(  # noqa: PLR0913 - the public interface
             raise BadInput(f"resume: of repsim run, got {checked.keys.resume}; use repsim run study=vector_map")
         scratch = None if folder is not None else Path(tempfile.mkdtemp(prefix="repsim-"))
         try:
-            place = perform_in(local(folder or f"{scratch}/run"), checked, progress, drawn=scratch is None)
+            place = perform_in(expand_path(folder or f"{scratch}/run"), checked, progress, drawn=scratch is None)
             maps = [load_map(file) for file in (place / "maps").iterdir()]
         finally:
             if scratch is not None:

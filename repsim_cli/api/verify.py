@@ -12,10 +12,10 @@ from torch import nn
 
 from repsim_cli.api.entries import label_entries
 from repsim_cli.api.new_run import new_run
-from repsim_cli.api.opened import NamedModel, OpenedModel, find_model, hardware_of, load_sides
+from repsim_cli.api.opened import NamedModel, OpenedModel, find_model, load_sides, make_hardware
 from repsim_cli.base.environment import read_command
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.text import embedded_text, local_text
 from repsim_cli.models.checkpoints import hash_files
@@ -23,8 +23,8 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import inputs, tokens
-from repsim_cli.studies.verify.answer import DIFFERENT, Answer, ranges
-from repsim_cli.studies.verify.beside import beside, different_ids, of_ids
+from repsim_cli.studies.verify.answer import DIFFERENT, Answer, name_part_ranges
+from repsim_cli.studies.verify.beside import answer_different_ids, compare_dumps, find_different_token
 from repsim_cli.studies.verify.dump import Dump, dump_files, read_dump
 from repsim_cli.studies.verify.inputs import PROBES, Batch
 from repsim_cli.studies.verify.saved import Saved, is_saved, load, save
@@ -72,16 +72,16 @@ def verify(  # noqa: PLR0913 - the public interface
     )
     second = _read_dump(candidate, "candidate", layer_ids) or find_model("candidate", candidate)
     _check(first, second, texts, quick, layer_ids)
-    first, second = load_sides(first, second, hardware_of(by_block, memory_gb))
+    first, second = load_sides(first, second, make_hardware(by_block, memory_gb))
     if folder is None:
         return _answer(first, second, texts, progress, quick)
     about = {"name": "verify", "study": "verify", "seed": 0, "command": read_command(), "overrides": []}
-    with new_run(local(folder), **about) as run:
+    with new_run(expand_path(folder), **about) as run:
         source = {"source": str(reference)} if isinstance(first, Saved) else _identity(first)
         run.input("models", {"reference": source, "candidate": _identity(second)})
         with run.stage("verify"):
             answer = _answer(first, second, texts, progress, quick)
-        run.write_results(as_results(answer))
+        run.write_results(make_results(answer))
     return answer
 
 
@@ -111,10 +111,10 @@ def _check(first: Any, second: Any, texts: Texts, quick: bool, layer_ids: Sequen
         raise BadInput("texts, quick: two dumps have their own tokens, and nothing is run; drop them")
     for dump, model in ((first, second), (second, first)):
         if isinstance(dump, Dump) and isinstance(model, NamedModel) and dump.depths and predicts_next(model.source):
-            dump.of_model(model.source.layers)  # which refuses blocks that the model does not have
+            dump.index_streams(model.source.layers)  # which refuses blocks that the model does not have
 
 
-def as_results(answer: Answer) -> Results:
+def make_results(answer: Answer) -> Results:
     """Writes the answer as the results of a run: tables of places and of inputs, and all of it under `about`."""
     columns = ["unit", "place", "kind", "relative error", "times its rounding", "inputs"]
     rows: list[list[Any]] = [
@@ -143,11 +143,11 @@ def _read_dump(given: Any, key: str, layer_ids: Sequence[int] | None) -> Dump | 
                 f"{key}: unknown settings of stored activations, got {', '.join(sorted(unknown))}; drop them"
             )
         given = given["path"]
-    elif not isinstance(given, str | os.PathLike) or not dump_files(local(given)):
+    elif not isinstance(given, str | os.PathLike) or not dump_files(expand_path(given)):
         return None
     else:
         key = next(iter(label_entries([given])))
-    return read_dump(local(given), key, **settings)
+    return read_dump(expand_path(given), key, **settings)
 
 
 def _answer(
@@ -156,9 +156,9 @@ def _answer(
     labels = (first.label, second.label if second.label != first.label else f"{second.label} (candidate)")
     if isinstance(first, Dump) or isinstance(second, Dump):
         assert not isinstance(first, Saved)
-        return _of_dumps(first, second, labels, texts, progress, quick)
+        return _compare_dumps(first, second, labels, texts, progress, quick)
     if isinstance(first, Saved):
-        return _from_file(first, second, progress)
+        return _compare_with_file(first, second, progress)
     sides, notes = _match_heads(first, second)
     models = sides[0].model, sides[1].model
     lacking = [label for label, each in zip(labels, (first, second), strict=True) if each.tokenizer is None]
@@ -168,7 +168,9 @@ def _answer(
             inputs.read_batch("text" if len(given) == 1 else f"batch {i}", batch) for i, batch in enumerate(given)
         ]
         return verify_models(*sides, batches, labels, progress, quick=quick)
-    shapes = [inputs.shape_of(model, each.tokenizer) for model, each in zip(models, (first, second), strict=True)]
+    shapes = [
+        inputs.read_input_shape(model, each.tokenizer) for model, each in zip(models, (first, second), strict=True)
+    ]
     if shapes[0] is None or shapes[1] is None:
         raise BadInput(
             f"texts: a module that reads no tokens takes batches, got {type(models[0]).__name__}; give a list of "
@@ -189,15 +191,15 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
 
     reference, texts: as of `verify`. file: a new one that ends with .safetensors.
     """
-    place = local(file)
+    place = expand_path(file)
     if place.suffix != ".safetensors" or place.exists() or not place.absolute().parent.is_dir():
         raise BadInput(f"--save: not a new .safetensors file in a folder that exists, got '{file}'; name one")
-    if isinstance(reference, str | os.PathLike) and dump_files(local(reference)):
+    if isinstance(reference, str | os.PathLike) and dump_files(expand_path(reference)):
         raise BadInput(
             f"--save: of a model that runs, got stored activations '{reference}'; they are such a file already"
         )
     first, _ = load_sides(find_model("reference", reference), None, Hardware(by_block="never"))
-    shape = inputs.shape_of(first.model, first.tokenizer)
+    shape = inputs.read_input_shape(first.model, first.tokenizer)
     if shape is None:
         raise BadInput(f"reference: it reads no tokens, got {type(first.model).__name__}; give a model of texts")
     documents = iter(_texts(texts)) if texts is not None else embedded_text().documents()
@@ -206,7 +208,7 @@ def save_reference(reference: Any, file: str | os.PathLike[str], texts: Texts = 
     return place
 
 
-def _of_dumps(
+def _compare_dumps(
     first: OpenedModel | Dump,
     second: OpenedModel | Dump,
     labels: tuple[str, str],
@@ -216,7 +218,7 @@ def _of_dumps(
 ) -> Answer:
     """Compares with stored activations; token ids first, where the texts are known."""
     if isinstance(first, Dump) and isinstance(second, Dump):
-        return beside(first, second, labels)
+        return compare_dumps(first, second, labels)
     model, dump = (second, first) if isinstance(first, Dump) else (first, second)
     assert isinstance(model, OpenedModel)
     assert isinstance(dump, Dump)
@@ -224,9 +226,11 @@ def _of_dumps(
         if model.tokenizer is None:
             raise BadInput(f"texts: token ids are compared with texts, got no tokenizer of {model.label}; drop them")
         ours, theirs = dump.sequences(), [model.tokenizer(x, verbose=False)["input_ids"] for x in _prompts(texts)]
-        other = different_ids(ours, theirs, labels) if dump is first else different_ids(theirs, ours, labels)
+        other = (
+            find_different_token(ours, theirs, labels) if dump is first else find_different_token(theirs, ours, labels)
+        )
         if other is not None:
-            return of_ids(other, labels, "the texts")
+            return answer_different_ids(other, labels, "the texts")
     return replay_on(dump, model.model, labels, progress, first=dump is first, quick=quick)
 
 
@@ -244,21 +248,21 @@ def _texts(texts: Texts) -> list[Any]:
 
 def _read_reference(reference: Any) -> Saved | None:
     """A reference that was saved by `save_reference`."""
-    if isinstance(reference, str | os.PathLike) and is_saved(local(reference)):
-        return load(local(reference))
+    if isinstance(reference, str | os.PathLike) and is_saved(expand_path(reference)):
+        return load(expand_path(reference))
     return None
 
 
-def _from_file(first: Saved, second: OpenedModel, progress: Progress) -> Answer:
+def _compare_with_file(first: Saved, second: OpenedModel, progress: Progress) -> Answer:
     """Compares with a saved reference, on the inputs and by the rounding that were saved."""
-    if second.tokenizer is not None and (other := tokens.beside(first.ids, second.tokenizer)):
+    if second.tokenizer is not None and (other := tokens.find_differing_ids(first.ids, second.tokenizer)):
         return Answer(DIFFERENT, first.label, second.label, [other], inputs=["text"])
     notes = [
         "from a file: what is inside a part is compared on the first input alone, and no vocabulary beyond the inputs"
     ]
     if first.sketched:
         about = "of what is wrong inside one of them the first place is found, and hardly a kind"
-        notes.append(f"of {ranges(first.sketched)} the file holds sketches of what is inside; {about}")
+        notes.append(f"of {name_part_ranges(first.sketched)} the file holds sketches of what is inside; {about}")
     return replace(verify_models(first, second.side, first.batches, (first.label, second.label), progress), notes=notes)
 
 
@@ -288,18 +292,18 @@ def _batches(
     )
     rows, more = [], {}
     if first.tokenizer is not None:
-        some = list(chain.from_iterable([_some(documents), PROBES.values()]))
+        some = list(chain.from_iterable([_take_first_texts(documents), PROBES.values()]))
         if second.tokenizer is not None and (found := tokens.find_differing(first.tokenizer, second.tokenizer, some)):
             return [], found
-        rows = inputs.rows_of(some, first.tokenizer, both)
+        rows = inputs.make_token_rows(some, first.tokenizer, both)
         more = {name: first.tokenizer(text, verbose=False)["input_ids"] for name, text in PROBES.items()}
-    made = inputs.of_model(both, rows, more)
+    made = inputs.make_batches(both, rows, more)
     config: Any = getattr(models[0], "config", None)
     if getattr(config, "is_encoder_decoder", False):
-        made = [inputs.for_decoder(batch, config) for batch in made]
+        made = [inputs.add_decoder_inputs(batch, config) for batch in made]
     return made, None
 
 
-def _some(documents: Iterator[str]) -> list[str]:
+def _take_first_texts(documents: Iterator[str]) -> list[str]:
     """The first documents, cut to what is read of them."""
     return [text[: 16 * inputs.LENGTH] for text, _ in zip(documents, range(8 * inputs.ROWS), strict=False)]

@@ -34,7 +34,7 @@ class Code(NamedTuple):
     @property
     def key(self) -> dict[str, str | None]:
         """What stands for it in a key of the cache; a package that is missing has no version."""
-        return {"files": self.files, **{name: environment.version(name) for name in sorted(self.packages)}}
+        return {"files": self.files, **{name: environment.read_version(name) for name in sorted(self.packages)}}
 
 
 class File(NamedTuple):
@@ -49,7 +49,7 @@ class File(NamedTuple):
 
 
 @cache
-def code_of(*modules: str) -> Code | None:
+def collect_code(*modules: str) -> Code | None:
     """The code of modules and of what they import, in functions too, at any depth, from this package and from the one
     that each belongs to (outside of packages: from its folder). None where a file cannot be read.
 
@@ -60,7 +60,7 @@ def code_of(*modules: str) -> Code | None:
     seen, todo = set(), [*modules]
     try:
         while todo:
-            if (name := todo.pop()) in seen or not _inside(name, modules):
+            if (name := todo.pop()) in seen or not _is_inside(name, modules):
                 continue
             seen.add(name)
             module, *rest = name.split(".")
@@ -78,7 +78,7 @@ def code_of(*modules: str) -> Code | None:
         NUMERIC.get(top, top)
         for module, file in files.items()
         for top in {name.partition(".")[0] for name in file.names} - sys.stdlib_module_names
-        if top in NUMERIC or not (module.partition(".")[0] == HERE or _inside(top, modules))
+        if top in NUMERIC or not (module.partition(".")[0] == HERE or _is_inside(top, modules))
     }
     text = "".join(f"{module} {files[module].digest}\n" for module in sorted(files))
     strings = frozenset().union(*(file.strings for file in files.values()))
@@ -96,11 +96,11 @@ def code_behind(*functions: Callable[..., Any]) -> Code | None:
             return None
         spec = getattr(sys.modules.get(function.__module__), "__spec__", None)
         modules.add(getattr(spec, "name", function.__module__))
-    return code_of(*sorted(modules))
+    return collect_code(*sorted(modules))
 
 
 @cache
-def _inside(name: str, modules: tuple[str, ...]) -> bool:
+def _is_inside(name: str, modules: tuple[str, ...]) -> bool:
     top = name.partition(".")[0]
     beside = {_folder(module) for module in modules if "." not in module} - {None}
     return top in {HERE, *(module.partition(".")[0] for module in modules)} or bool(beside and _folder(top) in beside)
@@ -136,7 +136,7 @@ def _file(module: str) -> File:
         tree = ast.parse(Path(file).read_bytes() if file else "")  # a namespace has none
     package = (module if folders is not None else module.rpartition(".")[0]).split(".")
     nodes: dict[type, list[Any]] = defaultdict(list)
-    text = _plain(tree, nodes)
+    text = _dump_code(tree, nodes)
     names, bound = set(), defaultdict(set)
     for alias in (alias for node in nodes[ast.Import] for alias in node.names):
         names.add(alias.name)
@@ -176,11 +176,11 @@ def _attributes(node: ast.AST) -> list[str]:
     return [getattr(node, "id", ""), *reversed(parts)]
 
 
-def _plain(code: Any, nodes: dict[type, list[Any]]) -> str:
+def _dump_code(code: Any, nodes: dict[type, list[Any]]) -> str:
     """The code that runs as text: the same under other versions of Python, and where only comments, docstrings and
     layout differ. nodes: its parts are added there, by type."""
     if isinstance(code, list):
-        return f"[{','.join([_plain(part, nodes) for part in code if not _idle(part)])}]"
+        return f"[{','.join([_dump_code(part, nodes) for part in code if not _is_bare_constant(part)])}]"
     if not isinstance(code, ast.AST):
         return ascii(code)
     nodes[type(code)].append(code)
@@ -190,8 +190,8 @@ def _plain(code: Any, nodes: dict[type, list[Any]]) -> str:
     for_types = isinstance(code, ast.If) and "TYPE_CHECKING" in (getattr(test, "id", ""), getattr(test, "attr", ""))
     kept = [name for name in code._fields if name != "ctx" and not (name == "body" and for_types)]
     parts = [(name, part) for name in kept if (part := getattr(code, name, None)) not in (None, [])]
-    return f"{type(code).__name__}({','.join([f'{name}={_plain(part, nodes)}' for name, part in parts])})"
+    return f"{type(code).__name__}({','.join([f'{name}={_dump_code(part, nodes)}' for name, part in parts])})"
 
 
-def _idle(node: Any) -> bool:
+def _is_bare_constant(node: Any) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

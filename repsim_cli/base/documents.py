@@ -90,15 +90,15 @@ def read_yaml(file: Path) -> Any:
         return yaml.load(text, Plain)
 
 
-def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def list_leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Lists the leaves of nested mappings as (key path, text).
 
-    >>> list(flat({"data": {"kind": "pile", "seeds": [0, 1]}, "cache": True}))
+    >>> list(list_leaves({"data": {"kind": "pile", "seeds": [0, 1]}, "cache": True}))
     [('data.kind', 'pile'), ('data.seeds', '[0, 1]'), ('cache', 'true')]
     """
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from flat(inner, f"{path}.{key}" if path else str(key))
+            yield from list_leaves(inner, f"{path}.{key}" if path else str(key))
     else:
         yield path, value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
@@ -143,39 +143,39 @@ def _yaml() -> Iterator[None]:
         raise Unreadable(" ".join(str(error).split())) from None
 
 
-def texts(value: Any) -> Iterator[str]:
+def list_texts(value: Any) -> Iterator[str]:
     """All texts in a tree, keys and paths among them."""
     if isinstance(value, dict | list | tuple):
         for inner in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from texts(inner)
+            yield from list_texts(inner)
     elif isinstance(value, str | os.PathLike):
         yield str(value)
 
 
 def find_interpolation(value: Any) -> str | None:
     """The first text in a tree that OmegaConf would replace by something else; None where there is none."""
-    return next((text for text in texts(value) if "${" in text), None)
+    return next((text for text in list_texts(value) if "${" in text), None)
 
 
-def unwritable(value: Any) -> str | None:
+def find_unwritable_text(value: Any) -> str | None:
     """The first text in a tree that no document and no path can hold: with a NUL, or half of a surrogate pair, as
     Python reads names of files that are not UTF-8. None where there is none."""
-    return next((text for text in texts(value) if HALF.search(text)), None)
+    return next((text for text in list_texts(value) if HALF.search(text)), None)
 
 
-def misfit(value: Any, shape: Any, path: str = "") -> str | None:
+def find_misfit(value: Any, shape: Any, path: str = "") -> str | None:
     """Where and how a document differs from this shape; None where it fits.
 
     A shape is a type (or several, `str | None`), a list with the shape of its items, a mapping {str: shape}, or a
     record of shapes by key. A record may have further keys, and may lack keys that end in `?`.
 
-    >>> misfit({"seed": 0, "timings": None}, {"seed": int, "timings": {str: float}})
+    >>> find_misfit({"seed": 0, "timings": None}, {"seed": int, "timings": {str: float}})
     'timings: not a mapping, got null'
-    >>> misfit({"seed": 0}, {"seed": int, "timings?": {str: float}})
+    >>> find_misfit({"seed": 0}, {"seed": int, "timings?": {str: float}})
     """
     at = f"{path}: " if path else ""
     kind = type(shape) if isinstance(shape, list | dict) else shape
-    if not _of_kind(value, kind):
+    if not _is_of_kind(value, kind):
         return f"{at}not {' or '.join(WORDS[item] for item in get_args(kind) or [kind])}, got {show(value)}"
     if kind is shape:
         return None
@@ -190,11 +190,11 @@ def misfit(value: Any, shape: Any, path: str = "") -> str | None:
         keys = {key.removesuffix("?"): item for key, item in shape.items()}
         inner = [(key, value[key], item) for key, item in keys.items() if key in value]
     other = ((key, item, form) for key, item, form in inner if type(item) is not form)  # the others fit
-    problems = (misfit(item, form, f"{path}.{key}" if path else str(key)) for key, item, form in other)
+    problems = (find_misfit(item, form, f"{path}.{key}" if path else str(key)) for key, item, form in other)
     return next(filter(None, problems), None)
 
 
-def _of_kind(value: Any, kind: Any) -> bool:
+def _is_of_kind(value: Any, kind: Any) -> bool:
     """isinstance, except that truth values are not numbers."""
     return kind in (bool, object) if isinstance(value, bool) else isinstance(value, kind)
 

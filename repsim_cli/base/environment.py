@@ -17,18 +17,18 @@ def read_command() -> list[str]:
     return json.loads(os.environ.get(COMMAND, "[]"))
 
 
-def versions() -> dict[str, str | None]:
+def read_versions() -> dict[str, str | None]:
     """Versions of the packages that numbers may depend on."""
-    return {package: version(package) for package in PACKAGES}
+    return {package: read_version(package) for package in PACKAGES}
 
 
-def code() -> dict[str, Any]:
+def describe_code() -> dict[str, Any]:
     """The code that makes results now."""
-    return {"version": version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
+    return {"version": read_version("repsim-cli"), **(git_state() or {"commit": None, "dirty": None})}
 
 
 @cache
-def version(package: str) -> str | None:
+def read_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

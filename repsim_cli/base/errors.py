@@ -35,7 +35,7 @@ class RunFailed(RepsimError):
     """A run failed after it had started (exit code 1)."""
 
 
-def panic(error: BaseException) -> RunFailed | None:
+def convert_panic(error: BaseException) -> RunFailed | None:
     """What a library in Rust raises where it gives up, which is no Exception, as an error of the project; None for
     anything else."""
     if type(error).__name__ != "PanicException":
@@ -46,11 +46,11 @@ def panic(error: BaseException) -> RunFailed | None:
 
 @contextmanager
 def refuse_panics() -> Iterator[None]:
-    """Makes what `panic` knows an exception."""
+    """Makes what `convert_panic` knows an exception."""
     try:
         yield
     except BaseException as error:
-        if (failed := panic(error)) is None:
+        if (failed := convert_panic(error)) is None:
             raise
         raise failed from error
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.base.errors import BadInput, RepsimError, panic
+from repsim_cli.base.errors import BadInput, RepsimError, convert_panic
 
 PERMISSION = "change its permissions or ask its owner, or choose another path"
 ROOM = "free space there, or choose another place"
@@ -52,7 +52,7 @@ def _find_closed(path: Path) -> Path | None:
     return None
 
 
-def in_utf8(path: Path, variable: str) -> Path:
+def check_utf8(path: Path, variable: str) -> Path:
     """The path in an environment variable. Raises BadInput where it is not UTF-8, since neither JSON nor safetensors
     can name such files."""
     try:
@@ -62,7 +62,7 @@ def in_utf8(path: Path, variable: str) -> Path:
     return path
 
 
-def local(path: str | os.PathLike[str]) -> Path:
+def expand_path(path: str | os.PathLike[str]) -> Path:
     """The path with `~` expanded, whether it exists or not. Raises BadInput for what no path can be."""
     if not isinstance(path, str | os.PathLike):
         raise BadInput(f"path: not usable, got {path!r:.60}; give text or a path")
@@ -73,7 +73,7 @@ def local(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-def inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
+def find_inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
     """The file that a document of a folder names; None where it names none, or one outside the folder.
 
     links: whether symbolic links may lead out of it; those of the hub's cache may, whose snapshots link to its blobs.
@@ -88,7 +88,7 @@ def inside(folder: Path, name: Any, *, links: bool = False) -> Path | None:
     return folder / name if links or any(file.is_relative_to(place) for place in places) else None
 
 
-def readable(file: Path) -> Path:
+def check_readable(file: Path) -> Path:
     """The file, for a library whose errors do not name the cause. Raises OSError where it cannot be opened, and
     BadInput for a pipe or a device, which would block."""
     if file.exists() and not (file.is_file() or file.is_dir()):
@@ -120,7 +120,7 @@ def refuse(problem: str, got: object, advice: str, kind: type[RepsimError] = Bad
     except RepsimError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and panic(error) is None:
+        if not isinstance(error, Exception) and convert_panic(error) is None:
             raise
         if isinstance(error, OSError) and error.errno in ADVICE:
             raise

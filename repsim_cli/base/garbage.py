@@ -16,6 +16,6 @@ def resume() -> None:
         gc.enable()
 
 
-def spare() -> None:
+def skip_final_collection() -> None:
     """Leaves all that there is to the end of the process, which frees it at once."""
     gc.freeze()

@@ -13,7 +13,7 @@ NARROW = 512  # features that a strip has at least: products of fewer are slow
 DIAGONAL = 128  # rows of a tile on the diagonal
 
 
-def strips(x: Float[Tensor, "n d"]) -> Iterator[slice]:
+def cut_feature_strips(x: Float[Tensor, "n d"]) -> Iterator[slice]:
     """All features, as many at a time as fit into the processor's cache."""
     size = max(CACHED // len(x), NARROW)
     return (slice(start, start + size) for start in range(0, x.shape[1], size))

@@ -30,10 +30,10 @@ class Name(str):
         return made
 
 
-def runs_of(numbers: Iterable[int]) -> list[range]:
+def join_into_ranges(numbers: Iterable[int]) -> list[range]:
     """Joins ascending numbers to ranges of those that follow each other.
 
-    >>> runs_of([0, 1, 2, 4])
+    >>> join_into_ranges([0, 1, 2, 4])
     [range(0, 3), range(4, 5)]
     """
     made: list[range] = []
@@ -52,7 +52,7 @@ def blocks_named(numbers: Iterable[int]) -> str:
     ('blocks 0 to 2, 4', 'block 3')
     """
     numbers = list(numbers)
-    parts = [f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in runs_of(numbers)]
+    parts = [f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in join_into_ranges(numbers)]
     return f"block{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
 
 
@@ -81,7 +81,7 @@ def _hash(of: Any) -> str:
     return hashlib.sha256(repr(of).encode()).hexdigest()[:8]
 
 
-def once(name: str, given: MutableMapping[str, tuple[str, ...]]) -> str:
+def make_unique_filename(name: str, given: MutableMapping[str, tuple[str, ...]]) -> str:
     """The name of a file, with a hash where other labels already gave this name, or one that differs in case alone,
     which some file systems take for the same. given: those before.
 
@@ -97,10 +97,10 @@ def once(name: str, given: MutableMapping[str, tuple[str, ...]]) -> str:
     return stem
 
 
-def free(key: str, taken: Container[str]) -> str:
+def find_free_key(key: str, taken: Container[str]) -> str:
     """The key, with a number where it is taken: labels may hold what joins them.
 
-    >>> free("a, b", {"a, b": 0})
+    >>> find_free_key("a, b", {"a, b": 0})
     'a, b 2'
     """
     numbered = (f"{key} {number}" for number in itertools.count(2))

@@ -18,7 +18,7 @@ _check: ContextVar[_Check | None] = ContextVar("_check", default=None)
 
 @contextmanager
 def collect_unfit(*, dry: bool) -> Iterator[list[str]]:
-    """Inside, `unfit` adds to the list that this yields. dry: the shapes of published models are the shipped ones."""
+    """Inside, `note_unfit` adds to the list that this yields. dry: shapes of published models are the shipped ones."""
     check = _Check([], dry)
     token = _check.set(check)
     try:
@@ -42,7 +42,7 @@ def is_dry() -> bool:
     return check is not None and check.dry
 
 
-def unfit(problem: str) -> None:
+def note_unfit(problem: str) -> None:
     """Notes that settings cannot run on this machine; raises BadInput outside of `collect_unfit`."""
     check = _check.get()
     if check is None:
@@ -51,11 +51,11 @@ def unfit(problem: str) -> None:
 
 
 def check_device(key: str, device: str) -> None:
-    """Notes, as `unfit`, that torch cannot use the device of the setting `key`."""
+    """Notes, as `note_unfit`, that torch cannot use the device of the setting `key`."""
     import torch
 
     try:
         torch.zeros(1, device=device).item()  # fails on the device meta, which has no values
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).splitlines()[0][:100]
-        unfit(f"{key}: not usable here, got '{device}' ({reason}); use cpu")
+        note_unfit(f"{key}: not usable here, got '{device}' ({reason}); use cpu")

@@ -85,7 +85,9 @@ class Registry:
             found |= dict.fromkeys(filter(None, names), module)
         own = dict.fromkeys(self._entries, "") | found
         for name in sorted(own.keys() & self.plugins.keys()):
-            log.warning("%s: its %s '%s' is left out, repsim has one", package_of(self.plugins[name]), self.noun, name)
+            log.warning(
+                "%s: its %s '%s' is left out, repsim has one", name_package(self.plugins[name]), self.noun, name
+            )
         return own
 
     def own(self, name: str) -> bool:
@@ -110,16 +112,16 @@ class Registry:
     @cached_property
     def plugins(self) -> Mapping[str, EntryPoint]:
         """Lists the names of other packages without importing these; where two have one name, the first has it."""
-        points = sorted(entry_points(group=self._group), key=package_of, reverse=True) if self._group else ()
+        points = sorted(entry_points(group=self._group), key=name_package, reverse=True) if self._group else ()
         return {point.name: point for point in points}
 
     def names(self) -> list[str]:
         return sorted({*self._own, *self._entries, *self.plugins})
 
-    def usable(self) -> list[str]:
+    def list_usable(self) -> list[str]:
         """Lists the names without those of plug-ins that cannot be loaded, and warns of each of these once."""
         known = {*self._broken}
-        names = [name for name in self.names() if self._why_broken(name) is None]
+        names = [name for name in self.names() if self._say_why_broken(name) is None]
         for name in self._broken.keys() - known:
             log.warning("%s; it is left out", self._broken[name])
         return names
@@ -131,11 +133,11 @@ class Registry:
             raise BadInput(f"unknown {self.noun}, got '{name}'; {did_you_mean(name, self.names())}")
         if name not in self._entries and name in self._own:
             importlib.import_module(self._own[name])
-        if why := self._why_broken(name):
+        if why := self._say_why_broken(name):
             raise BadInput(f"{why}; mend or uninstall it")
         return self._entries[name]
 
-    def _why_broken(self, name: str) -> str | None:
+    def _say_why_broken(self, name: str) -> str | None:
         """Imports what a plug-in's name stands for, once; says why this cannot be done."""
         if name in self._own or name in self._entries or name in self._broken:
             return self._broken.get(name)
@@ -150,11 +152,11 @@ class Registry:
             for added in self._entries.keys() - before - self._own.keys():
                 del self._entries[added]
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            self._broken[name] = f"{package_of(point)}: its {self.noun} '{name}' cannot be loaded, got {reason}"
+            self._broken[name] = f"{name_package(point)}: its {self.noun} '{name}' cannot be loaded, got {reason}"
         return self._broken.get(name)
 
 
-def package_of(point: EntryPoint) -> str:
+def name_package(point: EntryPoint) -> str:
     """Names the package that an entry point is of, with its version."""
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 

@@ -175,10 +175,10 @@ REMEDIED: dict[str, Callable[[Any], str]] = {
 }
 
 
-def treatment(remedies: Mapping[str, Any]) -> str:
+def say_treatment(remedies: Mapping[str, Any]) -> str:
     """What was done to the rows before they were compared, from `Extract.remedies`; empty where it was nothing.
 
-    >>> treatment({"normalise": "features", "skip": 4})
+    >>> say_treatment({"normalise": "features", "skip": 4})
     'without the first 4 places; features at unit variance'
     """
     return "; ".join(said(remedies[key]) for key, said in REMEDIED.items() if key in remedies)

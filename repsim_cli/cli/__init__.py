@@ -12,9 +12,9 @@ from typing import Any
 
 from repsim_cli import __version__
 from repsim_cli.base import garbage, signals
-from repsim_cli.base.documents import unwritable
+from repsim_cli.base.documents import find_unwritable_text
 from repsim_cli.base.environment import COMMAND
-from repsim_cli.base.errors import BadInput, RepsimError, panic
+from repsim_cli.base.errors import BadInput, RepsimError, convert_panic
 from repsim_cli.base.files import explain
 from repsim_cli.cli.parser import Parser, add_map
 from repsim_cli.cli.terminal import complain, log, say, terminal_log
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
             code = run(words[1:])
         else:
-            parsed = parser().parse_words(words or ["--help"])
+            parsed = build_parser().parse_words(words or ["--help"])
             code = parsed.command(parsed)
     except RepsimError as error:
         complain(error)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complain(BadInput(explain(error)))
         code = 2
     except BaseException as error:
-        if (failed := panic(error)) is None:
+        if (failed := convert_panic(error)) is None:
             raise
         complain(failed)
         code = 1
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _check(words: Sequence[str]) -> None:
     """Raises BadInput where the command cannot be started: its words, or the place where it is."""
-    if (text := unwritable(list(words))) is not None:
+    if (text := find_unwritable_text(list(words))) is not None:
         raise BadInput(f"repsim: not text in UTF-8, got {os.fsencode(text)!r}; give the file another name")
     try:
         os.getcwd()
@@ -91,7 +91,7 @@ def _command(module: str, name: str) -> Callable[..., Any]:
     return call
 
 
-def parser() -> Parser:
+def build_parser() -> Parser:
     top = Parser(
         prog="repsim",
         description="Compare the inside of language models: from one config to similarity matrices, figures and JSON.",

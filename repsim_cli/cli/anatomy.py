@@ -12,13 +12,13 @@ from repsim_cli.activations.hook_points import (
     OF_CONVOLUTIONS,
     OUTSIDE,
     HookPoint,
-    depth_of,
+    count_stack_blocks,
 )
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.planning import collect_unfit
 from repsim_cli.base.registry import models
 from repsim_cli.config.binding import bind_model
-from repsim_cli.config.presets import entries, entry_of
+from repsim_cli.config.presets import find_model_entry, read_table_entries
 from repsim_cli.data.images import Patches
 from repsim_cli.models.architectures import REFUSED
 from repsim_cli.models.points import ABSENT, Architecture
@@ -35,7 +35,7 @@ NEVER = {
 }
 
 
-def anatomy(name: str) -> str:
+def describe_anatomy(name: str) -> str:
     """A model as text for a terminal, of a published one by the shape that ships with the package.
 
     Raises BadInput where there is none, or only stored activations.
@@ -45,7 +45,7 @@ def anatomy(name: str) -> str:
 
 
 def _show(name: str, source: Source) -> str:
-    lines = [name, *_fill(dict(facts(source)))]
+    lines = [name, *_fill(dict(list_model_facts(source)))]
     table = source.architecture
     if table is None:
         why = f" ({REFUSED[source.model_type]})" if source.model_type in REFUSED else ""
@@ -54,7 +54,7 @@ def _show(name: str, source: Source) -> str:
     else:
         for stack, of_stack in (table.stacks or {None: table}).items():
             lines += _points(source, stack, of_stack)
-    return "\n".join([*lines, *_fill({"modules (module:NAME)": ", ".join(modules(source))})])
+    return "\n".join([*lines, *_fill({"modules (module:NAME)": ", ".join(list_module_globs(source))})])
 
 
 def _points(source: Source, stack: str | None, table: Architecture) -> Iterator[str]:
@@ -71,8 +71,12 @@ def _points(source: Source, stack: str | None, table: Architecture) -> Iterator[
 
 def open_model(name: str) -> Source:
     """The model of a path, an entry of `repsim list model` (of several models the last), or a hub id."""
-    entry = entry_of(name)
-    model = bind_model(name, entry) if name in entries("model") else models.get(entry.pop("kind")).function(**entry)
+    entry = find_model_entry(name)
+    model = (
+        bind_model(name, entry)
+        if name in read_table_entries("model")
+        else models.get(entry.pop("kind")).function(**entry)
+    )
     if isinstance(model, Family):
         model = list(model.sources.values())[-1]
     if isinstance(model, Series):
@@ -82,14 +86,14 @@ def open_model(name: str) -> Source:
     return model
 
 
-def facts(source: Source) -> Iterator[tuple[str, str]]:
+def list_model_facts(source: Source) -> Iterator[tuple[str, str]]:
     table = source.architecture
     guessed = "; no table: its stream is found by structure, and checked when it is first run"
     yield (
         "type",
         f"{source.model_type}, reads {source.modality}{guessed if table is not None and table.guessed else ''}",
     )
-    yield "blocks", f"{_depth(source)} of width {source.width}{_at(table)}"
+    yield "blocks", f"{_depth(source)} of width {source.width}{_name_block_lists(table)}"
     if source.heads:
         shared = f", {source.kv_heads} for keys and values" if source.kv_heads != source.heads else ""
         rotated = f", {source.rotary} of them rotated" if source.rotary else ""
@@ -103,11 +107,11 @@ def facts(source: Source) -> Iterator[tuple[str, str]]:
 
 def _depth(source: Source) -> str:
     stacks = source.architecture.stacks if source.architecture is not None else {}
-    counts = (f"{depth_of(HookPoint('resid_post', stack=stack), source)} of the {stack}" for stack in stacks)
+    counts = (f"{count_stack_blocks(HookPoint('resid_post', stack=stack), source)} of the {stack}" for stack in stacks)
     return ", ".join(counts) or str(source.layers)
 
 
-def _at(table: Architecture | None) -> str:
+def _name_block_lists(table: Architecture | None) -> str:
     if table is None:
         return ""
     lists = [stack.blocks for stack in table.stacks.values()] or [table.blocks]
@@ -134,7 +138,7 @@ def _input(source: Source) -> str:
 
 def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple[list[str], dict[str, str]]:
     """The kinds that a stack of blocks has, with the blocks where they are not all, and why it lacks the others."""
-    depth = depth_of(HookPoint("resid_post", stack=stack), source)
+    depth = count_stack_blocks(HookPoint("resid_post", stack=stack), source)
     prefix = "" if stack is None else f"{stack}."
     has: list[str] = []
     lacks: dict[str, str] = {}
@@ -143,7 +147,7 @@ def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple
         blocks = [None] if kind in OUTSIDE else list(range(depth))
         there = [block for block in blocks if table.find(kind, block)]
         if not there:
-            lacks[kind] = table.why(kind, blocks[0]) or (
+            lacks[kind] = table.say_why_missing(kind, blocks[0]) or (
                 "no table of the type" if table.guessed else NEVER.get(kind, "the type has none")
             )
         else:
@@ -152,7 +156,7 @@ def hook_points(source: Source, stack: str | None, table: Architecture) -> tuple
     return has, lacks
 
 
-def modules(source: Source) -> list[str]:
+def list_module_globs(source: Source) -> list[str]:
     """The modules as globs, in the model's order."""
     modules = source.skeleton_modules.items()
     running = (path for path, module in modules if path and not isinstance(module, CONTAINERS))

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.settings import treatment
-from repsim_cli.figures.chance import Chance, pairings
+from repsim_cli.base.settings import say_treatment
+from repsim_cli.figures.chance import Chance, say_pairings
 from repsim_cli.findings import answering
 from repsim_cli.findings.answering import ClosestLayer, Sides
-from repsim_cli.findings.sentences import chance_of, sentences
+from repsim_cli.findings.sentences import find_chance_level, sentences
 from repsim_cli.runs import reader
 from repsim_cli.runs.behind import read_rows
 from repsim_cli.runs.content import CHANCE, Measured
@@ -40,14 +40,16 @@ def answer(folder: Path, first: str, second: str) -> Iterator[str]:
         yield from textwrap.wrap(sentence, WIDTH, initial_indent="  ", subsequent_indent="    ")
     if (given := manifest.get("data")) is not None:
         yield f"  data: {_say_read(given)}"
-    if treated := treatment(manifest.get("remedies", {})):
+    if treated := say_treatment(manifest.get("remedies", {})):
         taken = TAKEN.get(manifest["remedies"].get("normalise"))
         yield f"  rows: {treated}" + (f" ({taken})" if taken else "")
     left = list(manifest["warnings"])
     for number, measured in enumerate(whole.measures):
-        about = [text for text in left if concerns(text, measured.label, [each.label for each in whole.measures])]
+        about = [
+            text for text in left if is_about_measure(text, measured.label, [each.label for each in whole.measures])
+        ]
         left = [text for text in left if text not in about]
-        yield from _of_measure(measured, read, (first, second), whole.pairs_of(measured), with_path=not number)
+        yield from _say_measure(measured, read, (first, second), whole.pairs_of(measured), with_path=not number)
         yield from (f"    warning: {text}" for text in about)
     yield from (f"  warning: {text}" for text in left)
     yield from _files(folder)
@@ -62,17 +64,19 @@ def _say_read(given: Mapping[str, Any]) -> str:
     return f"{read} sequences of {given['source']}{more}"
 
 
-def concerns(warning: str, label: str, labels: Sequence[str]) -> bool:
+def is_about_measure(warning: str, label: str, labels: Sequence[str]) -> bool:
     """Tells whether a warning is about this measure and no other.
 
-    >>> concerns("cka: 2 cells", "cka", ["cka", "rsa"]), concerns("cka, rsa: few rows", "cka", ["cka", "rsa"])
-    (True, False)
+    >>> is_about_measure("cka: 2 cells", "cka", ["cka", "rsa"])
+    True
+    >>> is_about_measure("cka, rsa: few rows", "cka", ["cka", "rsa"])
+    False
     """
     named = [each for each in labels if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", warning)]
     return named == [label] if len(labels) > 1 else not warning.startswith("cache:")
 
 
-def _of_measure(
+def _say_measure(
     measured: Measured, read: answering.Read, models: tuple[str, str], pairs: str, *, with_path: bool
 ) -> Iterator[str]:
     """A measure of two models: what it rests on, chance, the token alone, layers. pairs: of rows. with_path: with all
@@ -83,18 +87,18 @@ def _of_measure(
     yield f"  {measured.label}: {measured.card['label']}, {better} is closer, {estimate['kind']}, {rows}{kept}"
     if measured.token_alone:
         yield f"    {measured.token_alone}"
-    for sides in answering.two_models(measured, read, *models)[: 1 if measured.card["symmetric"] else 2]:
+    for sides in answering.find_both_directions(measured, read, *models)[: 1 if measured.card["symmetric"] else 2]:
         if not measured.card["symmetric"]:
             yield f"    {sides.first} x {sides.second}"
         if np.isnan(sides.values).all():
             yield "    no value"
             continue
-        yield f"    {_chance(chance_of(measured, sides), measured.chance or {})}"
+        yield f"    {_chance(find_chance_level(measured, sides), measured.chance or {})}"
         word, said = answering.layer_words([*sides.rows, *sides.columns])
         if sides.same_layers:
-            yield from _same(sides, word, said)
-        near, far = answering.extremes(sides, SHOWN)
-        digits = answering.form(sides.values).replace("2f", "3f")
+            yield from _say_same_layers(sides, word, said)
+        near, far = answering.pick_extreme_pairs(sides, SHOWN)
+        digits = answering.choose_number_format(sides.values).replace("2f", "3f")
         for name, cells in (("closest", near), ("furthest", far)):
             of = (f" of {sides.first}", f" of {sides.second}")
             listed = [
@@ -105,12 +109,15 @@ def _of_measure(
             if name == "closest" and measured.null is not None:
                 yield from _say_test(measured, read, sides)
         if with_path:
-            yield from path(sides, word)
+            yield from say_closest_layers(sides, word)
 
 
-def _same(sides: Sides, word: Callable[[str], str], said: str) -> Iterator[str]:
+def _say_same_layers(sides: Sides, word: Callable[[str], str], said: str) -> Iterator[str]:
     """Writes the same layer of both models beside each other."""
-    names, digits = [word(layer).removeprefix("block ") for layer in sides.rows], answering.form(sides.values)
+    names, digits = (
+        [word(layer).removeprefix("block ") for layer in sides.rows],
+        answering.choose_number_format(sides.values),
+    )
     cells = [
         f"{name} {'-' if np.isnan(value) else f'{value:{digits}}'}"
         for name, value in zip(names, sides.values.diagonal(), strict=True)
@@ -119,10 +126,10 @@ def _same(sides: Sides, word: Callable[[str], str], said: str) -> Iterator[str]:
     yield from textwrap.wrap(", ".join(cells), WIDTH, initial_indent=head, subsequent_indent=INDENT)
 
 
-def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
+def say_closest_layers(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
     """Which layer of the second model is the closest of each of the first; layers in a row that have the same closest
     one stand together."""
-    found, digits = answering.answers(sides), answering.form(sides.values)
+    found, digits = answering.find_closest_layers(sides), answering.choose_number_format(sides.values)
     own = [each for each in found if each.layer == each.closest]
     if sides.same_layers and 2 * len(own) >= len(found):
         others = "; ".join(
@@ -137,7 +144,8 @@ def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
     apart = {each.layer: sides.rows.index(each.layer) - place for place, each in enumerate(found)}
     groups = [list(group) for _, group in itertools.groupby(found, key=lambda each: (each.closest, apart[each.layer]))]
     rows = [
-        (span([word(each.layer) for each in group]), word(group[0].closest), _values(group, digits)) for group in groups
+        (name_layer_span([word(each.layer) for each in group]), word(group[0].closest), _values(group, digits))
+        for group in groups
     ]
     rows = [(sides.first, sides.second, "value, and how far ahead of the next"), *rows]
     first, second = (max(len(row[place]) for row in rows[: MATCHES + 1]) for place in (0, 1))
@@ -147,10 +155,10 @@ def path(sides: Sides, word: Callable[[str], str]) -> Iterator[str]:
         yield f"      and {len(groups) - MATCHES} more: repsim export latest --csv"
 
 
-def span(names: Sequence[str]) -> str:
+def name_layer_span(names: Sequence[str]) -> str:
     """Names layers in a row.
 
-    >>> span(["block 0", "block 1"]), span(["embed", "block 0"]), span(["embed"])
+    >>> name_layer_span(["block 0", "block 1"]), name_layer_span(["embed", "block 0"]), name_layer_span(["embed"])
     ('blocks 0 to 1', 'embed to block 0', 'embed')
     """
     first, last = names[0], names[-1]
@@ -175,7 +183,7 @@ def _chance(chance: Chance | None, record: Mapping[str, Any]) -> str:
         f"{chance.low:z.3f}" if chance.high - chance.low < 5e-4 else f"{chance.low:z.3f} to {chance.high:z.3f} by cell"
     )
     spread = f", a single pairing within {record['spread']:.2g} (sd)" if record.get("spread") else ""
-    return f"chance: {cells}, the mean of {pairings(record)}{spread}"
+    return f"chance: {cells}, the mean of {say_pairings(record)}{spread}"
 
 
 def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterator[str]:
@@ -185,7 +193,7 @@ def _say_test(measured: Measured, read: answering.Read, sides: Sides) -> Iterato
         m for m in measured.matrices if {m.rows.model, m.columns.model} == {sides.first, sides.second}
         and (measured.card["symmetric"] or m.rows.model == sides.first)
     )  # fmt: skip
-    found = reader.closest(measured, matrix, {what: read(file) for what, file in matrix.cells.items()})
+    found = reader.find_closest_cell(measured, matrix, {what: read(file) for what, file in matrix.cells.items()})
     if found is None:
         return
     numbers = found[2]

@@ -27,11 +27,11 @@ def claims_command(parsed: argparse.Namespace) -> int:
         raise BadInput("--json: of claims alone, got --check as well; run --check first")
     if parsed.check:
         check(claims)
-        runs = newest(results.outputs_root())
+        runs = find_newest_runs(results.outputs_root())
         runs = {name: folder for name, folder in runs.items() if name.startswith(f"{TINY}_")}
-        say(*table(claims, verdicts(runs)))
+        say(*make_claims_table(claims, read_verdicts(runs)))
         return 0
-    by_claim = verdicts(newest(results.outputs_root()), values=True)
+    by_claim = read_verdicts(find_newest_runs(results.outputs_root()), values=True)
     if parsed.json:
         say_json("claims", {"claims": [_document(claim, by_claim.get(claim.name, {})) for claim in claims]})
         return 0
@@ -55,15 +55,15 @@ def say_bound(claim: Any) -> str:
     return f"at {'most' if claim.published == 'below' else 'least'} {claim.threshold:g}"
 
 
-def newest(root: Path) -> dict[str, Path]:
+def find_newest_runs(root: Path) -> dict[str, Path]:
     """The newest run with results of each name."""
-    known = folders.runs(root) if root.is_dir() else []
+    known = folders.list_run_folders(root) if root.is_dir() else []
     return {
         manifest["name"]: folder for folder in known if reader.has_results(manifest := reader.read_manifest(folder))
     }
 
 
-def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
+def read_verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dict[str, list[str]]]:
     """By claim and run: the verdict on every measure and the number of units, with its value and p where `values` are
     asked for. Damaged runs are left out, with a warning."""
     by_claim: dict[str, dict[str, list[str]]] = {}
@@ -85,7 +85,7 @@ def verdicts(runs: Mapping[str, Path], *, values: bool = False) -> dict[str, dic
     return by_claim
 
 
-def table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[str]:
+def make_claims_table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterable[str]:
     """In Markdown: a row per claim, with the verdicts of the runs."""
     yield f"| {' | '.join((*COLUMNS, 'verdicts'))} |"
     yield "|" + " --- |" * (len(COLUMNS) + 1)
@@ -98,15 +98,15 @@ def table(claims: Sequence[Any], by_claim: Mapping[str, Mapping[str, Sequence[st
 
 def check(claims: Sequence[Any]) -> None:
     """Runs the tiny experiments that test these claims and have no complete run. Raises RunFailed where one fails."""
-    there = newest(results.outputs_root())
-    for experiment, name, asked in experiments():
+    there = find_newest_runs(results.outputs_root())
+    for experiment, name, asked in list_tiny_experiments():
         if asked & {claim.name for claim in claims} and name not in there:
             words = [sys.executable, "-m", "repsim_cli", "run", "-q", f"experiment={experiment}"]
             if subprocess.run(words, check=False).returncode:
                 raise RunFailed(f"claims: {experiment} did not complete; see repsim list run")
 
 
-def experiments() -> Iterable[tuple[str, str, set[str]]]:
+def list_tiny_experiments() -> Iterable[tuple[str, str, set[str]]]:
     """Of every tiny experiment: how it is selected, the name of its runs, and the claims that it asks for."""
     from repsim_cli.config.compose import compose
 

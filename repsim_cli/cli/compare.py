@@ -10,16 +10,16 @@ import numpy as np
 
 from repsim_cli.base import signals
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.answer import answer
 from repsim_cli.cli.follow import Watching
 from repsim_cli.cli.job import RunJob, perform
-from repsim_cli.cli.machine import of_run, say_json
+from repsim_cli.cli.machine import build_run_json, say_json
 from repsim_cli.cli.plan import plan_in_short, plan_lines
-from repsim_cli.cli.show import summary
-from repsim_cli.cli.terminal import QUIET, Bar, check_torch, quiet, say
-from repsim_cli.config.presets import FILES, entries, entry_of
+from repsim_cli.cli.show import summarise_run
+from repsim_cli.cli.terminal import QUIET, Bar, check_torch, is_quiet, say
+from repsim_cli.config.presets import FILES, find_model_entry, read_table_entries
 from repsim_cli.runs import cache, folders, reader, results
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def compare_command(parsed: argparse.Namespace) -> int:
     from datetime import datetime
 
     from repsim_cli.api.compare import MEASURES
-    from repsim_cli.api.entries import configuration, label_entries, model_entry
+    from repsim_cli.api.entries import compose_configuration, label_entries, model_entry
     from repsim_cli.config.run import validate
 
     if parsed.column and not parsed.data:
         raise BadInput(f"--column: of a table, got '{parsed.column}' without one; name it with --data")
     models = label_entries([parsed.first, parsed.second], parsed.names.split(",") if parsed.names else None)
     words = [*parsed.set, *(["significance.budget=true"] if parsed.budget else [])]
-    config = configuration(
+    config = compose_configuration(
         {label: model_entry(label, model) for label, model in models.items()},
         {"path": parsed.data, "text": parsed.column} if parsed.column else parsed.data,
         measures=[name.strip() for name in parsed.measure.split(",")] if parsed.measure else MEASURES,
@@ -55,10 +55,10 @@ def compare_command(parsed: argparse.Namespace) -> int:
             raise BadInput("--json: of a run, got dry_run=true; drop one of them")
         say(*plan_lines(checked.keys.name, checked.plan(), checked.misfits))
         return 0
-    if not quiet():
+    if not is_quiet():
         say(plan_in_short(checked.plan()), aside=True)
     results.check_root()
-    cache.root()
+    cache.find_cache_folder()
     now = datetime.now()
     place = results.take_unused(results.outputs_root() / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}-compare")
     try:
@@ -69,19 +69,19 @@ def compare_command(parsed: argparse.Namespace) -> int:
     if folder is None:  # it failed, or is complete already
         return int(status != "complete")
     if parsed.json:
-        say_json("compare", of_run(folder))
+        say_json("compare", build_run_json(folder))
         return 0
-    if quiet():
+    if is_quiet():
         return 0
     families = list(reader.read_manifest(folder)["models"]) != list(models)
-    say(*(summary(folder) if families else answer(folder, *models)))
+    say(*(summarise_run(folder) if families else answer(folder, *models)))
     return 0
 
 
 def _check_models(*names: str) -> None:
     """Raises BadInput for runs, which `diff` compares, and for what is nothing at all."""
-    runs = [name for name in names if name not in entries("model") and _exists(folders.find, name)]
-    models = [name for name in names if name not in runs and (Path(name).exists() or _exists(entry_of, name))]
+    runs = [name for name in names if name not in read_table_entries("model") and _exists(folders.find, name)]
+    models = [name for name in names if name not in runs and (Path(name).exists() or _exists(find_model_entry, name))]
     if runs and models:
         raise BadInput(
             f"compare: a run and a model cannot be compared, got the run '{runs[0]}' and the model '{models[0]}'; give "
@@ -91,12 +91,13 @@ def _check_models(*names: str) -> None:
         raise BadInput(f"compare: of models, got the run '{runs[0]}'; use repsim diff {' '.join(names)}")
     if not models:
         raise BadInput(
-            f"compare: neither a run nor a model, got '{names[0]}'; {did_you_mean(names[0], entries('model'))} "
+            f"compare: neither a run nor a model, got '{names[0]}'; "
+            f"{did_you_mean(names[0], read_table_entries('model'))} "
             "See repsim list run and repsim list model"
         )
     for name in names:
         if name not in models:
-            entry_of(name)  # which says what is near
+            find_model_entry(name)  # which says what is near
 
 
 def _exists(find: Callable[[str], Any], name: str) -> bool:
@@ -113,7 +114,7 @@ def _run(name: str) -> Path:
     try:
         return folders.find(name)
     except BadInput:
-        if name in entries("model") or place.suffix in FILES or (place / "config.json").is_file():
+        if name in read_table_entries("model") or place.suffix in FILES or (place / "config.json").is_file():
             raise BadInput(f"diff: of runs, got the model '{name}'; use repsim compare MODEL MODEL") from None
         raise
 
@@ -124,21 +125,21 @@ def diff_command(parsed: argparse.Namespace) -> int:
     first, second = _run(parsed.first), _run(parsed.second)
     if first.resolve() == second.resolve():
         name = reader.read_manifest(first)["name"]
-        others = [f for f in folders.runs(results.outputs_root()) if f.resolve() != first.resolve()]
+        others = [f for f in folders.list_run_folders(results.outputs_root()) if f.resolve() != first.resolve()]
         same = [folder for folder in others if reader.read_manifest(folder)["name"] == name]
         hint = f"the run of this name before it is {same[-1]}" if same else "see repsim list run"
         raise BadInput(f"RUN: two different runs are needed, got {first} twice; {hint}")
     differences, unmatched = comparison.compare(first, second)
     if parsed.output:
-        local(parsed.output).mkdir(parents=True, exist_ok=True)
-    given = comparison.inputs(first, second)
+        expand_path(parsed.output).mkdir(parents=True, exist_ok=True)
+    given = comparison.find_input_differences(first, second)
     record = {
         "first": str(first),
         "second": str(second),
         "texts": [{"first": a, "second": b} for a, b in given.texts],
         "models": given.models,
         "settings": {key: {"first": a, "second": b} for key, (a, b) in given.settings.items()},
-        "differences": comparison.table(differences),
+        "differences": comparison.tabulate_differences(differences),
         "not_compared": unmatched,
     }
     if parsed.json:
@@ -149,7 +150,7 @@ def diff_command(parsed: argparse.Namespace) -> int:
     if parsed.output:
         from repsim_cli.figures.frame import save
 
-        folder = local(parsed.output)
+        folder = expand_path(parsed.output)
         results.write(folder / "comparison.json", results.dumps(record).encode())
         for file in save(folder, list(comparison.figures(differences, (first.name, second.name))), Bar()):
             if file.suffix == ".png" and not parsed.json:

@@ -14,11 +14,11 @@ from repsim_cli.base.documents import read_yaml
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.cli.docstrings import EXAMPLE
-from repsim_cli.cli.glossary import terms
-from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, kind_of
-from repsim_cli.cli.settings import Setting, range_of, sample
+from repsim_cli.cli.glossary import look_up_terms
+from repsim_cli.cli.kinds import GROUP, ROOMS, RUN, SELECTED, SETTINGS, read_kind
+from repsim_cli.cli.settings import Setting, sample, say_range_and_default
 from repsim_cli.cli.terminal import say
-from repsim_cli.config.presets import TABLES, conf_dir, describe_group, entries
+from repsim_cli.config.presets import TABLES, conf_dir, describe_group, read_table_entries
 
 HIDDEN = ("# @package", "# Allows:", f"# {EXAMPLE}")  # lines of comments that are shown elsewhere or not at all
 MINE = "mine"  # the label of a model in examples
@@ -46,11 +46,11 @@ class Topic:
 
 def describe_command(given: argparse.Namespace) -> int:
     if given.which is None:
-        topics = meanings(given.name)
+        topics = find_meanings(given.name)
         if given.json:
             from repsim_cli.cli.machine import say_json
 
-            say_json("describe", of_topics(topics))
+            say_json("describe", build_topics_json(topics))
         else:
             say(*"\n\n".join(map(show, topics)).split("\n"))
         return 0
@@ -58,39 +58,39 @@ def describe_command(given: argparse.Namespace) -> int:
         raise BadInput(f"--json: of a name alone, got {given.name} {given.which}; drop --json")
     if given.name != "model":
         raise BadInput(f"repsim describe: two names, got {given.name} {given.which}; a model is: model NAME")
-    from repsim_cli.cli.anatomy import anatomy
+    from repsim_cli.cli.anatomy import describe_anatomy
 
-    say(*anatomy(given.which).split("\n"))
+    say(*describe_anatomy(given.which).split("\n"))
     return 0
 
 
-def meanings(name: str) -> list[Topic]:
+def find_meanings(name: str) -> list[Topic]:
     """All meanings of a name, or of a setting `NAME.KEY`. Raises BadInput with the near misses where there is none."""
     first, *keys = name.split(".")
     if first in SETTINGS:
         return [_narrow(_settings_topic(first), keys)]
     if name == RUN:
         return [_run_topic()]
-    word = [Topic(name=name, title=term, prose=[text]) for term, text in terms(name)]
-    meant = [make() for of, make in contents() if of == first]
-    if first in kind_of(GROUP, RUN).settings and not keys:
+    word = [Topic(name=name, title=term, prose=[text]) for term, text in look_up_terms(name)]
+    meant = [make() for of, make in list_topic_makers() if of == first]
+    if first in read_kind(GROUP, RUN).settings and not keys:
         return [_narrow(_run_topic(), [first]), *meant, *word]
     if word:
         return [*(meant if not keys else []), *word]
     if not keys and meant:
         return meant
-    topics = catalogue() if not meant or first in ROOMS else []
+    topics = build_catalogue() if not meant or first in ROOMS else []
     if keys and (of := [topic for topic in topics if topic.name == keys[0] and topic.path.split(".")[0] == first]):
         meant, keys = of, keys[1:]  # measure.mutual_knn
     elif keys and not meant:  # data.split, options.within: of every data set or study that has it
-        meant = _alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
+        meant = _merge_alike([topic for topic in topics if topic.path == first and keys[0] in topic.settings], keys[0])
     if not meant:
-        raise _unknown(name, [*map(_settings_topic, SETTINGS), *topics])
+        raise _explain_unknown(name, [*map(_settings_topic, SETTINGS), *topics])
     with_key = [topic for topic in meant if keys and keys[0] in topic.settings]
     return [_narrow(topic, keys) for topic in with_key or meant]
 
 
-def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
+def _merge_alike(topics: Sequence[Topic], key: str) -> list[Topic]:
     """A single topic for all that share the meaning of the setting."""
     alike: dict[str, list[Topic]] = {}
     for topic in topics:
@@ -98,7 +98,7 @@ def _alike(topics: Sequence[Topic], key: str) -> list[Topic]:
     return [replace(first, title=", ".join(t.title for t in (first, *others))) for first, *others in alike.values()]
 
 
-def _unknown(name: str, topics: Sequence[Topic]) -> BadInput:
+def _explain_unknown(name: str, topics: Sequence[Topic]) -> BadInput:
     """The error with the near misses among names and settings, which may be given by their last part."""
     names = [topic.name for topic in topics]
     whole = [topic for topic in topics if topic.path not in SETTINGS or topic.path == topic.name]
@@ -126,7 +126,7 @@ def _narrow(topic: Topic, keys: Sequence[str]) -> Topic:
             prose=[setting.meaning],
             settings=setting.inner or {},
             given=value if isinstance(value, dict) else {},
-            facts=[range_of(setting, topic.given, key)],
+            facts=[say_range_and_default(setting, topic.given, key)],
             example=f"{command} {shlex.quote(f'{path}={sample(setting, value)}')}",
         )
     return topic
@@ -138,7 +138,7 @@ def _join(path: str, key: str) -> str:
 
 def _settings_topic(name: str) -> Topic:
     """A group of settings that studies share."""
-    told = kind_of(GROUP, name)
+    told = read_kind(GROUP, name)
     return Topic(name=name, title=name, path=name, prose=told.prose, settings=told.settings, example=told.example)
 
 
@@ -155,7 +155,7 @@ def _run_topic() -> Topic:
     }
     keys = {
         key: setting._replace(default=content[key]) if key in content else Setting(setting.meaning, "", chosen[key])
-        for key, setting in kind_of(GROUP, RUN).settings.items()
+        for key, setting in read_kind(GROUP, RUN).settings.items()
     }
     return Topic(name=RUN, title="a run", settings=keys, example="repsim run")
 
@@ -169,7 +169,7 @@ class Selected(NamedTuple):
     example: str
 
 
-def selectable(group: str) -> dict[str, Selected]:
+def list_selectable_entries(group: str) -> dict[str, Selected]:
     """All entries of a group, by name."""
     return {name: _select(group, name, comment) for name, comment in describe_group(group).items()}
 
@@ -177,7 +177,7 @@ def selectable(group: str) -> dict[str, Selected]:
 def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
     """An entry, from the comment above it."""
     if group in TABLES:
-        content, chosen = entries(group)[name], f"[{name}]"
+        content, chosen = read_table_entries(group)[name], f"[{name}]"
     elif group == "data" and name in registry.data.plugins:
         content, chosen = {"kind": name}, name
     else:
@@ -188,18 +188,18 @@ def _select(group: str, name: str, comment: Sequence[str]) -> Selected:
     return Selected(name, "\n".join(lines), content, example)
 
 
-def catalogue() -> list[Topic]:
+def build_catalogue() -> list[Topic]:
     """All studies, analyses, measures, kinds of models and data, and all entries that can be selected."""
-    return [make() for _, make in contents()]
+    return [make() for _, make in list_topic_makers()]
 
 
-def contents() -> list[tuple[str, Callable[[], Topic]]]:
+def list_topic_makers() -> list[tuple[str, Callable[[], Topic]]]:
     """Lists the catalogue by names, each with what makes its topic and imports what it is about."""
     topics: list[tuple[str, Callable[[], Topic]]] = []
     for group, room in SELECTED.items():
-        chosen = selectable(group)
+        chosen = list_selectable_entries(group)
         kinds = {name: selected.content["kind"] for name, selected in chosen.items()}
-        usable = room.usable()
+        usable = room.list_usable()
         for kind in usable:
             if kinds.get(kind) != kind:
                 first = next((selected for selected in chosen.values() if selected.content["kind"] == kind), None)
@@ -232,7 +232,7 @@ def _experiment(group: str, name: str, above: Sequence[str]) -> Topic:
 
 def _kind(group: str, kind: str, selected: Selected | None) -> Topic:
     """A registered component. selected: an entry of its kind, whose command is used where the docstring has none."""
-    told = kind_of(group, kind)
+    told = read_kind(group, kind)
     label = selected.name if selected and not told.example else kind if group == "measure" else MINE
     return Topic(
         name=kind,
@@ -263,7 +263,7 @@ def _read_entry(group: str, selected: Selected) -> Topic:
 
 
 def _analysis(name: str) -> Topic:
-    told = kind_of("analysis", name)
+    told = read_kind("analysis", name)
     return Topic(
         name=name,
         title=f"analysis {name}",
@@ -287,7 +287,7 @@ def show(topic: Topic) -> str:
     return "\n\n".join(filter(None, blocks))
 
 
-def of_topics(topics: Iterable[Topic]) -> dict[str, Any]:
+def build_topics_json(topics: Iterable[Topic]) -> dict[str, Any]:
     """The meanings of a name for programs, as `SHAPES` of `machine.py` has them."""
     return {
         "meanings": [
@@ -297,7 +297,7 @@ def of_topics(topics: Iterable[Topic]) -> dict[str, Any]:
                 "path": topic.path,
                 "text": "\n\n".join(filter(None, [topic.header, *topic.prose])),
                 "settings": {
-                    key: {"meaning": setting.meaning, "range": range_of(setting, topic.given, key)}
+                    key: {"meaning": setting.meaning, "range": say_range_and_default(setting, topic.given, key)}
                     for key, setting in topic.settings.items()
                 },
                 "facts": list(topic.facts),
@@ -311,7 +311,7 @@ def of_topics(topics: Iterable[Topic]) -> dict[str, Any]:
 def _lines(described: Mapping[str, Setting], given: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, setting in described.items():
         yield _fill(f"{key}: {setting.meaning}", indent, f"{indent}    ")
-        yield _fill(range_of(setting, given, key), f"{indent}    ", f"{indent}    ")
+        yield _fill(say_range_and_default(setting, given, key), f"{indent}    ", f"{indent}    ")
         if setting.inner:
             inner = given.get(key)
             yield from _lines(setting.inner, inner if isinstance(inner, dict) else {}, f"{indent}    ")

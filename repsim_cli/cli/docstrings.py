@@ -22,10 +22,10 @@ class Docstring(NamedTuple):
     example: str
 
 
-def first_sentence(text: str) -> str:
+def take_first_sentence(text: str) -> str:
     """The first sentence of a text, without its full stop.
 
-    >>> first_sentence("Every neuron (Gurnee et al. 2024, fig. 3). More.")
+    >>> take_first_sentence("Every neuron (Gurnee et al. 2024, fig. 3). More.")
     'Every neuron (Gurnee et al. 2024, fig. 3)'
     """
     return END.split(" ".join(text.split()), maxsplit=1)[0].removesuffix(".")

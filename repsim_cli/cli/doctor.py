@@ -20,7 +20,7 @@ SIDE = 2048  # of the matrices whose product is timed
 
 def examine() -> Iterator[tuple[str, list[str]]]:
     """(topic, lines), topic by topic, because some take seconds."""
-    packages = [f"{name} {environment.version(name) or 'missing'}" for name in (*environment.PACKAGES, *OPTIONAL)]
+    packages = [f"{name} {environment.read_version(name) or 'missing'}" for name in (*environment.PACKAGES, *OPTIONAL)]
     yield "versions", [f"Python {platform.python_version()} on {platform.platform()}", *packages]
     memory = psutil.virtual_memory()
     outputs = results.outputs_root()
@@ -32,16 +32,16 @@ def examine() -> Iterator[tuple[str, list[str]]]:
             f"{shutil.disk_usage(there).free / 1e9:.1f} GB free for runs in {outputs}",
         ],
     )
-    yield "devices", devices()
-    yield "matrix kernels", kernels()
-    yield "hub", [hub()]
+    yield "devices", describe_devices()
+    yield "matrix kernels", describe_kernels()
+    yield "hub", [describe_hub()]
     yield "open ports, by hardware.executor", [f"{name}: {ports}" for name, ports in PORTS.items()]
-    used = [f"{kind}: {entries} entries, {size / 1e9:.3f} GB" for kind, entries, size in cache.overview()]
+    used = [f"{kind}: {entries} entries, {size / 1e9:.3f} GB" for kind, entries, size in cache.measure_cache_use()]
     writable = "can be written" if _writable() else "cannot be written: runs do without it"
-    yield "cache", [f"{cache.root()}: limit {cache.limit() / 1e9:g} GB, {writable}", *used]
+    yield "cache", [f"{cache.find_cache_folder()}: limit {cache.limit() / 1e9:g} GB, {writable}", *used]
 
 
-def devices() -> list[str]:
+def describe_devices() -> list[str]:
     import torch
 
     lines = [f"cpu: {psutil.cpu_count(logical=False) or '?'} cores, torch uses {torch.get_num_threads()} threads"]
@@ -60,7 +60,7 @@ def devices() -> list[str]:
     return lines
 
 
-def kernels() -> list[str]:
+def describe_kernels() -> list[str]:
     """Which BLAS serves numpy and torch, and the speed of a product of two square matrices, in GFLOP/s."""
     import numpy as np
     import threadpoolctl
@@ -94,7 +94,7 @@ def _speed(product: Callable[[], Any]) -> float:
     return 2 * SIDE**3 / min(times) / 1e9
 
 
-def hub() -> str:
+def describe_hub() -> str:
     if os.environ.get("HF_HUB_OFFLINE"):
         return "HF_HUB_OFFLINE is set: only what is in the local hub cache can be used"
     try:
@@ -106,7 +106,7 @@ def hub() -> str:
 
 def _writable() -> bool:
     try:
-        cache.root().mkdir(parents=True, exist_ok=True)
+        cache.find_cache_folder().mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
-    return os.access(cache.root(), os.W_OK)
+    return os.access(cache.find_cache_folder(), os.W_OK)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import escape
-from repsim_cli.cli.terminal import Bar, aside, quiet
+from repsim_cli.cli.terminal import Bar, is_quiet, say_aside
 from repsim_cli.report.record import block_means
 from repsim_cli.runs import reader, so_far
 
@@ -42,7 +42,7 @@ def follow(folder: Path) -> None:
         maps = [] if ended else so_far.read(folder)
         text = "\n".join(map(escape, new.decode(errors="replace").split("\n")))
         if terminal:
-            text, below = redrawn(text, below, terminal_maps(maps, shutil.get_terminal_size()))
+            text, below = redraw_lines(text, below, terminal_maps(maps, shutil.get_terminal_size()))
         elif maps and time.monotonic() >= told + LINES:
             text, told = text + "".join(f"{describe_progress(given)}\n" for given in maps), time.monotonic()
         print(text, end="", flush=True)
@@ -66,18 +66,18 @@ class Watching:
             self._look()
 
     def _look(self) -> None:
-        if quiet() or time.monotonic() < self._told + LATER:
+        if is_quiet() or time.monotonic() < self._told + LATER:
             return
         maps = so_far.read(self.folder)
         self._told = time.monotonic() if maps else self._told
         if maps := [given for given in maps if describe_progress(given) not in self._seen]:
             lines = [describe_progress(given) for given in maps]
             size = shutil.get_terminal_size((WIDE, HIGH))
-            aside(*(terminal_maps(maps, size) if not self._seen else lines))
+            say_aside(*(terminal_maps(maps, size) if not self._seen else lines))
             self._seen.update(lines)
 
 
-def redrawn(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]:
+def redraw_lines(new: str, below: list[str], now: list[str]) -> tuple[str, list[str]]:
     """What a terminal prints for `now` to stand under the new lines in place of `below`; and what stands there then."""
     if not new and now == below:
         return "", below

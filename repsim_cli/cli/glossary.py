@@ -7,7 +7,7 @@ from pathlib import Path
 MARKS = re.compile(r"\[([^]]*)\]\([^)]*\)|\*(\w+)\*")  # a link, a stressed word
 
 
-def file() -> Path:
+def find_glossary() -> Path:
     """The glossary: inside the installed package, or among the pages of a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "assets" / "glossary.md"
@@ -15,23 +15,23 @@ def file() -> Path:
 
 
 @cache
-def entries() -> dict[str, str]:
+def read_glossary() -> dict[str, str]:
     """By heading (`Checkpoint, step`) the text below it, without Markdown's marks; empty where there is no file."""
-    if not file().is_file():
+    if not find_glossary().is_file():
         return {}
-    _, *parts = re.split(r"^## ", file().read_text(), flags=re.M)
+    _, *parts = re.split(r"^## ", find_glossary().read_text(), flags=re.M)
     parted = (part.partition("\n") for part in parts)
     return {heading.strip(): MARKS.sub(r"\1\2", " ".join(text.split())) for heading, _, text in parted}
 
 
-def terms(name: str) -> list[tuple[str, str]]:
+def look_up_terms(name: str) -> list[tuple[str, str]]:
     """The headings of which a word, in the singular or plural, is one, and their texts.
 
-    >>> [heading for heading, _ in terms("hook_points")]
+    >>> [heading for heading, _ in look_up_terms("hook_points")]
     ['Hook point']
     """
     asked = _key(name)
-    return [(heading, text) for heading, text in entries().items() if asked in map(_key, heading.split(","))]
+    return [(heading, text) for heading, text in read_glossary().items() if asked in map(_key, heading.split(","))]
 
 
 def _key(word: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from repsim_cli.base import signals
 from repsim_cli.base.environment import read_command
-from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, panic
+from repsim_cli.base.errors import BadInput, RepsimError, RunFailed, convert_panic
 from repsim_cli.base.files import explain
-from repsim_cli.cli.terminal import LogLines, log, quiet, say, terminal_log
+from repsim_cli.cli.terminal import LogLines, is_quiet, log, say, terminal_log
 from repsim_cli.runs import folders, reader, results
 
 LARGE = 5_000_000  # bytes of results whose page takes more than seconds
@@ -59,7 +59,7 @@ def perform(job: RunJob, watch: Callable[[Path], results.Progress]) -> tuple[str
         if isinstance(error, OSError):
             problem = explain(error)
             raise
-        if failed := panic(error):
+        if failed := convert_panic(error):
             problem = str(failed)
             raise failed from error
         if current is None:
@@ -80,7 +80,7 @@ def perform(job: RunJob, watch: Callable[[Path], results.Progress]) -> tuple[str
     if status != "complete" or current is None:
         return status, None
     found = current.folder / "results.json"
-    if found.is_file() and found.stat().st_size > LARGE and not quiet():
+    if found.is_file() and found.stat().st_size > LARGE and not is_quiet():
         say("report ...", aside=True)
     report.save([current.folder], current.folder / report.FILE)
     return status, current.folder
@@ -104,7 +104,7 @@ def _open_run(job: RunJob) -> results.Run | None:
         else:
             target = folders.find(keys.resume)
             complete = reader.read_manifest(target)["status"] == "complete"
-            different = results.differences(reader.what(config), reader.read_config(target))
+            different = results.list_config_differences(reader.drop_irrelevant_keys(config), reader.read_config(target))
             if different:
                 raise BadInput(
                     f"resume: {target} has another configuration, got {'; '.join(different)}; start a new run"

@@ -17,8 +17,8 @@ from repsim_cli.base.plain import csv_bytes
 from repsim_cli.base.workers import follow_joblib
 from repsim_cli.cli.job import RunJob, perform
 from repsim_cli.cli.run import RunRequest
-from repsim_cli.cli.show import summary
-from repsim_cli.cli.terminal import QUIET, Bar, complain, quiet, say
+from repsim_cli.cli.show import summarise_run
+from repsim_cli.cli.terminal import QUIET, Bar, complain, is_quiet, say
 from repsim_cli.config.words import restore_words
 from repsim_cli.runs import folders, results
 
@@ -39,9 +39,9 @@ def run_jobs(jobs: list[tuple[Any, Any]], asked: RunRequest) -> int:
                 if sweep:
                     _check_sweep_folder(config)
                     follow_joblib()  # its launcher's processes
-                    run_sweep(job, *asked[:3])
+                    run_sweep(run_one_job, *asked[:3])
                 else:
-                    run_alone(partial(job, checked=checked), config)
+                    run_alone(partial(run_one_job, checked=checked), config)
         except OSError as error:  # it cannot make the folder of a job
             results.drop_empty(Path(error.filename or results.outputs_root()).parent)
             raise BadInput(explain(error, advice=results.ELSEWHERE)) from None
@@ -66,7 +66,7 @@ def _statuses() -> Iterator[list[tuple[str, str]]]:
     file = (root if root.is_dir() else Path(scratch.name)) / f".jobs-{os.getpid()}"
     for left in root.glob(".jobs-*"):
         process = left.name.removeprefix(".jobs-")
-        if process.isdigit() and not results.alive(int(process)):
+        if process.isdigit() and not results.is_process_alive(int(process)):
             left.unlink(missing_ok=True)  # of a command that was killed
     os.environ[STATUS_FILE] = str(file)
     ended: list[tuple[str, str]] = []
@@ -82,7 +82,7 @@ def _statuses() -> Iterator[list[tuple[str, str]]]:
 
 def _sweep_table(folder: Path) -> None:
     """Writes the sweep's jobs.json and jobs.csv, and prints their path."""
-    jobs = folders.jobs(folder)
+    jobs = folders.list_jobs(folder)
     if not jobs:  # all were refused, or they resumed runs of an earlier sweep
         return
     results.write(folder / "jobs.json", results.dumps(jobs).encode())
@@ -99,11 +99,11 @@ def _check_sweep_folder(config: Any) -> None:
     if "oc.env" in given["dir"]:  # the package's own, with the time in it
         return
     place = Path(config.hydra.sweep.dir)
-    if place.is_dir() and any(place.iterdir()) and not folders.jobs(place):
+    if place.is_dir() and any(place.iterdir()) and not folders.list_jobs(place):
         raise BadInput(f"hydra.sweep.dir: other files are in it, got '{place}'; name a new folder")
 
 
-def job(config: Any, checked: Any = None) -> None:
+def run_one_job(config: Any, checked: Any = None) -> None:
     """One job: validate unless done, run, record. Never raises, so that no job of a sweep stops another."""
     from hydra.core.hydra_config import HydraConfig
 
@@ -152,6 +152,6 @@ def _job(config: Any, checked: Any, folder: Path) -> str:
     hydra = HydraConfig.get()
     words, sweep = restore_words(hydra.overrides.task), hydra.mode == RunMode.MULTIRUN
     status, ran = perform(RunJob(checked or validate(config), folder, words, sweep=sweep), lambda _: Bar())
-    if ran is not None and not quiet():
-        say(*summary(ran))
+    if ran is not None and not is_quiet():
+        say(*summarise_run(ran))
     return status

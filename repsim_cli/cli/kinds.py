@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.cli.docstrings import parse
-from repsim_cli.cli.settings import Setting, settings
+from repsim_cli.cli.settings import Setting, read_settings
 
 SELECTED = {"study": registry.studies, "measure": registry.measures, "model": registry.models, "data": registry.data}
 ROOMS = {**SELECTED, "analysis": registry.analyses}
@@ -34,7 +34,7 @@ class KindText(NamedTuple):
     example: str
 
 
-def kind_of(group: str, name: str) -> KindText:
+def read_kind(group: str, name: str) -> KindText:
     """Reads the kind from the table, or makes it where it comes from outside of the package."""
     told = _table().get((group, name)) if group == GROUP or ROOMS[group].own(name) else None
     return told or make_kind(group, name)
@@ -65,11 +65,11 @@ def make_kind(group: str, name: str) -> KindText:
         entry = ROOMS[group].get(name)
         function = entry.card.options if group == "analysis" else entry.function
     text = parse(inspect.getdoc(function))
-    taken = settings(function, RunKeys.model_fields if group == "study" else ())
+    taken = read_settings(function, RunKeys.model_fields if group == "study" else ())
     if group == "model":
-        taken |= (settings(SeededModel) if "seed" in taken else {}) | settings(EveryModel)
+        taken |= (read_settings(SeededModel) if "seed" in taken else {}) | read_settings(EveryModel)
     if group == "data":
-        taken |= settings(EveryData)
+        taken |= read_settings(EveryData)
     return KindText(text.prose, taken, FACTS[group](name) if group in FACTS else (), text.example)
 
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from repsim_cli.base.documents import flat
+from repsim_cli.base.documents import list_leaves
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.registry import package_of
+from repsim_cli.base.registry import name_package
 from repsim_cli.cli import docstrings
-from repsim_cli.cli.kinds import ROOMS, kind_of
+from repsim_cli.cli.kinds import ROOMS, read_kind
 from repsim_cli.cli.terminal import say
-from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, describe_group, entries
+from repsim_cli.config.presets import GROUPS, TABLES, UNSELECTED, describe_group, read_table_entries
 from repsim_cli.findings.leaderboard import grade
 
 SETTING, RUN, ARCHITECTURE = "setting", "run", "architecture"
@@ -39,19 +39,19 @@ def list_entries(group: str) -> list[ListEntry]:
         return list(_settings())
     if group in UNSELECTED:
         room = ROOMS[group]
-        told = {name: kind_of(group, name) for name in room.names() if room.own(name)}
+        told = {name: read_kind(group, name) for name in room.names() if room.own(name)}
         own = [
-            ListEntry(name, docstrings.first_sentence(kind.prose[0]), example=kind.example)
+            ListEntry(name, docstrings.take_first_sentence(kind.prose[0]), example=kind.example)
             for name, kind in told.items()
         ]
         more = {name: point for name, point in room.plugins.items() if name not in told}
-        return [*own, *(ListEntry(name, f"A study of {package_of(point)}") for name, point in more.items())]
+        return [*own, *(ListEntry(name, f"A study of {name_package(point)}") for name, point in more.items())]
     comments = describe_group(group)
-    own = _own(comments, entries(group)) if group in TABLES else {}
+    own = _name_own_settings(comments, read_table_entries(group)) if group in TABLES else {}
     return [
         ListEntry(
             name,
-            short(_text(comment), own.get(name, "")),
+            shorten_entry(_text(comment), own.get(name, "")),
             _list_allowed(comment) + (grade(name) if group == "measure" else "") + _unavailable(comment),
         )
         for name, comment in comments.items()
@@ -65,21 +65,23 @@ def _settings() -> Iterator[ListEntry]:
     for topic in groups_of_settings():
         for key, setting in topic.settings.items():
             path = f"{topic.path}.{key}" if topic.path else key
-            yield ListEntry(path, short(docstrings.first_sentence(setting.meaning or f"see repsim describe {path}")))
+            yield ListEntry(
+                path, shorten_entry(docstrings.take_first_sentence(setting.meaning or f"see repsim describe {path}"))
+            )
 
 
 def _text(comment: list[str]) -> str:
     """The first sentence of a comment, before what it says of source, cost and command."""
     lines = [line.lstrip("# ").removeprefix("Question: ") for line in comment if not line.startswith(SKIPPED)]
-    return docstrings.first_sentence(" ".join(itertools.takewhile(lambda line: not FACT.match(line), lines)))
+    return docstrings.take_first_sentence(" ".join(itertools.takewhile(lambda line: not FACT.match(line), lines)))
 
 
-def short(text: str, own: str = "") -> str:
+def shorten_entry(text: str, own: str = "") -> str:
     """A text that ends, in a line, with what is an entry's own behind it.
 
-    >>> short("One; two")
+    >>> shorten_entry("One; two")
     'One; two'
-    >>> short("A model (of some authors, " + 30 * "who wrote " + ") of 3 blocks")
+    >>> shorten_entry("A model (of some authors, " + 30 * "who wrote " + ") of 3 blocks")
     'A model of 3 blocks'
     """
     if len(text) > LONGEST:
@@ -95,11 +97,11 @@ def _is_closed(text: str) -> bool:
     return all(text.count(a) == text.count(b) for a, b in ("()", "{}", "[]")) and text.count("`") % 2 == 0
 
 
-def _own(comments: Mapping[str, list[str]], content: Mapping[str, Any]) -> dict[str, str]:
+def _name_own_settings(comments: Mapping[str, list[str]], content: Mapping[str, Any]) -> dict[str, str]:
     """By entry, the settings that tell it from the others of its comment; of the only one nothing."""
     by_comment: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
     for name, comment in comments.items():
-        by_comment.setdefault(tuple(comment), {})[name] = dict(flat(content[name]))
+        by_comment.setdefault(tuple(comment), {})[name] = dict(list_leaves(content[name]))
     own = {}
     for alike in by_comment.values():
         for name, leaves in alike.items():
@@ -144,13 +146,13 @@ def _unavailable(comment: list[str]) -> str:
     return ""
 
 
-def runs() -> list[dict[str, Any]]:
+def describe_runs() -> list[dict[str, Any]]:
     """Describes the runs that can be read, the oldest first."""
     from repsim_cli.runs import folders, reader, results
 
     root = results.outputs_root()
     found = []
-    for folder in folders.runs(root) if root.is_dir() else []:
+    for folder in folders.list_run_folders(root) if root.is_dir() else []:
         manifest = reader.read_manifest(folder)
         kept = {key: manifest[key] for key in ("name", "study", "status", "started")}
         found.append({**kept, "folder": str(folder)})
@@ -159,15 +161,15 @@ def runs() -> list[dict[str, Any]]:
 
 def list_command(parsed: argparse.Namespace) -> int:
     if parsed.json:
-        from repsim_cli.cli.machine import of_lists, say_json
+        from repsim_cli.cli.machine import build_lists_json, say_json
 
         if parsed.what == ARCHITECTURE:
             raise BadInput(f"--json: of what can be selected or set, or of runs, got {ARCHITECTURE}; drop --json")
         groups = {None: LISTED, RUN: ()}.get(parsed.what, (parsed.what,))
-        say_json("list", of_lists(groups, runs() if parsed.what in (None, RUN) else ()))
+        say_json("list", build_lists_json(groups, describe_runs() if parsed.what in (None, RUN) else ()))
         return 0
     if parsed.what == RUN:
-        known = runs()
+        known = describe_runs()
         if not known:
             from repsim_cli.runs import results
 
@@ -178,7 +180,7 @@ def list_command(parsed: argparse.Namespace) -> int:
     if parsed.what == ARCHITECTURE:
         from repsim_cli.models import overview
 
-        say(*overview.lines())
+        say(*overview.describe_model_types())
         return 0
     for group in [parsed.what] if parsed.what else LISTED[:-1]:
         if not parsed.what:

@@ -123,7 +123,7 @@ def say_json(command: str, content: Mapping[str, Any]) -> None:
     say(*text.replace("\x7f", "\\u007f").split("\n"))  # the only character left that `say` would write otherwise
 
 
-def of_run(folder: Path) -> dict[str, Any]:
+def build_run_json(folder: Path) -> dict[str, Any]:
     """What a run found, as `RUN` has it. The sentences are of the first two models."""
     manifest = reader.read_manifest(folder)
     known = manifest["status"] == "complete" or reader.has_results(manifest)
@@ -148,8 +148,10 @@ def of_run(folder: Path) -> dict[str, Any]:
                 "estimate": measured.estimate,
                 "token_alone": (measured.floor or {}).get("value"),
                 "token_and_one_before": (measured.floor or {}).get("pairs"),
-                "warnings": [text for text in manifest["warnings"] if answer.concerns(text, measured.label, labels)],
-                "pairs": [_pair(measured, sides) for sides in answering.sides_of(measured, read)],
+                "warnings": [
+                    text for text in manifest["warnings"] if answer.is_about_measure(text, measured.label, labels)
+                ],
+                "pairs": [_pair(measured, sides) for sides in answering.list_directed_pairs(measured, read)],
             }
             for measured in whole.measures
         ],
@@ -166,9 +168,9 @@ def of_run(folder: Path) -> dict[str, Any]:
 
 def _pair(measured: Measured, sides: Sides) -> dict[str, Any]:
     """Two models under a measure, from the first to the second."""
-    chance = answer.chance_of(measured, sides)
-    same = answering.along(sides) if sides.same_layers else []
-    near, far = answering.extremes(sides, answer.SHOWN)
+    chance = answer.find_chance_level(measured, sides)
+    same = answering.list_layer_values(sides) if sides.same_layers else []
+    near, far = answering.pick_extreme_pairs(sides, answer.SHOWN)
     return {
         "model": sides.first,
         "other_model": sides.second,
@@ -176,11 +178,13 @@ def _pair(measured: Measured, sides: Sides) -> dict[str, Any]:
         "same_layers": [{"layer": layer, "value": value} for layer, value in same],
         "closest": [dict(zip(CELL, cell, strict=True)) for cell in near],
         "furthest": [dict(zip(CELL, cell, strict=True)) for cell in far],
-        "answering": [dict(zip(PAIR["answering"][0], each, strict=True)) for each in answering.answers(sides)],
+        "answering": [
+            dict(zip(PAIR["answering"][0], each, strict=True)) for each in answering.find_closest_layers(sides)
+        ],
     }
 
 
-def of_lists(groups: Iterable[str], runs: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def build_lists_json(groups: Iterable[str], runs: Iterable[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """What `repsim list` lists, as SHAPES has it."""
     return {
         "groups": {group: [entry._asdict() for entry in listing.list_entries(group)] for group in groups},

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from repsim_cli.base.errors import BadInput, RepsimError
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.cli.terminal import Bar, check_torch, log, say
-from repsim_cli.config.words import settings_of
+from repsim_cli.config.words import parse_settings
 
 ALL = "all"
 
@@ -18,14 +18,14 @@ def measure_command(parsed: argparse.Namespace) -> int:
     check_torch()
     from repsim_cli.config.binding import bind_measure
 
-    settings = settings_of(parsed.settings)
+    settings = parse_settings(parsed.settings)
     if parsed.name == ALL and settings:
         raise BadInput(f"settings: all measures run with their defaults, got {', '.join(settings)}; name one measure")
     bound = None if parsed.name == ALL else bind_measure(parsed.name, settings)
     x, y = (_load_array(name) for name in (parsed.x, parsed.y))
     labels = _load_array(parsed.labels) if parsed.labels else None
     if bound is None:
-        return _all(parsed, x, y, labels)
+        return _measure_all(parsed, x, y, labels)
     record = _apply(bound, x, y, labels)
     if record["error"]:
         raise BadInput(f"{record['measure']}: {record['error']}")
@@ -37,14 +37,14 @@ def measure_command(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:
+def _measure_all(parsed: argparse.Namespace, x: Any, y: Any, labels: Any) -> int:
     """Prints a line per measure once it is computed, then the measures that do not apply; or all as JSON."""
     from repsim_cli import measures
 
     names = Bar()(measures.names(), label="measures", unit="measures") if parsed.json else measures.names()
     records = []
     for name in names:
-        records.append(record := _by_name(name, x, y, labels))
+        records.append(record := _measure_by_name(name, x, y, labels))
         if record["value"] is not None and not parsed.json:
             _warn(record)
             say(_line(record))
@@ -64,7 +64,7 @@ def _warn(record: dict[str, Any]) -> None:
         log.warning("%s: %s", record["measure"], text)
 
 
-def _by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
+def _measure_by_name(name: str, x: Any, y: Any, labels: Any) -> dict[str, Any]:
     """A measure with its defaults, or why it is not available."""
     from repsim_cli import measures
 
@@ -122,7 +122,7 @@ def _line(record: dict[str, Any]) -> str:
 def _load_array(name: str) -> Any:
     import numpy as np
 
-    file = local(name)
+    file = expand_path(name)
     if not file.exists():
         raise BadInput(f"{name}: no such file; check the path")
     if not file.is_file():  # opening a pipe blocks

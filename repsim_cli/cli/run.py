@@ -8,11 +8,11 @@ from repsim_cli.cli.terminal import QUIET, check_torch, log, say
 from repsim_cli.config.words import (
     PRINTING,
     UNASKED,
-    as_hydra_takes,
     check_spelling,
+    convert_to_overrides,
     drop_claims,
+    spell_out_models,
     split_words,
-    with_models,
 )
 
 
@@ -22,11 +22,11 @@ def run(words: list[str]) -> int:
     if len(rest) < len(words):
         os.environ[QUIET] = "1"
     check_spelling(rest)
-    from repsim_cli.config.compose import compose, print_as_hydra, take_from, task
+    from repsim_cli.config.compose import compose, drop_hydra_keys, print_as_hydra, take_from
     from repsim_cli.config.guard import close_environment
     from repsim_cli.runs import cache, results
 
-    rest = [part for word in with_models(rest) for part in as_hydra_takes(word)]
+    rest = [part for word in spell_out_models(rest) for part in convert_to_overrides(word)]
     # conf/config.yaml reads it; set but empty means not set
     os.environ["REPSIM_OUTPUTS"] = str(results.outputs_root())
     close_environment()
@@ -42,7 +42,7 @@ def run(words: list[str]) -> int:
     from repsim_cli.cli.plan import plan_lines
     from repsim_cli.config.run import validate
 
-    jobs = [(config, validate(task(config))) for config in configs]
+    jobs = [(config, validate(drop_hydra_keys(config))) for config in configs]
     plans = [
         plan_lines(checked.keys.name, checked.plan(), checked.misfits) for _, checked in jobs if checked.keys.dry_run
     ]
@@ -53,7 +53,7 @@ def run(words: list[str]) -> int:
             say(*([""] if number else []), *plan)
         return 0
     results.check_root()
-    cache.root()
+    cache.find_cache_folder()
     return run_jobs(jobs, asked)
 
 

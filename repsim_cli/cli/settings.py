@@ -25,24 +25,24 @@ DATA = (NoneType, bool, int, float, str, list, dict)  # of YAML and JSON
 GUARD = 10**9  # larger bounds only guard against overflow and are not shown
 
 
-def in_words(annotation: Any) -> str:
+def say_range(annotation: Any) -> str:
     """The range of a setting.
 
-    >>> in_words(Literal["all"] | list[int] | None)
+    >>> say_range(Literal["all"] | list[int] | None)
     'all, or a list, each a whole number, or null'
     """
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = [bound for data in inner[1:] for bound in getattr(data, "metadata", [data])]
-        return in_words(inner[0]) + "".join(map(_say_bound, bounds))
+        return say_range(inner[0]) + "".join(map(_say_bound, bounds))
     if origin in (Union, UnionType):
-        return ", or ".join(map(in_words, inner))
+        return ", or ".join(map(say_range, inner))
     if origin is Literal:
-        return f"one of {', '.join(map(plain, inner))}" if len(inner) > 1 else plain(*inner)
+        return f"one of {', '.join(map(write_as_yaml, inner))}" if len(inner) > 1 else write_as_yaml(*inner)
     if origin is list:
-        return f"a list, each {in_words(inner[0])}"
+        return f"a list, each {say_range(inner[0])}"
     if origin is dict:
-        return f"a mapping from {in_words(inner[0])} to {in_words(inner[1])}"
+        return f"a mapping from {say_range(inner[0])} to {say_range(inner[1])}"
     return WORDS.get(annotation) or ("settings of their own" if is_dataclass(annotation) else "an entry of data")
 
 
@@ -62,12 +62,12 @@ def _say_bound(bound: Any) -> str:
             return ""
 
 
-def plain(value: Any) -> str:
+def write_as_yaml(value: Any) -> str:
     """A value as YAML writes it."""
     if isinstance(value, list):
-        return f"[{', '.join(map(plain, value))}]"
+        return f"[{', '.join(map(write_as_yaml, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {plain(inner)}' for key, inner in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {write_as_yaml(inner)}' for key, inner in value.items())}}}"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -91,11 +91,11 @@ def read_setting(meaning: str, annotation: Any, default: Any) -> Setting:
     options, group = _options(annotation), group_of(annotation)
     return Setting(
         meaning=meaning,
-        range="" if annotation is EMPTY else in_words(annotation),
+        range="" if annotation is EMPTY else say_range(annotation),
         default=REQUIRED if default is EMPTY else default if isinstance(default, DATA) else str(default),
         choices=[choice for option in options if get_origin(option) is Literal for choice in get_args(option)],
         placeholder=next(filter(None, map(_placeholder, options)), None),
-        inner=None if group is None else settings(group),
+        inner=None if group is None else read_settings(group),
     )
 
 
@@ -113,7 +113,7 @@ def _options(annotation: Any) -> list[Any]:
     return [annotation]
 
 
-def settings(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Setting]:
+def read_settings(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Setting]:
     """The keyword arguments of a component, or the fields of a dataclass; those of its bases are described there."""
     classes = [*reversed(inspect.getmro(function))] if isinstance(function, type) else [function]
     meaning = {key: text for source in classes for key, text in parse(source.__doc__).settings.items()}
@@ -139,7 +139,7 @@ def sample(setting: Setting, value: Any) -> str:
         value = 1
     elif value in (None, REQUIRED):
         value = "VALUE" if setting.placeholder is None else setting.placeholder
-    return plain(value).replace(", ", ",")
+    return write_as_yaml(value).replace(", ", ",")
 
 
 def _placeholder(option: Any) -> Any:
@@ -149,13 +149,13 @@ def _placeholder(option: Any) -> Any:
     return PLACEHOLDERS.get(option)
 
 
-def range_of(setting: Setting, given: Mapping[str, Any], key: str) -> str:
+def say_range_and_default(setting: Setting, given: Mapping[str, Any], key: str) -> str:
     """The range of a setting, its default, and its value here."""
     parts = [setting.range] if setting.range else []
     if setting.default != REQUIRED:
-        parts.append(f"default {plain(setting.default)}")
+        parts.append(f"default {write_as_yaml(setting.default)}")
     elif setting.inner is None:  # a group that is not given has its own defaults
         parts.append("required")
     if key in given and setting.inner is None and given[key] not in (setting.default, REQUIRED):
-        parts.append(f"here {plain(given[key])}")
+        parts.append(f"here {write_as_yaml(given[key])}")
     return "; ".join(parts)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.cli.follow import follow
-from repsim_cli.cli.machine import of_run, say_json
+from repsim_cli.cli.machine import build_run_json, say_json
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.execution.records import FILE, read_records
-from repsim_cli.report.studies import leads
+from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import folders, reader, results
 from repsim_cli.runs.content import (
     ANSWERS,
@@ -33,7 +33,7 @@ from repsim_cli.runs.content import (
 )
 
 
-def summary(folder: Path) -> list[str]:
+def summarise_run(folder: Path) -> list[str]:
     """A summary of a run: how it ended, each measure by pair of models, claims, warnings, where the files are."""
     manifest = reader.read_manifest(folder)
     took = reader.count_seconds(manifest)
@@ -42,7 +42,7 @@ def summary(folder: Path) -> list[str]:
     whole = reader.read_results(folder) if manifest["status"] == "complete" or reader.has_results(manifest) else None
     if whole is not None:
         lines += [f"  {who}: {what}" for who, what in whole.answers]
-        lines += [f"  {lead}" for lead in leads(whole)]
+        lines += [f"  {lead}" for lead in say_main_findings(whole)]
     if manifest.get("error"):
         lines.append(f"  error: {manifest['error']}")
     if manifest.get("remedies"):
@@ -130,7 +130,7 @@ def _measure_lines(folder: Path, measure: Measured, pairs: str, brief: bool) -> 
         f"{estimate['batches']} batch{'es' if estimate['batches'] != 1 else ''}"
         f"{', ' + pairs if pairs else ''}"
     )
-    shown = [named for pair in measure.matrices for named in _by_hook_point(folder, pair)]
+    shown = [named for pair in measure.matrices for named in _split_by_hook_point(folder, pair)]
     if brief:
         yield f"    {spread(np.concatenate([values.ravel() for _, values in shown]))}"
     if measure.token_alone:
@@ -152,7 +152,7 @@ def spread(values: np.ndarray) -> str:
     return f"mean {known.mean():z6.3f}   lowest {known.min():z6.3f}   highest {known.max():z6.3f}{lacking}"
 
 
-def _by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
+def _split_by_hook_point(folder: Path, pair: Matrix) -> Iterator[tuple[str, Any]]:
     """A pair of models, and the values between their layers; by hook point where both have several."""
     rows, columns = ([layer.partition("@")[0] for layer in side.layers] for side in (pair.rows, pair.columns))
     values, name = reader.read_array(folder, pair.values), f"{pair.rows.model} x {pair.columns.model}"
@@ -177,9 +177,9 @@ def show_command(parsed: argparse.Namespace) -> int:
     if parsed.follow:
         follow(folder)
     if parsed.json:
-        say_json("show", of_run(folder))
+        say_json("show", build_run_json(folder))
         return 0
-    say(*summary(folder))
+    say(*summarise_run(folder))
     for name, seconds in reader.read_manifest(folder)["timings"].items():
         say(f"  {name}: {seconds:.1f} s")
     say(*_unit_lines(folder))
@@ -209,7 +209,7 @@ def _unit_lines(folder: Path) -> Iterator[str]:
 
 
 def _show_sweep(folder: Path) -> int:
-    jobs = folders.jobs(folder)
+    jobs = folders.list_jobs(folder)
     say(f"sweep {folder}: {len(jobs)} jobs")
     for job in jobs:
         say(f"  {job['job']:24}  {job['status']:11}  {job['seconds']:8.1f} s  {job['overrides']}")
@@ -244,7 +244,7 @@ def export_command(parsed: argparse.Namespace) -> int:
     if not kinds and not parsed.pdf:
         raise BadInput("repsim export: no format is asked for; add --csv, --latex, --parquet or --pdf")
     folder = folders.find(parsed.run)
-    into = local(parsed.output) if parsed.output else folder / "export"
+    into = expand_path(parsed.output) if parsed.output else folder / "export"
     style = Style(width=parsed.width, format=("pdf",), colours=parsed.colours, titles=parsed.titles, font=parsed.font)
     style.check()
     written = export.export(folder, into, kinds)
@@ -258,12 +258,12 @@ def export_command(parsed: argparse.Namespace) -> int:
 
 def analyse_command(parsed: argparse.Namespace) -> int:
     from repsim_cli import report
-    from repsim_cli.config.analyses import analyses_of
+    from repsim_cli.config.analyses import choose_analyses
     from repsim_cli.findings.analyse import ANALYSES, analyse, draw, read_drawing
 
     folder = folders.find(parsed.run)
     whole, config = reader.read_results(folder), reader.read_config(folder)
-    options, claims = analyses_of(reader.read_manifest(folder), whole, config, parsed.changes)
+    options, claims = choose_analyses(reader.read_manifest(folder), whole, config, parsed.changes)
     with results.amend(folder) as run:
         run.progress = Bar()
         analyse(run, options, claims, config["significance"]["level"])
@@ -272,7 +272,7 @@ def analyse_command(parsed: argparse.Namespace) -> int:
         if not parsed.changes and str(run.manifest["error"]).startswith(ANALYSES):
             run.complete()
     report.save([folder], folder / report.FILE)
-    say(*summary(folder))
+    say(*summarise_run(folder))
     return 0
 
 
@@ -285,13 +285,13 @@ def report_command(parsed: argparse.Namespace) -> int:
         raise BadInput(f"--follow: of a single run, got {' '.join(parsed.runs)}; name one run")
     sweeps = [folders.find_sweep(run) for run in parsed.runs]
     each = [
-        [folders.find(run)] if sweep is None else [sweep / job["job"] for job in folders.jobs(sweep)]
+        [folders.find(run)] if sweep is None else [sweep / job["job"] for job in folders.list_jobs(sweep)]
         for run, sweep in zip(parsed.runs, sweeps, strict=True)
     ]
     named = [folder for several in each for folder in several]
     if parsed.output is None and len(parsed.runs) > 1:
         raise BadInput(f"--output: a file is needed for {len(named)} runs; e.g. --output both.html")
-    file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else local(parsed.output)
+    file = (sweeps[0] or named[0]) / report.FILE if parsed.output is None else expand_path(parsed.output)
     if file.is_dir() or not file.parent.is_dir():
         raise BadInput(f"--output: no file can be written there, got '{file}'; name a file in a folder that exists")
     if parsed.follow:
@@ -334,16 +334,16 @@ def cache_command(parsed: argparse.Namespace) -> int:
     if parsed.clear:
         removed, left = cache.trim(0)
         say(f"removed {removed} entries, {left / 1e9:.3f} GB left")
-    kinds = cache.overview()
-    say(f"{cache.root()}: limit {cache.limit() / 1e9:g} GB")
+    kinds = cache.measure_cache_use()
+    say(f"{cache.find_cache_folder()}: limit {cache.limit() / 1e9:g} GB")
     for kind, count, size in kinds:
         say(f"  {kind}: {count} entries, {size / 1e9:.3f} GB")
     return 0
 
 
 def convert_command(parsed: argparse.Namespace) -> int:
-    from repsim_cli.base.files import local
+    from repsim_cli.base.files import expand_path
     from repsim_cli.models.pickled import convert
 
-    say(str(convert(parsed.source, local(parsed.target), parsed.revision)))
+    say(str(convert(parsed.source, expand_path(parsed.target), parsed.revision)))
     return 0

@@ -21,7 +21,7 @@ def say(*lines: str, aside: bool = False) -> None:
         print(escape(line), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
-def aside(*lines: str) -> None:
+def say_aside(*lines: str) -> None:
     """Prints lines on standard error, above a bar that is shown there."""
     if not sys.stderr.isatty():
         say(*lines, aside=True)
@@ -47,7 +47,7 @@ def terminal_log() -> logging.Handler:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogLines("%(levelname)s: %(message)s"))
     handler.setLevel(logging.WARNING)
-    handler.addFilter(lambda record: record.levelno >= logging.ERROR or not quiet())
+    handler.addFilter(lambda record: record.levelno >= logging.ERROR or not is_quiet())
     log.setLevel(logging.DEBUG)
     log.propagate = False
     log.addHandler(handler)
@@ -64,7 +64,7 @@ def check_torch() -> None:
         raise BadInput(f"TORCH_LOGS: torch does not start with it, got '{given}'; unset it") from error
 
 
-def quiet() -> bool:
+def is_quiet() -> bool:
     """Whether only errors are shown beside what a command answers."""
     return bool(os.environ.get(QUIET))
 
@@ -82,7 +82,7 @@ class Bar:
 
     def __call__(self, items: Iterable[Any], *, label: str, unit: str, later: int = 0) -> Iterator[Any]:
         sized: Any = items if hasattr(items, "__len__") else list(items)
-        if quiet():
+        if is_quiet():
             return iter(sized)
         if sys.stderr.isatty():
             from tqdm import tqdm

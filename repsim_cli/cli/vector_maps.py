@@ -9,7 +9,7 @@ from repsim_cli.base import signals
 from repsim_cli.base.errors import BadInput
 from repsim_cli.cli.terminal import Bar, check_torch, say
 from repsim_cli.runs import reader, results
-from repsim_cli.studies.vectors.stored import best_of, check_target, load_map, map_file
+from repsim_cli.studies.vectors.stored import check_target, choose_best_map, load_map, map_file
 
 
 def fit_command(parsed: argparse.Namespace) -> int:
@@ -40,7 +40,7 @@ def fit_command(parsed: argparse.Namespace) -> int:
         results.drop_empty(place)
     say(*_read_maps(place))
     if parsed.out:
-        say(f"  written: {best_of(maps).save(parsed.out)}")
+        say(f"  written: {choose_best_map(maps).save(parsed.out)}")
     return 0
 
 

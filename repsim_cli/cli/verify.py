@@ -54,7 +54,7 @@ def verify_command(parsed: argparse.Namespace) -> int:
         results.drop_empty(place)
     fails = VERDICTS.index(answer.verdict) >= VERDICTS.index(parsed.fail_on.replace("-", " ").upper())
     if parsed.junit:
-        write(Path(parsed.junit), junit(answer, fails))
+        write(Path(parsed.junit), build_junit_xml(answer, fails))
     if parsed.json:
         say(*results.dumps(answer.record()).rstrip().split("\n"))
     else:
@@ -76,7 +76,7 @@ def layer_ids(text: str | None) -> list[int] | None:
     return [number for each in ends for number in range(int(each[0]), int(each[-1]) + 1)]
 
 
-def junit(answer: Answer, fails: bool) -> bytes:
+def build_junit_xml(answer: Answer, fails: bool) -> bytes:
     """The answer as the result of a test, in the form that CI servers read."""
     suite = ElementTree.Element("testsuite", name="repsim verify", tests="1", failures=str(int(fails)))
     case = ElementTree.SubElement(suite, "testcase", classname=answer.reference, name=answer.candidate)

@@ -5,8 +5,8 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.config.binding import Fields, attempt, bind, give_up
-from repsim_cli.config.words import settings_of
-from repsim_cli.findings.analyse import card_of, choose_options
+from repsim_cli.config.words import parse_settings
+from repsim_cli.findings.analyse import choose_options, find_analysis_card
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import find_claims
 from repsim_cli.runs.content import Results, facts_in
@@ -17,7 +17,7 @@ def bind_analyses(problems: list[str], given: Any) -> dict[str, Any]:
     the run's keys already."""
     bound: dict[str, Any] = {}
     for name, settings in given.items() if isinstance(given, dict) else ():
-        card = attempt(problems, "analyses: ", lambda name=name: card_of(name))
+        card = attempt(problems, "analyses: ", lambda name=name: find_analysis_card(name))
         if not isinstance(settings, dict | None):
             problems.append(f"analyses.{name}: no settings, got {settings!r}; write {{SETTING: VALUE}}")
         elif card is not None:
@@ -25,7 +25,7 @@ def bind_analyses(problems: list[str], given: Any) -> dict[str, Any]:
     return bound
 
 
-def analyses_of(
+def choose_analyses(
     manifest: Mapping[str, Any], results: Results, config: Fields, changes: Sequence[str]
 ) -> tuple[dict[str, Any], Sequence[Any]]:
     """The options of the analyses of a finished run, by name, and its claims, changed by KEY=VALUE words.
@@ -65,7 +65,7 @@ def _changes(words: Sequence[str]) -> Fields:
     """The analyses and claims that are named by `+analyses.NAME={...}` and `claims=[...]`."""
     analyses: Fields = {}
     claims: list[Any] = []
-    for key, value in settings_of([word.lstrip("+") for word in words], "analyse").items():
+    for key, value in parse_settings([word.lstrip("+") for word in words], "analyse").items():
         name, *inner = key.split(".")
         for part in reversed(inner):
             value = {part: value}

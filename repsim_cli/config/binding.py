@@ -92,10 +92,10 @@ def check_arguments(
         nested, optional = _find_nested(annotation)
         if annotation in (Data, Data | None):
             if key in given and not (given[key] is None and annotation == Data | None):
-                given[key] = component(
+                given[key] = bind_component(
                     problems, f"{path}.{key}", given[key], registry.data, lambda entry: entry.function
                 )
-        elif (of_names := _of_names(annotation)) is not None:
+        elif (of_names := _find_inner_dataclass(annotation)) is not None:
             if isinstance(given.get(key), dict):
                 given[key] = {
                     name: _keys(problems, f"{path}.{key}.{name}", of_names, inner) for name, inner in given[key].items()
@@ -119,7 +119,7 @@ def _schema(function: Callable[..., Any], without: frozenset[str]) -> type[BaseM
         annotation = parameter.annotation
         if annotation in (Data, Data | None) or _find_nested(annotation)[0] is not None:
             annotation = Any
-        elif _of_names(annotation) is not None:
+        elif _find_inner_dataclass(annotation) is not None:
             annotation = dict[str, Any] | None if isinstance(annotation, UnionType) else dict[str, Any]
         if key not in without:
             fields[key] = (annotation, ... if parameter.default is parameter.empty else parameter.default)
@@ -134,7 +134,7 @@ def _keys(problems: list[str], path: str, nested: Callable[..., Any], inner: Any
     problems.append(f"{path}: wrong value, got {inner!r}; give keys of {{{names}}}")
 
 
-def _of_names(annotation: Any) -> Any:
+def _find_inner_dataclass(annotation: Any) -> Any:
     """The dataclass of an annotation `dict[str, X]` or `dict[str, X] | None`."""
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     inner = [get_args(kind)[1] for kind in kinds if get_origin(kind) is dict]
@@ -161,7 +161,7 @@ def bind(problems: list[str], path: str, function: Callable[..., Any], given: Fi
     return value
 
 
-def component(
+def bind_component(
     problems: list[str], path: str, entry: Any, room: Registry, function: Callable[[RegistryEntry], Callable[..., Any]]
 ) -> Any:
     """`{kind: NAME, **keywords}` -> NAME's function called with the keywords."""
@@ -194,11 +194,12 @@ def _find_dotted(path: str, entry: Fields) -> str | None:
     return None
 
 
-def components(
+def bind_components(
     problems: list[str], group: str, keys: Fields, room: Registry, function: Callable[..., Any]
 ) -> dict[str, Any]:
     return {
-        label: component(problems, f"{group}.{label}", entry, room, function) for label, entry in keys[group].items()
+        label: bind_component(problems, f"{group}.{label}", entry, room, function)
+        for label, entry in keys[group].items()
     }
 
 
@@ -221,7 +222,7 @@ def expand(problems: list[str], entries: Mapping[str, Any]) -> dict[str, Any]:
 def model_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of model, which also takes the keys that every model has, and those of models with a
     seed."""
-    from repsim_cli.models.source import Family, with_keys
+    from repsim_cli.models.source import Family, apply_keys
 
     parameters = inspect.signature(entry.function).parameters
     common = inspect.signature(EveryModel).parameters
@@ -231,9 +232,9 @@ def model_function(entry: RegistryEntry) -> Callable[..., Any]:
         keys = EveryModel(**{key: settings.pop(key) for key in common})
         several = SeededModel(**{key: settings.pop(key) for key in of_seeds})
         if several.seeds is None:
-            return with_keys(entry.function(**settings), keys)
+            return apply_keys(entry.function(**settings), keys)
         each = {str(seed): entry.function(**settings | {"seed": seed}) for seed in several.seeds}
-        return with_keys(Family(sources=each), keys)
+        return apply_keys(Family(sources=each), keys)
 
     taken = [*parameters.values(), *of_seeds.values(), *common.values()]
     bind.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
@@ -243,13 +244,13 @@ def model_function(entry: RegistryEntry) -> Callable[..., Any]:
 @cache
 def data_function(entry: RegistryEntry) -> Callable[..., Any]:
     """The function of a kind of data, which also takes the keys that every text has."""
-    from repsim_cli.data.base import with_keys
+    from repsim_cli.data.base import apply_keys
 
     common = inspect.signature(EveryData).parameters
 
     def bind(**settings: Any) -> Any:
         keys = EveryData(**{key: settings.pop(key) for key in common})
-        return with_keys(entry.function(**settings), keys)
+        return apply_keys(entry.function(**settings), keys)
 
     parameters = inspect.signature(entry.function).parameters
     bind.__signature__ = inspect.Signature([*parameters.values(), *common.values()])  # type: ignore[attr-defined]
@@ -270,7 +271,7 @@ def measure_function(entry: RegistryEntry) -> Callable[..., Any]:
 def bind_model(label: str, entry: Fields) -> Any:
     """A model entry with checked settings. Raises BadConfig with every problem."""
     problems: list[str] = []
-    bound = component(problems, f"model.{label}", entry, registry.models, model_function)
+    bound = bind_component(problems, f"model.{label}", entry, registry.models, model_function)
     give_up(problems)
     return bound
 

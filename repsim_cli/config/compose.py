@@ -32,11 +32,11 @@ from yaml import YAMLError
 
 from repsim_cli.base.documents import check_yaml, find_interpolation
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, walk
+from repsim_cli.base.files import check_readable, walk
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.config.guard import OWN_FILES, Guarded
-from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, entries, read_shipped
-from repsim_cli.config.words import COMPONENT_KEY, as_typed, hydra_line, restore_words, unread_line
+from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, read_shipped, read_table_entries
+from repsim_cli.config.words import COMPONENT_KEY, hydra_line, restore_typed, restore_words, say_unreadable_word
 from repsim_cli.runs import folders, reader
 
 OWN, GIVEN = "config", "given"  # primary configurations: conf/config.yaml, and what a program or a run gives
@@ -59,15 +59,17 @@ class Tables(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        return name in entries(group) if group in TABLES else group == "data" and name in data.plugins
+        return name in read_table_entries(group) if group in TABLES else group == "data" and name in data.plugins
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        known = entries(config_path) if config_path in TABLES else data.plugins if config_path == "data" else {}
+        known = (
+            read_table_entries(config_path) if config_path in TABLES else data.plugins if config_path == "data" else {}
+        )
         return sorted(known) if results_filter is not ObjectType.GROUP else []
 
     def load_config(self, config_path: str) -> ConfigResult:
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        config = OmegaConf.create({name: entries(group)[name]} if group in TABLES else {"kind": name})
+        config = OmegaConf.create({name: read_table_entries(group)[name]} if group in TABLES else {"kind": name})
         return ConfigResult(self.provider, self.full_path(), config, {"package": None})
 
 
@@ -142,14 +144,14 @@ def compose(words: list[str], primary: str = OWN, folder: str | None = None, swe
     folder: of --config-dir. sweep: the words have several values, of which every combination is a job.
     """
     made = []
-    with open_loader(folder) as loader, in_a_line(words):
+    with open_loader(folder) as loader, convert_hydra_errors(words):
         for job in _jobs(words, loader) if sweep else [words]:
             made.append(loader.load_configuration(primary, job))
             _check_labels(made[-1], job)
     return made
 
 
-def task(config: Any) -> Any:
+def drop_hydra_keys(config: Any) -> Any:
     """A configuration without Hydra's part."""
     return OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
 
@@ -164,7 +166,7 @@ def _reads(word: str) -> bool:
 
 
 @contextmanager
-def in_a_line(words: list[str]) -> Iterator[None]:
+def convert_hydra_errors(words: list[str]) -> Iterator[None]:
     """Hydra's errors, and those that it raises for overrides that make no sense, as BadInput."""
     try:
         yield
@@ -177,7 +179,7 @@ def in_a_line(words: list[str]) -> Iterator[None]:
         # options of Hydra and their values are no overrides
         tried = [word for word in words if "=" in word or isinstance(error, OverrideParseException)]
         unread = next((word for word in tried if not word.startswith("-") and not _reads(word)), None)
-        raise BadInput(hydra_line(error, words) if unread is None else unread_line(unread, _reads)) from None
+        raise BadInput(hydra_line(error, words) if unread is None else say_unreadable_word(unread, _reads)) from None
 
 
 def run_alone(job: Callable[[Any], Any], config: Any) -> None:
@@ -190,7 +192,7 @@ def run_alone(job: Callable[[Any], Any], config: Any) -> None:
 def run_sweep(job: Callable[[Any], Any], words: list[str], primary: str, folder: str | None) -> None:
     """Runs the jobs of a sweep by the sweeper and launcher of its configuration."""
     words = [*words, "hydra.mode=MULTIRUN"]
-    with open_loader(folder) as loader, in_a_line(words):
+    with open_loader(folder) as loader, convert_hydra_errors(words):
         config = loader.load_configuration(primary, words, RunMode.MULTIRUN)
         context = HydraContext(config_loader=loader, callbacks=Callback())  # type: ignore[arg-type]
         sweeper = Plugins.instance().instantiate_sweeper(hydra_context=context, task_function=job, config=config)
@@ -203,14 +205,16 @@ def print_as_hydra(words: list[str], primary: str) -> int:
     sys.argv = ["repsim run", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # its errors are raised here and shortened to a line
     try:
-        with in_a_line(words):
+        with convert_hydra_errors(words):
             hydra.main(version_base="1.3", config_path=str(conf_dir().resolve()), config_name=primary)(print)()
     except SystemExit as ended:
         return 1 if ended.code else 0
     return 0
 
 
-def primary_of(keys: Mapping[str, Any], words: Sequence[str], presets: Mapping[str, str] = MappingProxyType({})) -> str:
+def store_primary_config(
+    keys: Mapping[str, Any], words: Sequence[str], presets: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Makes the keys of a run a primary configuration; returns its name.
 
     presets: by group, the file whose keys these change. A group that the words select (model=[a], data=pile) replaces
@@ -255,7 +259,7 @@ def take_from(words: list[str]) -> tuple[list[str], str]:
     rest = words[:at] + words[at + 2 :]
     if another:
         keys |= {"options": {}, "analyses": {}, "claims": []}
-    return rest, primary_of({**keys, "resume": None, "dry_run": False}, rest)
+    return rest, store_primary_config({**keys, "resume": None, "dry_run": False}, rest)
 
 
 def _check_config_dir(root: Path) -> None:
@@ -266,7 +270,7 @@ def _check_config_dir(root: Path) -> None:
         for file in (folder / name for name in names if name.endswith(".yaml")):
             if file.exists() and not file.is_file():
                 raise BadInput(f"--config-dir: no regular file, got '{file}'; take it away")  # opening a pipe blocks
-            readable(file)
+            check_readable(file)
             group, _, name = str(file.relative_to(root).with_suffix("")).partition("/")
             if group in GROUPS and name in describe_group(group):
                 raise BadInput(f"--config-dir: the name of a {group} that ships, got '{file}'; rename it")
@@ -275,14 +279,14 @@ def _check_config_dir(root: Path) -> None:
 def _check_labels(composed: Any, words: list[str]) -> None:
     """Checks that no `model.LABEL.KEY=` has a label that is not selected, which would make a new entry."""
     for word in words:
-        key = COMPONENT_KEY.match(as_typed(word))
+        key = COMPONENT_KEY.match(restore_typed(word))
         if key is None or not key["label"]:
             continue
         known: Any = OmegaConf.to_container(composed[key["group"]])
         labels = [label for label, entry in known.items() if isinstance(entry, dict) and "kind" in entry]
         if key["label"] not in labels:
             raise BadInput(
-                f"{key['group']}.{key['label']}: not selected, got '{as_typed(word)}'; "
+                f"{key['group']}.{key['label']}: not selected, got '{restore_typed(word)}'; "
                 f"{did_you_mean(key['label'], labels)}"
             )
 

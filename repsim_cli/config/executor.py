@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.planning import unfit
+from repsim_cli.base.planning import note_unfit
 from repsim_cli.base.settings import Hardware
 
 PACKAGES = {"ray": "ray"}  # that an executor needs beside those of repsim
@@ -28,7 +28,7 @@ READ_BY = {  # settings that some executors read alone
 
 def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
     """Raises BadInput where units cannot run on this executor or it does not read a setting; that its package or
-    command is missing is only noted, as `unfit`, so that a run can be planned on another machine."""
+    command is missing is only noted, as `note_unfit`, so that a run can be planned on another machine."""
     name = str(hardware.get("executor", "none"))
     for setting, readers in READ_BY.items():
         value = hardware.get(setting)
@@ -41,12 +41,12 @@ def check_executor(hardware: Mapping[str, Any], cache: bool) -> None:
         return
     package = PACKAGES.get(name)
     if package is not None and find_spec(package) is None:
-        unfit(
+        note_unfit(
             f"hardware.executor: {name} needs the package {package}, which is not installed; pip install -e '.[{name}]'"
         )
     command = COMMANDS.get(name)
     if command is not None and shutil.which(command) is None:
-        unfit(
+        note_unfit(
             f"hardware.executor: {name} needs the command {command}, which is not here; run on a machine of the cluster"
         )
     if name == "slurm" and hardware.get("processes") is None:

@@ -78,7 +78,7 @@ def check(config: Any, words: int, loader: ConfigLoader) -> None:
     if len(tree["overrides"]["hydra"]) + len(tree["overrides"]["task"]) != words:
         raise _refuse(("overrides",))
     chosen = [f"hydra/{plugin}={tree['runtime']['choices'][f'hydra/{plugin}']}" for plugin in PLUGINS]
-    given, own = dict(_leaves(tree)), _own(loader, *chosen)
+    given, own = dict(_leaves(tree)), _load_own_hydra(loader, *chosen)
     for path in dict.fromkeys((*given, *own)):
         value = given.get(path, ABSENT)
         if value == own.get(path, ABSENT) or any(path[: len(known)] == known for known in COMPUTED):
@@ -123,7 +123,7 @@ def _leaves(value: Any, path: Place = ()) -> Iterator[tuple[Place, Any]]:
 OWN: dict[tuple[str, ...], dict[Place, Any]] = {}  # composed once in a process
 
 
-def _own(loader: ConfigLoader, *chosen: str) -> dict[Place, Any]:
+def _load_own_hydra(loader: ConfigLoader, *chosen: str) -> dict[Place, Any]:
     """Hydra's part of the package's own tree with this launcher and sweeper."""
     if chosen in OWN:
         return OWN[chosen]

@@ -8,7 +8,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, Unreachable
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Group, Ranked
-from repsim_cli.config.binding import Fields, attempt, bind, component, model_function
+from repsim_cli.config.binding import Fields, attempt, bind, bind_component, model_function
 from repsim_cli.config.presets import conf_dir
 
 ALL = "all"
@@ -21,7 +21,7 @@ def bind_models(problems: list[str], plain: Fields, unreached: dict[str, Unreach
     bound: dict[str, Any] = {}
     for label, entry in plain["model"].items():
         try:
-            model = component(problems, f"model.{label}", entry, registry.models, model_function)
+            model = bind_component(problems, f"model.{label}", entry, registry.models, model_function)
             if isinstance(model, Series) and not model.local and model.make is None:
                 model.checkpoints[-1].open()
             bound[label] = model
@@ -30,7 +30,7 @@ def bind_models(problems: list[str], plain: Fields, unreached: dict[str, Unreach
     return bound
 
 
-def out_of_reach(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields], name: str) -> Iterator[str]:
+def say_unreachable(unreached: Mapping[str, Unreachable], entries: Mapping[str, Fields], name: str) -> Iterator[str]:
     """Says what cannot be had from the hub: bases of adapters, and models. name: of the run."""
     adapters = {label: entries[label]["path"] for label in unreached if entries[label].get("path") is not None}
     for label, adapter in adapters.items():
@@ -76,7 +76,7 @@ def find_misplaced(name: str, study: Any, models: Mapping[str, Any]) -> Iterator
             )
 
 
-def unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
+def say_unread_points(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str]:
     """Hook points of single models where a study reads the same ones of all."""
     if "extract" in inspect.signature(study).parameters and not study.fixed_points:
         return
@@ -88,7 +88,7 @@ def unread(name: str, study: Any, entries: Mapping[str, Fields]) -> Iterator[str
             )
 
 
-def every_measure(chosen: Any, study: Any) -> Any:
+def expand_all_measures(chosen: Any, study: Any) -> Any:
     """The measures of the configuration: `kind: all` stands for all that read what the study reads, with their
     defaults; another entry of the same name replaces its default."""
     if not isinstance(chosen, dict) or {"kind": ALL} not in chosen.values():
@@ -103,7 +103,7 @@ def every_measure(chosen: Any, study: Any) -> Any:
     return {name: defaults(name) for name in measures.names(study.reads)} | others
 
 
-def each_value(chosen: Any) -> Any:
+def expand_value_lists(chosen: Any) -> Any:
     """Repeats each measure that has a list in place of a number for each of its values, which end the labels."""
     if not isinstance(chosen, dict):
         return chosen
@@ -121,11 +121,11 @@ def each_value(chosen: Any) -> Any:
     return found
 
 
-def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
+def select_runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tuple[Fields, dict[str, str]]:
     """The measures that the study can run here, and by label why it cannot run the others: they read something else, or
     need a package that is not installed."""
     from repsim_cli import measures
-    from repsim_cli.engine.checks import suitable
+    from repsim_cli.engine.checks import select_suitable
 
     if "measure" not in inspect.signature(study).parameters:
         return {}, {}
@@ -146,7 +146,7 @@ def runnable(problems: list[str], plain: Fields, study: Any, skip: bool) -> tupl
             )
         measures.check_package(entry["kind"])
 
-    return attempt(problems, "", lambda: suitable(plain["measure"], check, skip)) or ({}, {})
+    return attempt(problems, "", lambda: select_suitable(plain["measure"], check, skip)) or ({}, {})
 
 
 def _groups(problems: list[str], given: Any, labels: Sequence[str]) -> dict[str, Group] | None:

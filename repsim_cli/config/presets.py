@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.registry import data, did_you_mean, measures, package_of
+from repsim_cli.base.registry import data, did_you_mean, measures, name_package
 
 GROUPS = ("experiment", "model", "data", "measure", "extract", "significance", "hardware")
 UNSELECTED = ("study", "analysis")  # named by a key of the run, not a group of files
@@ -27,13 +27,13 @@ def describe_group(group: str) -> dict[str, list[str]]:
     In a table a comment describes the labels below it, up to the next comment.
     """
     if group in TABLES:
-        return dict(sorted([*_of_plugins(group), *_labels((conf_dir() / TABLES[group]).read_text())]))
+        return dict(sorted([*_list_plugins(group), *_labels((conf_dir() / TABLES[group]).read_text())]))
     root = conf_dir() / group
     files = {
         str(file.relative_to(root).with_suffix("")): [line for line in file.read_text().splitlines() if line[:1] == "#"]
         for file in root.rglob("*.yaml")
     }
-    return dict(sorted({**dict(_of_plugins(group)), **files}.items()))
+    return dict(sorted({**dict(_list_plugins(group)), **files}.items()))
 
 
 def _labels(text: str) -> list[tuple[str, list[str]]]:
@@ -53,19 +53,19 @@ STORED = (".npy", ".npz", ".safetensors", ".hdf5", ".h5", ".parquet")  # activat
 FILES = (".gguf", *STORED)
 
 
-def entry_of(name: str) -> dict[str, Any]:
+def find_model_entry(name: str) -> dict[str, Any]:
     """The entry of a model that is named by an entry of `repsim list model`, a folder, a file, or a hub id.
 
     Raises BadInput for what is none of these.
     """
-    from repsim_cli.base.files import local
+    from repsim_cli.base.files import expand_path
     from repsim_cli.data.network import is_legacy
 
-    known = entries("model")
+    known = read_table_entries("model")
     if name in known:
         return known[name]
-    if name.startswith((".", "/", "~")) or name.endswith(("/", *FILES)) or local(name).exists():
-        place = local(name)
+    if name.startswith((".", "/", "~")) or name.endswith(("/", *FILES)) or expand_path(name).exists():
+        place = expand_path(name)
         if place.is_file() and not name.endswith(FILES):
             raise BadInput(f"MODEL: unknown kind of file, got '{name}'; use a folder, or {', '.join(FILES)}")
         from repsim_cli.models.series import is_native  # starts torch
@@ -79,16 +79,16 @@ def entry_of(name: str) -> dict[str, Any]:
 
 
 @cache
-def entries(group: str) -> dict[str, Any]:
+def read_table_entries(group: str) -> dict[str, Any]:
     """The entries of a table, by label, and the measures of other packages with their defaults."""
-    return {name: {"kind": name} for name, _ in _of_plugins(group)} | read_shipped(conf_dir() / TABLES[group])
+    return {name: {"kind": name} for name, _ in _list_plugins(group)} | read_shipped(conf_dir() / TABLES[group])
 
 
-def _of_plugins(group: str) -> list[tuple[str, list[str]]]:
+def _list_plugins(group: str) -> list[tuple[str, list[str]]]:
     """Lists the measures and data of other packages, each with a comment, without importing these."""
     room = {"measure": measures, "data": data}.get(group)
     points = room.plugins.items() if room is not None else ()
-    return [(name, [f"# From the package {package_of(point)}"]) for name, point in points]
+    return [(name, [f"# From the package {name_package(point)}"]) for name, point in points]
 
 
 def read_shipped(file: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, Field
 
 from repsim_cli.base import registry
-from repsim_cli.base.documents import find_interpolation, unwritable
+from repsim_cli.base.documents import find_interpolation, find_unwritable_text
 from repsim_cli.base.errors import BadConfig, Unreachable
 from repsim_cli.base.planning import collect_unfit
 from repsim_cli.base.settings import Extract, Hardware, Seed, Significance
@@ -21,9 +21,9 @@ from repsim_cli.config.binding import (
     Fields,
     attempt,
     bind,
+    bind_component,
+    bind_components,
     check_arguments,
-    component,
-    components,
     data_function,
     expand,
     give_up,
@@ -35,15 +35,15 @@ from repsim_cli.config.extract import extract_of
 from repsim_cli.config.parts import (
     ROLES,
     bind_models,
-    each_value,
-    every_measure,
+    expand_all_measures,
+    expand_value_lists,
     find_misplaced,
-    out_of_reach,
-    runnable,
-    unread,
+    say_unreachable,
+    say_unread_points,
+    select_runnable,
 )
-from repsim_cli.figures.frame import Figures, settings_of
-from repsim_cli.findings.analyse import card_of, choose_options
+from repsim_cli.figures.frame import Figures, read_figure_settings
+from repsim_cli.findings.analyse import choose_options, find_analysis_card
 from repsim_cli.findings.analysis import Planned
 from repsim_cli.findings.claims import find_claims
 from repsim_cli.report import tracking
@@ -143,7 +143,7 @@ class RunConfig:
             ports = {"open ports": PORTS[executor]} if executor in PORTS else {}
             analyses = {"analyses": list(self.analyses)} if self.analyses else {}
             plan = {**self.study.plan(), **ports, **skipped, **notes, **analyses}
-            if "maps" in self.analyses and settings_of(self.keys.figures).get("which") == "all":
+            if "maps" in self.analyses and read_figure_settings(self.keys.figures).get("which") == "all":
                 from repsim_cli.engine.cost import estimate_drawing
 
                 plan["time, roughly"] |= estimate_drawing(len(self.models), len(plan["measures"]))
@@ -170,12 +170,12 @@ def validate(config: DictConfig) -> RunConfig:
     machine.
     """
     problems: list[str] = []
-    plain = _plain(config, problems)
+    plain = _resolve_keys(config, problems)
     with collect_unfit(dry=plain.get("dry_run") is True) as misfits:
         return _validate(plain, problems, misfits)
 
 
-def of_keys(keys: Fields) -> RunConfig:
+def build_from_keys(keys: Fields) -> RunConfig:
     """The run of the plain keys of another `RunConfig`. Raises BadConfig with every problem on this machine."""
     with collect_unfit(dry=False) as misfits:
         return _validate(keys, [], misfits)
@@ -185,20 +185,22 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     named = isinstance(plain.get("study"), str)
     study = attempt(problems, "study: ", lambda: registry.studies.get(str(plain["study"]))) if named else None
     if study is not None and isinstance(plain["measure"], dict):
-        plain["measure"] = each_value(every_measure(plain["measure"], study.function))
+        plain["measure"] = expand_value_lists(expand_all_measures(plain["measure"], study.function))
     keys = attempt(problems, "", lambda: validate_values(RunKeys, plain))
     if any(not isinstance(plain.get(group), dict) for group in GROUPS) or not named:
         give_up(problems)
     if study is None:
         raise BadConfig(problems)
     skip = plain.get("skip_unsuitable") is True
-    measured, skipped = runnable(problems, plain, study.function, skip)
+    measured, skipped = select_runnable(problems, plain, study.function, skip)
 
     unreached: dict[str, Unreachable] = {}
     groups: dict[str, Callable[[], Any]] = {
         "model": lambda: expand(problems, bind_models(problems, plain, unreached)),
-        "measure": lambda: components(problems, "measure", {"measure": measured}, registry.measures, measure_function),
-        "data": lambda: component(problems, "data", plain["data"], registry.data, data_function),
+        "measure": lambda: bind_components(
+            problems, "measure", {"measure": measured}, registry.measures, measure_function
+        ),
+        "data": lambda: bind_component(problems, "data", plain["data"], registry.data, data_function),
         "extract": lambda: extract_of(problems, notes, plain["extract"], bound, study.function),
         "significance": lambda: bind(problems, "significance", Significance, plain["significance"]),
         "hardware": lambda: bind(problems, "hardware", Hardware, plain["hardware"]),
@@ -213,11 +215,11 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
         if name in wanted:
             bound[name] = make()
     if unreached and not plain["dry_run"]:
-        problems += out_of_reach(unreached, plain["model"], str(plain.get("name")))
+        problems += say_unreachable(unreached, plain["model"], str(plain.get("name")))
     options = check_arguments(problems, "options", study.function, plain["options"], without={*groups, *ROLES})
     if "model" in bound:
         problems += find_misplaced(plain["study"], study.function, bound["model"])
-        problems += unread(plain["study"], study.function, plain["model"])
+        problems += say_unread_points(plain["study"], study.function, plain["model"])
     _add_unsuited(problems, plain, study.function, bound.get("extract"))
     for role, make in ROLES.items():
         if role in wanted:
@@ -229,7 +231,7 @@ def _validate(plain: Fields, problems: list[str], misfits: list[str]) -> RunConf
     attempt(problems, "", lambda: tracking.check(plain.get("track")))
     attempt(problems, "", lambda: find_claims(_texts(plain.get("claims"))))
     signature = inspect.signature(study.function).parameters
-    options |= {needs: True for name in analyses if (needs := card_of(name).needs) in signature}
+    options |= {needs: True for name in analyses if (needs := find_analysis_card(name).needs) in signature}
     give_up(problems)
     if unreached:
         return RunConfig(keys, None, bound["model"], skipped, misfits=misfits, unknown=unreached)
@@ -298,17 +300,17 @@ def _texts(given: Any) -> list[str]:
 def _figures(problems: list[str], given: Any) -> None:
     """Checks how figures are drawn. What is neither a word nor a mapping is a problem of the run's keys already."""
     if isinstance(given, str | dict):
-        settings = settings_of(given)
+        settings = read_figure_settings(given)
         figures = bind(problems, "figures", Figures, settings)
         if figures is not None and {"colours", "font"} & set(settings):
             attempt(problems, "figures.", figures.check)
 
 
 def _facts(study: Any, models: Mapping[str, Any]) -> dict[str, Facts]:
-    from repsim_cli.models.source import facts
+    from repsim_cli.models.source import describe_model
 
     layers = {reading.label: reading.layers for reading in study.readings}
-    return {label: facts(label, model, layers.get(label, ())) for label, model in models.items()}
+    return {label: describe_model(label, model, layers.get(label, ())) for label, model in models.items()}
 
 
 def _plan(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields, budget: bool) -> Planned:
@@ -323,7 +325,7 @@ def _plan(keys: RunKeys, study: Any, facts: Mapping[str, Facts], options: Fields
     )  # fmt: skip
 
 
-def _plain(config: DictConfig, problems: list[str]) -> Fields:
+def _resolve_keys(config: DictConfig, problems: list[str]) -> Fields:
     """The run's keys as plain values, interpolations resolved; an empty group is an empty mapping."""
     try:
         plain = OmegaConf.to_container(config, resolve=True)
@@ -332,7 +334,7 @@ def _plain(config: DictConfig, problems: list[str]) -> Fields:
     assert isinstance(plain, dict)
     if text := find_interpolation(plain):
         raise BadConfig([f"config: ${{ in a value would be replaced when it is read, got '{text}'; use another name"])
-    if text := unwritable(plain):
+    if text := find_unwritable_text(plain):
         raise BadConfig([f"config: text that no file can hold, got '{text}'; use UTF-8 without NUL"])
     keys: Fields = {str(k): v for k, v in plain.items() if k != "experiment"}
     for path, value in _leaves(keys, ""):

@@ -11,7 +11,7 @@ from typing import Any
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, studies
-from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, entry_of, read_shipped
+from repsim_cli.config.presets import GROUPS, TABLES, conf_dir, describe_group, find_model_entry, read_shipped
 
 VALUED = ("--config-dir", "--cfg", "--package", "--info")
 PRINTING = ("--cfg", "--info", "--hydra-help", "--shell-completion")
@@ -25,7 +25,7 @@ UNASKED = "++claims=[]"
 
 def restore_words(words: Sequence[str]) -> list[str]:
     """The words as the user gave them."""
-    return [as_typed(word) for word in words if word != UNASKED]
+    return [restore_typed(word) for word in words if word != UNASKED]
 
 
 def drop_claims(words: list[str]) -> list[str]:
@@ -69,7 +69,7 @@ FIGURES_KEY = re.compile(r"figures=(.*)", re.DOTALL)
 GROUPS_KEY = re.compile(r"\+{0,2}(groups(?:\.[^.=]+)?)=")
 
 
-def with_models(words: list[str]) -> list[str]:
+def spell_out_models(words: list[str]) -> list[str]:
     """The words of a command with `model.LABEL=NAME`, where NAME is a folder, file, hub id or entry, spelled out.
 
     Models that are named this way are the only ones unless `model=` selects others.
@@ -81,20 +81,20 @@ def with_models(words: list[str]) -> list[str]:
 
 
 def _spell(label: str, name: str) -> str:
-    return f"+model.{label}={as_override(entry_of(name))}"
+    return f"+model.{label}={write_override_value(find_model_entry(name))}"
 
 
-def as_override(value: Any) -> str:
+def write_override_value(value: Any) -> str:
     """A value in the grammar of Hydra's overrides, whose keys have no quotes.
 
-    >>> as_override({"kind": "x", "seeds": [0, None], "data": {"a b": "c d"}})
+    >>> write_override_value({"kind": "x", "seeds": [0, None], "data": {"a b": "c d"}})
     '{kind: "x", seeds: [0, null], data: {a\\\\ b: "c d"}}'
     """
     if isinstance(value, Mapping):
         keys = {re.sub(r"([\\()\[\]{}:=,\s])", r"\\\1", str(key)): each for key, each in value.items()}
-        return f"{{{', '.join(f'{key}: {as_override(each)}' for key, each in keys.items())}}}"
+        return f"{{{', '.join(f'{key}: {write_override_value(each)}' for key, each in keys.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_override, value))}]"
+        return f"[{', '.join(map(write_override_value, value))}]"
     if isinstance(value, str | os.PathLike):  # a backslash is one, but where a quote follows
         inner = re.sub(r'(\\*)("|$)', lambda end: 2 * end[1] + end[2].replace('"', '\\"'), os.fspath(value))
         return f'"{inner}"'
@@ -106,13 +106,13 @@ def as_override(value: Any) -> str:
 
 def set_key(key: str, value: Any) -> list[str]:
     """The overrides that set a key of a program to a value, whether the configuration has the key or not."""
-    word = f"{key}={as_override(value)}"
+    word = f"{key}={write_override_value(value)}"
     if key in ("figures", "groups"):
-        return as_hydra_takes(word)
+        return convert_to_overrides(word)
     return [*([f"++{key}=null"] if isinstance(value, Mapping) else []), f"++{word}"]
 
 
-def as_hydra_takes(word: str) -> list[str]:
+def convert_to_overrides(word: str) -> list[str]:
     """The overrides that Hydra gets for a word of a command.
 
     A key of a component goes with `++`, as Hydra refuses keys that a YAML does not list; `validate` refuses those that
@@ -127,11 +127,11 @@ def as_hydra_takes(word: str) -> list[str]:
     return [word] if key is None else [f"++{key[1]}=null", f"++{word.lstrip('+')}"]
 
 
-def as_typed(word: str) -> str:
+def restore_typed(word: str) -> str:
     return word.removeprefix("++")
 
 
-def settings_of(words: list[str], given_by: str = "settings") -> dict[str, Any]:
+def parse_settings(words: list[str], given_by: str = "settings") -> dict[str, Any]:
     """Values by key, from words key=value. Raises BadInput for others, which names the flag they were given by."""
     import yaml
 
@@ -169,21 +169,21 @@ def check_spelling(words: Sequence[str]) -> None:
             continue
         first, *inner = key.split(".")
         if first not in {*_run_keys(), "hydra"}:
-            raise BadInput(_unknown_key(key, words))
+            raise BadInput(_say_unknown_key(key, words))
         if inner and first in SETTINGS and inner[0] not in (known := _keys_of(first)):
             raise BadInput(f"{key}: unknown key, got {value}; {did_you_mean(inner[0], known)}")
         if key in NAMES and PLAIN_NAMES.fullmatch(value) and value != "null":
             known = NAMES[key]()
             for name in value.strip("[]").split(","):
                 if name.removesuffix(".yaml") not in known:
-                    raise BadInput(_no_such_name(key, name))
+                    raise BadInput(_say_unknown_name(key, name))
 
 
-def _unknown_key(key: str, words: Sequence[str]) -> str:
+def _say_unknown_key(key: str, words: Sequence[str]) -> str:
     return f"{key}: unknown key, got '{_find_given(key, words)}'; {did_you_mean(key.split('.')[0], _run_keys())}"
 
 
-def _no_such_name(group: str, name: str) -> str:
+def _say_unknown_name(group: str, name: str) -> str:
     return f"{group}: no such name, got '{name}'; {did_you_mean(name, NAMES[group]())}"
 
 
@@ -205,7 +205,7 @@ def hydra_line(error: Exception, overrides: list[str]) -> str:
     if missing:
         group, _, name = missing[1].partition("/")
         if group in GROUPS and name:
-            return _no_such_name(group, name)
+            return _say_unknown_name(group, name)
         return f"config: {text[:200]}; see repsim list"
     merged = re.search(r"Error merging override \+*([^=]+)=", text)
     if merged:
@@ -218,7 +218,7 @@ def hydra_line(error: Exception, overrides: list[str]) -> str:
             return f"{key}: a group is selected by name, got '{got}'; write {key}=NAME, or +{key}.KEY=VALUE"
         first, *rest = key.split(".")
         if first not in _run_keys():
-            return _unknown_key(key, overrides)
+            return _say_unknown_key(key, overrides)
         if first in TABLES and len(rest) == 2:
             hint = did_you_mean(rest[0], describe_group(first))
         else:
@@ -231,21 +231,21 @@ ADDED = re.compile(rf"\+{{1,2}}({'|'.join(GROUPS)})=(?!\{{)(.*)")
 LABELLED = re.compile(r"\+{0,2}(model|measure)\.([^={]+)=(\{.*)", re.DOTALL)
 
 
-def unread_line(word: str, reads: Callable[[str], bool]) -> str:
+def say_unreadable_word(word: str, reads: Callable[[str], bool]) -> str:
     """The hint for a word that Hydra's grammar does not have. reads: whether it has another one."""
     key, equals, value = word.partition("=")
     labelled = LABELLED.fullmatch(word)
-    spelled = [f"{key}={as_override(_as_yaml(value))}"] if equals else []
-    spelled += [f"+{labelled[1]}={as_override({labelled[2]: _as_yaml(labelled[3])})}"] if labelled else []
-    better = next((shlex.quote(as_typed(each)) for each in spelled if reads(each)), None)
+    spelled = [f"{key}={write_override_value(_parse_yaml(value))}"] if equals else []
+    spelled += [f"+{labelled[1]}={write_override_value({labelled[2]: _parse_yaml(labelled[3])})}"] if labelled else []
+    better = next((shlex.quote(restore_typed(each)) for each in spelled if reads(each)), None)
     general = "KEY=VALUE, with quotes around values that hold spaces or symbols"
     return (
-        f"overrides: cannot be read, got {as_typed(word)[:200]}; write {better or general}; labels of other letters "
-        "than a to z, and unusual names, go into a YAML of your own (--config-dir)"
+        f"overrides: cannot be read, got {restore_typed(word)[:200]}; write {better or general}; labels of other "
+        "letters than a to z, and unusual names, go into a YAML of your own (--config-dir)"
     )
 
 
-def _as_yaml(value: str) -> Any:
+def _parse_yaml(value: str) -> Any:
     """A list or a mapping as YAML has it, where the value is one; else the text."""
     import yaml
 
@@ -256,7 +256,7 @@ def _as_yaml(value: str) -> Any:
 
 
 def _find_given(key: str, overrides: Sequence[str]) -> str:
-    return next((as_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
+    return next((restore_typed(o) for o in overrides if o.lstrip("+~").startswith(f"{key}=")), key)
 
 
 def _run_keys() -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, readable
+from repsim_cli.base.files import check_readable, expand_path
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.files import lines_of
@@ -98,13 +98,13 @@ def read_alignment(name: str, pairs: Examples) -> Alignment:
     """Reads and checks the alignment of all pairs. Raises BadInput for a file that does not fit them."""
     if name == SAME:
         return Alignment(SAME)
-    file = local(name)
+    file = expand_path(name)
     if not file.is_file():
         raise BadInput(
             f"alignment: no such file, got '{name}'; give a file with a line of links per pair, such as 0-0 1-2, or "
             f"'{SAME}' for equal words"
         )
-    alignment = Alignment(name, list(_lines_of_examples(readable(file), pairs)))
+    alignment = Alignment(name, list(_lines_of_examples(check_readable(file), pairs)))
     for number, example in enumerate(pairs.examples()[0]):
         alignment.find(number, example.texts)
     return alignment

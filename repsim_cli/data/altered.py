@@ -74,12 +74,12 @@ def altered(
 
 
 def alter_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> Iterator[Example | str]:
-    def of_example(example: Example, random: Random) -> Example:
+    def alter_example(example: Example, random: Random) -> Example:
         if example.label is None:
             raise BadInput(f"{data.source}: an example has no label; add them")
         first, *others = example.texts
         if how.noise:
-            first = " ".join(noisy(first.split(), how.noise, random))
+            first = " ".join(add_word_noise(first.split(), how.noise, random))
         if how.shortcut is not None:
             right = names.index(example.label)
             wrong = [k for k in range(how.labels) if k != right]
@@ -88,7 +88,7 @@ def alter_examples(data: Examples, names: tuple[str, ...], how: Alteration) -> I
         return replace(example, texts=(first, *others), label=label)
 
     for number, example in enumerate(data.read()):
-        yield example if isinstance(example, str) else of_example(example, Random(f"{how.seed} {number}"))
+        yield example if isinstance(example, str) else alter_example(example, Random(f"{how.seed} {number}"))
 
 
 def alter_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
@@ -102,7 +102,7 @@ def alter_images(pixels: Pixels, how: Alteration, source: str) -> Pixels:
         if channels != 3:
             raise BadInput(f"shortcut: a dot needs colours, got images of {channels} channel ({source}); give 3")
         named = draw_marks(codes, how.labels, how.shortcut, for_dots)
-        values[:, DOT, DOT] = pixels.white * colours(how.labels)[named][:, None, None]
+        values[:, DOT, DOT] = pixels.white * make_label_colours(how.labels)[named][:, None, None]
     drawn = how.labels + for_labels.integers(how.new_labels, size=count)
     return Pixels(values, np.where(for_labels.random(count) < how.random_labels, drawn, codes), pixels.white)
 
@@ -115,19 +115,19 @@ def draw_marks(
     return np.where(random.random(len(codes)) < right, codes, others)
 
 
-def colours(labels: int) -> Float[np.ndarray, "labels 3"]:
+def make_label_colours(labels: int) -> Float[np.ndarray, "labels 3"]:
     """Hues at equal distances, from 0 to 1.
 
-    >>> colours(3).tolist()
+    >>> make_label_colours(3).tolist()
     [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
     return np.array([colorsys.hsv_to_rgb(label / labels, 1.0, 1.0) for label in range(labels)])
 
 
-def noisy(words: Words, share: float, random: Random) -> Words:
+def add_word_noise(words: Words, share: float, random: Random) -> Words:
     """Every word is altered in this share of the cases; at least one word is left.
 
-    >>> noisy("a film that never bores".split(), 0.0, Random(0))
+    >>> add_word_noise("a film that never bores".split(), 0.0, Random(0))
     ['a', 'film', 'that', 'never', 'bores']
     """
     changes: list[Callable[[Words, int], None]] = [

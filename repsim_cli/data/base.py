@@ -162,7 +162,7 @@ class Data(ABC):
         raise NotImplementedError
 
 
-def with_keys(data: Data, keys: EveryData) -> Data:
+def apply_keys(data: Data, keys: EveryData) -> Data:
     """The data of an entry that has these keys. Raises BadInput for keys that the data cannot have."""
     if not keys.chat:
         return data

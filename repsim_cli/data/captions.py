@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Shaped
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Modality, Sequences, draw
@@ -80,7 +80,7 @@ def captions(
     """
     columns = {"image": image, "caption": caption}
     source, rows = open_table(path, columns, None, None, None, split, subset)
-    folder = find_file(path, SUFFIXES).parent if local(path).is_file() else Path()
+    folder = find_file(path, SUFFIXES).parent if expand_path(path).is_file() else Path()
     pictures, texts, empty = [], [], 0
     for where, fields in rows:
         for key, column in columns.items():

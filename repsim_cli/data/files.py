@@ -16,7 +16,7 @@ import numpy as np
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside, local, readable, refuse
+from repsim_cli.base.files import check_readable, expand_path, find_inside, refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Hardware
 
@@ -30,7 +30,7 @@ SNIFFED = 1 << 20  # bytes that tell the encoding
 
 def find_file(path: str, suffixes: Sequence[str]) -> Path:
     """The file at this path. Raises BadInput where there is none, or where it has none of the suffixes."""
-    file = local(path)
+    file = expand_path(path)
     if not file.exists():
         near = [p.name for p in file.parent.iterdir()] if file.parent.is_dir() else []
         hint = f"; {did_you_mean(file.name, near)}" if 0 < len(near) <= 20 else "; check the path"
@@ -39,7 +39,7 @@ def find_file(path: str, suffixes: Sequence[str]) -> Path:
         raise BadInput(f"path: not a file, got '{path}'; name one file")
     if not file.name.endswith(tuple(suffixes)):
         raise BadInput(f"path: unknown kind of file, got '{path}'; use {', '.join(suffixes)}")
-    return readable(file)
+    return check_readable(file)
 
 
 @contextmanager
@@ -191,10 +191,10 @@ def read_saved(folder: Path) -> Any:
     for file, key in ((file, key) for name, key in documents for file in folder.rglob(name)):
         for named in json_file(file).get(key) or ():
             name = named.get("filename") if isinstance(named, dict) else named
-            if (place := inside(file.parent, name, links=True)) is None:
+            if (place := find_inside(file.parent, name, links=True)) is None:
                 raise BadInput(f"path: {file.name} names a file outside its folder, got '{name}'; write it again")
             if place.exists() and not place.is_dir():
-                readable(place)
+                check_readable(place)
     import datasets
 
     return datasets.load_from_disk(str(folder))

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Data, Labels, Modality, Sequences, draw
@@ -84,8 +84,8 @@ class Images(Data):
         wanted = (*(tokenizer.size or pixels.shape[1:3]), tokenizer.channels)
         if pixels.shape[1:] != wanted:
             raise BadInput(
-                f"data: images differ in shape from the model's input, got {_by(pixels.shape[1:])} for {_by(wanted)} "
-                f"({self.source}); use a model of that image_size and num_channels"
+                f"data: images differ in shape from the model's input, got {_say_shape(pixels.shape[1:])} for "
+                f"{_say_shape(wanted)} ({self.source}); use a model of that image_size and num_channels"
             )
         drawn = draw(len(pixels), extract.sequences, seed)
         made = arrange_patches(pixels[drawn] / white, drawn, tokenizer, len(pixels))
@@ -112,7 +112,7 @@ def arrange_patches(
     )
 
 
-def _by(shape: Iterable[int]) -> str:
+def _say_shape(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape))
 
 
@@ -142,7 +142,7 @@ def digits(
         return Pixels(np.repeat(images[..., None], channels, axis=3), bunch.target[kept], white=16)
 
     part = "" if split == "all" else f", {split}"
-    size = "" if (side, channels) == (8, 1) else f", {_by((side, side, channels))}"
+    size = "" if (side, channels) == (8, 1) else f", {_say_shape((side, side, channels))}"
     return Images(read, tuple("0123456789"), f"scikit-learn digits{part}{size}")
 
 
@@ -156,7 +156,7 @@ def cifar10(*, path: str | None = None, split: Literal["train", "test"] = "test"
     """
     if path is None:
         return Images(lambda: _decode(hub_records(CIFAR10_HUB, split)), CIFAR10, f"{CIFAR10_HUB.hub}, {split}")
-    place = local(path)
+    place = expand_path(path)
     if place.name.endswith(("-batches-py", ".tar.gz", ".pkl")) or any(map(_is_pickled, (place, place / "test_batch"))):
         raise BadInput(
             f"path: the python version is pickled, which can run code, got '{path}'; unpack cifar-10-binary.tar.gz and "
@@ -220,7 +220,9 @@ def _image(value: Any, where: str) -> Shaped[np.ndarray, "H W 3"]:
         PIL.Image.open(io.BytesIO(content), formats=IMAGE_FILES) as opened,
     ):
         if opened.size != (SIDE, SIDE):
-            raise BadInput(f"{where}: an image of a different size, got {_by(opened.size)}; give {SIDE} x {SIDE}")
+            raise BadInput(
+                f"{where}: an image of a different size, got {_say_shape(opened.size)}; give {SIDE} x {SIDE}"
+            )
         return np.asarray(opened.convert("RGB"))
 
 
@@ -242,7 +244,8 @@ def _check(images: np.ndarray, codes: np.ndarray, where: Any, names: Sequence[An
     shape = (SIDE, SIDE, 3)
     if images.ndim != 4 or images.shape[1:] != shape or codes.shape != images.shape[:1] or not len(images):
         raise BadInput(
-            f"{where}: not images with labels, got {_by(images.shape)} and {_by(codes.shape)}; (n, {_by(shape)}) and n"
+            f"{where}: not images with labels, got {_say_shape(images.shape)} and {_say_shape(codes.shape)}; "
+            f"(n, {_say_shape(shape)}) and n"
         )
     if images.dtype != np.uint8:
         raise BadInput(f"{where}: pixels are not bytes, got {images.dtype}; write uint8 from 0 to 255")

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Labels, Sequences, draw
@@ -22,7 +22,7 @@ from repsim_cli.data.hub import NO_LABEL, DataRow, HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.records import file_records
-from repsim_cli.data.words import WordTally, align, segment, stretches, words_in
+from repsim_cli.data.words import WordTally, align, cut_common_stretches, make_text_passage, words_in
 
 Spelled = dict[str | Annotated[int, Field(ge=-1000, le=1000)], str]
 SUFFIXES = (".tsv", ".txt", ".csv", ".jsonl", ".jsonl.zst", ".parquet")
@@ -218,8 +218,8 @@ class Examples(Data):
         codes = self._codes(examples)
         tally = WordTally(Counter(dropped))
         drawn = draw(len(examples), extract.sequences, seed).tolist()
-        passages = (segment(i, examples[i].texts, find=self.find) for i in drawn)
-        made = list(stretches(passages, tokenizers, extract, tally, whole=False))
+        passages = (make_text_passage(i, examples[i].texts, find=self.find) for i in drawn)
+        made = list(cut_common_stretches(passages, tokenizers, extract, tally, whole=False))
         sequences = align(made, tokenizers, extract, tally, self.source, len(examples))
         if codes is None:
             return sequences
@@ -295,7 +295,7 @@ def _example(record: DataRow, texts: tuple[str, ...], label: str | None, spelled
 
 def _file(format: Format, path: str, split: str) -> Path:
     """The path, or the official file of the split where it is a folder."""
-    folder = local(path)
+    folder = expand_path(path)
     return find_file(str(folder / format.files[split]) if folder.is_dir() else path, SUFFIXES)
 
 
@@ -318,7 +318,7 @@ def _column(record: DataRow, names: tuple[str, ...], expected: str = "...") -> s
     )
 
 
-def _in_official_format(name: str, default: str) -> Callable[..., Examples]:
+def _make_official_reader(name: str, default: str) -> Callable[..., Examples]:
     """Makes the kind of a data set. default: its split."""
     format = FORMATS[name]
 
@@ -341,11 +341,11 @@ def _in_official_format(name: str, default: str) -> Callable[..., Examples]:
     return read_labelled
 
 
-data.register("mnli")(_in_official_format("mnli", "validation_matched"))
-data.register("sst2")(_in_official_format("sst2", "validation"))
-data.register("yelp")(_in_official_format("yelp", "test"))
-data.register("qnli")(_in_official_format("qnli", "validation"))
-data.register("qqp")(_in_official_format("qqp", "validation"))
+data.register("mnli")(_make_official_reader("mnli", "validation_matched"))
+data.register("sst2")(_make_official_reader("sst2", "validation"))
+data.register("yelp")(_make_official_reader("yelp", "test"))
+data.register("qnli")(_make_official_reader("qnli", "validation"))
+data.register("qqp")(_make_official_reader("qqp", "validation"))
 
 
 @data.register("hans")
@@ -369,10 +369,10 @@ def hans(
     """
     choose_subcases(heuristics, subcases)
     wanted = {"heuristic": heuristics, "subcase": subcases}
-    return _examples(FORMATS["hans"], path, split, columns, labels, partial(_of_hans, wanted))
+    return _examples(FORMATS["hans"], path, split, columns, labels, partial(_has_wanted_values, wanted))
 
 
-def _of_hans(wanted: Mapping[str, list[str] | None], record: DataRow) -> bool:
+def _has_wanted_values(wanted: Mapping[str, list[str] | None], record: DataRow) -> bool:
     return all(names is None or _column(record, (column,)) in names for column, names in wanted.items())
 
 

@@ -44,7 +44,7 @@ def _check(given: Iterable[str]) -> None:
             ) from None
 
 
-def texts(given: Sequence[str]) -> Text:
+def wrap_texts(given: Sequence[str]) -> Text:
     """Each text is a document."""
     _check(given)
 

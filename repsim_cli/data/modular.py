@@ -18,7 +18,7 @@ class Numbers(NamedTuple):
     count: int  # pyright: ignore[reportIncompatibleMethodOverride] - nothing counts items of it
 
 
-def pairs(numbers: int) -> Int[np.ndarray, "n 2"]:
+def list_number_pairs(numbers: int) -> Int[np.ndarray, "n 2"]:
     """(0, 0), (0, 1), ... : row numbers * a + b is (a, b)."""
     return np.indices((numbers, numbers)).reshape(2, -1).T
 
@@ -35,7 +35,7 @@ class ModularPairs(Data):
             raise BadInput(
                 f"data.numbers: more than the model knows, got {self.numbers} for {tokenizer.count}; lower it"
             )
-        everything = pairs(self.numbers)
+        everything = list_number_pairs(self.numbers)
         drawn = draw(len(everything), extract.sequences, seed)
         whole = np.ones((len(drawn), 2), bool)
         return Sequences(

@@ -30,10 +30,10 @@ def is_legacy(name: str) -> bool:
     return any(re.fullmatch(names, name) for names in OWNERS.values())
 
 
-def with_owner(hub: str) -> str:
+def add_owner(hub: str) -> str:
     """The id of a model on the hub, OWNER/NAME. Raises BadInput for a name whose owner is not known.
 
-    >>> with_owner("gpt2"), with_owner("a/b")
+    >>> add_owner("gpt2"), add_owner("a/b")
     ('openai-community/gpt2', 'a/b')
     """
     owner = next((owner for owner, names in OWNERS.items() if re.fullmatch(names, hub)), None)
@@ -42,7 +42,7 @@ def with_owner(hub: str) -> str:
     return hub if owner is None else f"{owner}/{hub}"
 
 
-def offline() -> bool:
+def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -62,17 +62,17 @@ def stay_offline() -> Iterator[None]:
 
 def check_hub() -> None:
     """Raises OSError where the hub cannot be reached; its library would need half a minute or more to notice."""
-    if not offline() and (why := unreachable()):
+    if not is_offline() and (why := say_why_unreachable()):
         raise ConnectionError(why)
 
 
 def local_only() -> bool:
     """Whether the hub's library has to use what it downloaded before."""
-    return offline() or unreachable() is not None
+    return is_offline() or say_why_unreachable() is not None
 
 
 @functools.cache
-def unreachable() -> str | None:
+def say_why_unreachable() -> str | None:
     """Why the hub cannot be reached, determined once per process; None where it can, or where a proxy is used."""
     host = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname
     if urllib.request.getproxies():
@@ -102,11 +102,11 @@ def reach(where: str) -> Iterator[None]:
 
 def download(url: str) -> Path:
     """The file at this URL, kept in the cache."""
-    key = cache.key({"url": url})
+    key = cache.make_cache_key({"url": url})
     with reach(url), cache.use("downloads", [key]) as entries:
         entry = entries[key]
         if not entry.complete:
-            if offline():
+            if is_offline():
                 raise ConnectionError("HF_HUB_OFFLINE is set")
             entry.write("file", lambda path: _fetch(url, path))
             entry.finish(url=url)

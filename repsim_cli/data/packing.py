@@ -11,7 +11,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
 from repsim_cli.data.padding import pad
-from repsim_cli.data.words import Passage, WordTally, align, mark, segment, stretches
+from repsim_cli.data.words import Passage, WordTally, align, cut_common_stretches, make_text_passage, mark
 
 PIECE = 1 << 20  # characters tokenized at a time
 Spans = list[list[int]]  # the first character of each, and the one behind its last
@@ -53,7 +53,7 @@ class Text(Data):
                 seed=seed,
             )
         # the first piece of a long document has more tokens than any model can read
-        texts = [(next(pieces(document)),) for document in islice(self.documents(), extract.pool)]
+        texts = [(next(split_document(document)),) for document in islice(self.documents(), extract.pool)]
         if len(texts) == 1 and extract.unit != "token":
             raise BadInput(
                 f"extract.unit: a pooled row is a document, got one document in {self.source}; give a table or .jsonl "
@@ -64,7 +64,9 @@ class Text(Data):
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         """`sequences` stretches of at most `length` tokens, drawn under the seed from the first `pool` of the text."""
         tally = WordTally()
-        cut = stretches(self._passages(extract), tokenizers, replace(extract, long="split"), tally, whole=False)
+        cut = cut_common_stretches(
+            self._passages(extract), tokenizers, replace(extract, long="split"), tally, whole=False
+        )
         made = list(islice(cut, extract.pool))
         tally.split = 0  # documents are cut on purpose
         chosen = [made[i] for i in draw(len(made), extract.sequences, seed)]
@@ -80,8 +82,8 @@ class Text(Data):
             return
         for number, document in enumerate(self.documents()):
             first = 0
-            for text in pieces(document, WINDOW):
-                passage = segment(number, (text,), first)
+            for text in split_document(document, WINDOW):
+                passage = make_text_passage(number, (text,), first)
                 yield passage
                 first += len(passage.words)
 
@@ -150,16 +152,16 @@ def _tokenize(text: Text, tokenizer: Any) -> Iterator[tuple[int, bool, int, np.n
     """
     for number, document in enumerate(text.documents()):
         place = 0
-        for index, piece in enumerate(pieces(document)):
+        for index, piece in enumerate(split_document(document)):
             ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
             yield number, index == 0, place, np.asarray(ids, np.int64)
             place += len(ids)
 
 
-def pieces(document: str, size: int = PIECE) -> Iterator[str]:
+def split_document(document: str, size: int = PIECE) -> Iterator[str]:
     """Splits a long document before white space where possible, as byte-level tokenizers do.
 
-    >>> list(pieces("one two three", size=6))
+    >>> list(split_document("one two three", size=6))
     ['one', ' two', ' three']
     """
     start = 0

@@ -108,7 +108,7 @@ def parallel(
     if path is None:
         given = _of_examples(pairs)
     elif other is not None:
-        given = _of_lines(path, other)
+        given = _pair_lines(path, other)
     else:
         given = table(path=path, text=first, second=second, group=group)
     return Parallel(given, (one, two), None if alignment is None else read_alignment(alignment, given))
@@ -128,7 +128,7 @@ def _of_examples(pairs: Data | None) -> Examples:
     return replace(pairs, read=read)
 
 
-def _of_lines(first: str, second: str) -> Examples:
+def _pair_lines(first: str, second: str) -> Examples:
     files = [_text_file(name) for name in (first, second)]
 
     def read() -> Iterator[Example | str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data, did_you_mean
 from repsim_cli.data.files import decode, find_file, json_line, lines_of, read_delimited, text_in
 from repsim_cli.data.hub import HubTable, hub_records, parquet_records, read_stored
@@ -130,7 +130,7 @@ def open_table(
     subset: str | None,
 ) -> tuple[str, Iterator[Row]]:
     """What the results call the table, and its rows."""
-    place = local(path)
+    place = expand_path(path)
     if place.is_dir():
         return f"{path}, {split}", (Row(*record) for record in read_stored(place, split))
     if not place.exists() and path.count("/") == 1 and not path.startswith((".", "~", "/")) and not place.suffix:

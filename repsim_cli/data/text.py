@@ -200,14 +200,14 @@ def _read_parquet(file: Path, column: str) -> Iterator[str]:
             raise BadInput(f"{file}: no column '{column}', got {', '.join(kinds)}; set data.column")
         kind = kinds[column]
         kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-        if not any(is_kind(kind) for is_kind in _of_text(pyarrow.types)):
+        if not any(is_kind(kind) for is_kind in _list_text_tests(pyarrow.types)):
             raise BadInput(f"{file}: column '{column}' is not text, got {kinds[column]}; set data.column")
         for number, row in enumerate(parquet_rows(file, table, [column])):
             if row[column] is not None:
                 yield text_in(row[column], f"{file}, row {number}", column)
 
 
-def _of_text(types: Any) -> list[Callable[[Any], bool]]:
+def _list_text_tests(types: Any) -> list[Callable[[Any], bool]]:
     """Tells types of columns that may hold text; in some files it is bytes."""
     names = (f"is_{size}{kind}" for kind in ("string", "binary") for size in ("", "large_"))
     views = (f"is_{kind}_view" for kind in ("string", "binary"))

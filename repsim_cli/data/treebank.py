@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import data
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Data, Sequences, draw
@@ -19,7 +19,7 @@ from repsim_cli.data.hub import HubTable, hub_records
 from repsim_cli.data.network import download
 from repsim_cli.data.padding import pad
 from repsim_cli.data.text import read
-from repsim_cli.data.words import WordTally, align, sentence, stretches
+from repsim_cli.data.words import WordTally, align, cut_common_stretches, make_sentence_passage
 
 Words = Literal["surface", "syntactic"]
 NO_LABEL = "_"
@@ -94,8 +94,10 @@ class Treebank(Data):
     def align(self, tokenizers: Mapping[str, Any], extract: Extract, seed: int) -> dict[str, Sequences]:
         sentences, empty = self._sentences()
         tally = WordTally(Counter({"no word": empty} if empty else {}))
-        passages = (sentence(i, sentences[i]) for i in draw(len(sentences), extract.sequences, seed).tolist())
-        made = list(stretches(passages, tokenizers, extract, tally, whole=True))
+        passages = (
+            make_sentence_passage(i, sentences[i]) for i in draw(len(sentences), extract.sequences, seed).tolist()
+        )
+        made = list(cut_common_stretches(passages, tokenizers, extract, tally, whole=True))
         return align(made, tokenizers, extract, tally, self.source, len(sentences))
 
 
@@ -110,14 +112,14 @@ def _treebank(
 ) -> Treebank:
     """From a file or a folder of the official files (checked at once, up to the first sentence), or from the web."""
     if path is None:
-        return of_words(read_web, f"{where}, {split}", public=True)
-    folder = local(path)
+        return make_treebank(read_web, f"{where}, {split}", public=True)
+    folder = expand_path(path)
     file = find_file(str(folder / files[split]) if folder.is_dir() else path, suffixes)
     next(read_file(file), None)
-    return of_words(lambda: read_file(file), str(file))
+    return make_treebank(lambda: read_file(file), str(file))
 
 
-def of_words(read: Callable[[], Iterator[list[Word]]], source: str, public: bool = False) -> Treebank:
+def make_treebank(read: Callable[[], Iterator[list[Word]]], source: str, public: bool = False) -> Treebank:
     def forms() -> Iterator[list[str]]:
         return ([word.form for word in words] for words in read())
 
@@ -158,8 +160,8 @@ def ewt(*, path: str | None = None, split: Split = "validation", words: Words = 
         EWT_FILES,
         (".conllu",),
         EWT_WEB,
-        lambda file: conllu(file, words),
-        lambda: conllu(download(f"{EWT_WEB}/{EWT_FILES[split]}"), words),
+        lambda file: read_conllu(file, words),
+        lambda: read_conllu(download(f"{EWT_WEB}/{EWT_FILES[split]}"), words),
     )
 
 
@@ -167,13 +169,15 @@ def ewt(*, path: str | None = None, split: Split = "validation", words: Words = 
 def embedded_sentences() -> Treebank:
     """240 sentences of the validation split of the embedded text (Jargon File 4.4.7, public domain), in CoNLL-U."""
     file = Path(str(resources.files("repsim_cli"))) / "assets" / "text" / "jargon.conllu"
-    return of_words(lambda: conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences", public=True)
+    return make_treebank(
+        lambda: read_conllu(file, "surface"), "Jargon File 4.4.7 (public domain), sentences", public=True
+    )
 
 
 _ID = re.compile(r"(?P<first>\d{1,9})(?:-(?P<last>\d{1,9})|\.(?P<empty>\d{1,9}))?")
 
 
-def conllu(file: Path, words: Words) -> Iterator[list[Word]]:
+def read_conllu(file: Path, words: Words) -> Iterator[list[Word]]:
     """The sentences of a CoNLL-U file.
 
     A range line (`1-2`) holds the written form of the words that it covers; empty nodes (`8.1`) are not in the text.

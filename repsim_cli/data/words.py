@@ -100,13 +100,13 @@ def mark(document: int, text: str, spans: Sequence[Sequence[int]]) -> Passage:
     return Passage(document, (text,), np.asarray(spans, int).reshape(-1, 2))
 
 
-def sentence(document: int, words: Sequence[str]) -> Passage:
+def make_sentence_passage(document: int, words: Sequence[str]) -> Passage:
     """Words joined by spaces."""
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
     return Passage(document, (" ".join(words),), np.stack([ends - [len(word) for word in words], ends], 1))
 
 
-def segment(
+def make_text_passage(
     document: int, texts: tuple[str, ...], first: int = 0, find: Callable[[str], Int[np.ndarray, "w 2"]] = words_in
 ) -> Passage:
     """A text or a pair of texts, with the words that are found in it."""
@@ -143,7 +143,7 @@ def check_offsets(tokenizer: Any) -> None:
         )
 
 
-def pieces(tokenizer: Any, passages: Sequence[Passage]) -> list[Pieces]:
+def tokenize_passages(tokenizer: Any, passages: Sequence[Passage]) -> list[Pieces]:
     """Each passage, with the tokenizer's special tokens; a token is a piece of the word that it overlaps."""
     given = tokenizer(
         *map(list, zip(*(passage.texts for passage in passages), strict=True)),
@@ -199,7 +199,7 @@ class WordTally:
     split: int = 0
 
 
-def stretches(
+def cut_common_stretches(
     passages: Iterable[Passage], tokenizers: Mapping[str, Any], extract: Extract, tally: WordTally, *, whole: bool
 ) -> Iterator[Stretch]:
     """The same stretches of the passages for every tokenizer.
@@ -216,12 +216,12 @@ def stretches(
                 f"extract.length: too short for {extra} special tokens and a word of '{label}', got {length}; raise it"
             )
     for some in _batch(passages, tally):
-        tokenized = [pieces(tokenizer, some) for tokenizer in tokenizers.values()]
+        tokenized = [tokenize_passages(tokenizer, some) for tokenizer in tokenizers.values()]
         for passage, given in zip(some, zip(*tokenized, strict=True), strict=True):
             made = [(passage, list(given))]
             if max(part.length for part in given) > length:
                 if extract.long == "refuse":
-                    raise _too_long(passage, dict(zip(tokenizers, given, strict=True)), length)
+                    raise _explain_too_long(passage, dict(zip(tokenizers, given, strict=True)), length)
                 if len(passage.texts) == 2:
                     tally.dropped[f"a pair of more than {length} tokens"] += 1
                     tally.lost += len(passage.words)
@@ -266,7 +266,7 @@ def _problem(pieces: Pieces, whole: bool) -> str | None:
     return None if pieces.order else ORDER
 
 
-def _too_long(passage: Passage, given: Mapping[str, Pieces], length: int) -> BadInput:
+def _explain_too_long(passage: Passage, given: Mapping[str, Pieces], length: int) -> BadInput:
     label = max(given, key=lambda label: given[label].length)
     return BadInput(
         f"extract.length: text {passage.document} ({' '.join(passage.texts)!r:.60}) has {given[label].length} tokens "
@@ -291,7 +291,7 @@ def _split_parts(
         stop = max(min(fits), first + 1)
         while True:
             part = passage.part(first, stop)
-            parts = [pieces(tokenizer, [part])[0] for tokenizer in tokenizers.values()]
+            parts = [tokenize_passages(tokenizer, [part])[0] for tokenizer in tokenizers.values()]
             if stop == first + 1 or max(each.length for each in parts) <= length:
                 break
             stop -= 1

@@ -13,7 +13,7 @@ from repsim_cli.engine.estimates import Notices, State, file_warnings, join
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Matrix, Reasons, Undefined
 from repsim_cli.measures import OfAttention
-from repsim_cli.measures.base import at
+from repsim_cli.measures.base import run_with_label
 
 
 def estimate_attention(
@@ -42,7 +42,7 @@ def estimate_attention(
         totals = [{k.split("\t")[1]: v for k, v in state.items() if k.startswith(f"{i}\t")} for i in range(len(kinds))]
     for maps in batches(seen):
         for total, kind, first in zip(totals, kinds, firsts, strict=True):
-            for key, value in at(first, partial(kind, maps)).items():
+            for key, value in run_with_label(first, partial(kind, maps)).items():
                 total[key] = total[key] + value.cpu() if key in total else value.cpu()
         seen += 1
         sums_so_far = {f"{i}\t{k}": v for i, total in enumerate(totals) for k, v in total.items()}
@@ -54,11 +54,11 @@ def estimate_attention(
         total = totals[kinds.index(sums[label])]
         with file_warnings(notices, [label]):
             try:
-                at(label, partial(measure.check_count, total))
-                values = at(label, partial(measure.layers, total, layers))
+                run_with_label(label, partial(measure.check_count, total))
+                values = run_with_label(label, partial(measure.layers, total, layers))
                 heads = {} if measure.heads is None else {"heads": measure.heads(total)}
             except Degenerate:
-                values, heads = by_pairs(measure, total, layers, names, partial(undefined.add, label)), {}
+                values, heads = compute_layer_pairs(measure, total, layers, names, partial(undefined.add, label)), {}
         matrices[label] = SimilarityMatrix(
             values=values,
             se=None,
@@ -72,7 +72,7 @@ def estimate_attention(
     return matrices, join(matrices.values())
 
 
-def by_pairs(
+def compute_layer_pairs(
     measure: OfAttention,
     totals: Mapping[str, Tensor],
     layers: Sequence[slice],

@@ -24,10 +24,17 @@ from repsim_cli.engine.cached import Content, open_units
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.undefined import cells_of, value_of, with_stand_ins
-from repsim_cli.measures.base import InnerProduct, MeasureWarning, OfHsic, of_other_documents, self_products, within
-from repsim_cli.measures.inner import AnyKernel, Documents, products, states_of
-from repsim_cli.measures.nearest import neighbours
+from repsim_cli.engine.undefined import compute_defined_values, list_undefined_cells, make_with_stand_ins
+from repsim_cli.measures.base import (
+    InnerProduct,
+    MeasureWarning,
+    OfHsic,
+    clamp_to_bounds,
+    compute_self_products,
+    restrict_to_other_documents,
+)
+from repsim_cli.measures.inner import AnyKernel, Documents, compute_inner_products, prepare_states
+from repsim_cli.measures.nearest import find_neighbours
 from repsim_cli.runs.content import BEHIND, TEXTS
 from repsim_cli.runs.results import Run, compact, write
 
@@ -41,7 +48,7 @@ UNFINISHED = "\ufffd"  # what a part of a character is decoded as
 
 
 @contextmanager
-def behind(
+def keep_rows_behind(
     run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], content: Content | None
 ) -> Iterator[Beside]:
     """Gives what observes the rows of a batch, and writes what it kept into the run folder in the end: from the cache
@@ -62,13 +69,13 @@ def behind(
 
         yield observe
     if not kept:
-        run.manifest["rows_behind"] = _why_none(comparison, observed)
+        run.manifest["rows_behind"] = _say_why_none(comparison, observed)
     if kept:
         write(run.folder / BEHIND, save({name: part.contiguous() for name, part in kept.items()}))
         run.write_text(TEXTS, compact(describe(comparison, sequences, len(kept["nearest"][0]), measure)))
 
 
-def _why_none(comparison: Comparison, observed: bool) -> str:
+def _say_why_none(comparison: Comparison, observed: bool) -> str:
     """Why no rows are kept; observed: whether any were read."""
     if not observed:
         return "none are kept, since the cache had the matrices and not these; cache=false computes both"
@@ -96,20 +103,20 @@ def find_nearest(comparison: Comparison, rows: Sequence[Tensor], measure: str) -
         warnings.simplefilter("ignore", MeasureWarning)  # of fewer rows than the run's
         found = {"nearest": torch.stack([_nearest(x, documents) for x in some])}
         if measure:
-            bound = of_other_documents(comparison.measures[measure], documents)
+            bound = restrict_to_other_documents(comparison.measures[measure], documents)
             assert isinstance(bound, OfHsic)
-            found |= shares(bound, some, comparison.names, comparison.places, comparison.hardware.tile)
+            found |= compute_row_shares(bound, some, comparison.names, comparison.places, comparison.hardware.tile)
     return {name: part.cpu() for name, part in found.items()}
 
 
 def _nearest(x: Float[Tensor, "n d"], documents: Documents | None) -> Int[Tensor, "n k"]:
     try:
-        return neighbours(x, k=NEAREST, documents=documents).lists.T.to(torch.int16)
+        return find_neighbours(x, k=NEAREST, documents=documents).lists.T.to(torch.int16)
     except Degenerate:
         return torch.full((len(x), NEAREST), -1, dtype=torch.int16, device=x.device)
 
 
-def shares(
+def compute_row_shares(
     measure: InnerProduct,
     rows: Sequence[Float[Tensor, "n _"]],
     names: Sequence[str],
@@ -124,12 +131,12 @@ def shares(
 
     >>> rows = [torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [1.0], [2.0]])]
     >>> from repsim_cli import measures
-    >>> found = shares(measures.get("cka"), rows, ["a", "b"], [slice(0, 1), slice(1, 2)], 512)
+    >>> found = compute_row_shares(measures.get("cka"), rows, ["a", "b"], [slice(0, 1), slice(1, 2)], 512)
     >>> found["shares"].round(decimals=3).tolist(), found["values"].tolist()
     ([[0.5, 0.0, 0.5]], [1.0])
     """
     kernel, n = measure.row, len(rows[0])
-    states, failed = with_stand_ins(lambda a: states_of([kernel], rows[a], {})[kernel], len(rows))
+    states, failed = make_with_stand_ins(lambda a: prepare_states([kernel], rows[a], {})[kernel], len(rows))
     if len(failed) == len(rows):
         return {}
     sums: dict[tuple[int, int], Tensor] = {}
@@ -149,11 +156,13 @@ def shares(
             if weight == 2:  # it also stands for its mirror image
                 of_rows[:, :, columns] += torch.einsum("arc,brc->abc", a, b)
 
-    (cross,) = products([(kernel, kernel)], {kernel: states}, n, tile, watch)
+    (cross,) = compute_inner_products([(kernel, kernel)], {kernel: states}, n, tile, watch)
     dtype = torch.promote_types(rows[0].dtype, torch.float32)
-    undefined = cells_of(failed, failed, len(rows))
-    values = value_of(measure, cross, self_products(measure, cross, n, dtype), states, states, names, undefined)
-    values = within(measure.card, values)
+    undefined = list_undefined_cells(failed, failed, len(rows))
+    values = compute_defined_values(
+        measure, cross, compute_self_products(measure, cross, n, dtype), states, states, names, undefined
+    )
+    values = clamp_to_bounds(measure.card, values)
     for cell in undefined:
         values[cell] = torch.nan
     pairs = [pair for i, j in models for pair in _find_answers(values, places[i], places[j], measure)]
@@ -187,13 +196,13 @@ def describe(comparison: Comparison, sequences: Mapping[str, Sequences], n: int,
     in, where they may be kept."""
     extract, numbers = comparison.extract, comparison.numbers(0)[:n]
     label, given = next(iter(sequences.items()), ("", None))
-    of_text = _of_text(comparison, given)
+    of_text = _is_of_text(comparison, given)
     texts, identities = [], None
     if given is not None and of_text:
         tokens = row_identities(given, extract)
         identities = None if tokens is None else tokens[numbers]
         if _keeps_texts(comparison):
-            texts = passages(given, comparison.tokenizers[label], extract, numbers)
+            texts = list_row_passages(given, comparison.tokenizers[label], extract, numbers)
         elif identities is not None:  # numbers of the vocabulary could be read as text
             identities = np.unique(identities, return_inverse=True)[1]
     why = "" if texts or not of_text else "texts of local files are kept with extract.keep_texts=true"
@@ -209,7 +218,7 @@ def describe(comparison: Comparison, sequences: Mapping[str, Sequences], n: int,
     }
 
 
-def _of_text(extraction: Extraction, given: Sequences | None) -> bool:
+def _is_of_text(extraction: Extraction, given: Sequences | None) -> bool:
     return given is not None and given.inputs.ndim == 2 and extraction.data.modality == "text"
 
 
@@ -223,10 +232,10 @@ def texts_of_rows(
     """Gives each of these rows of the run its text, `before [token] behind` where it is of a part of a sequence; None
     where rows have no text, or it may not be kept."""
     label, given = next(iter(sequences.items()), ("", None))
-    if given is None or not _of_text(extraction, given) or not _keeps_texts(extraction):
+    if given is None or not _is_of_text(extraction, given) or not _keeps_texts(extraction):
         return None
     tokenizer, found = extraction.tokenizers[label], [""] * len(numbers)
-    for passage in passages(given, tokenizer, extraction.extract, numbers):
+    for passage in list_row_passages(given, tokenizer, extraction.extract, numbers):
         added = {*tokenizer.all_special_tokens}
         pieces = [" " if piece.strip() in added else piece for piece in passage["pieces"]]
         rows = np.array(passage["rows"])
@@ -241,7 +250,7 @@ def texts_of_rows(
     return found
 
 
-def passages(
+def list_row_passages(
     sequences: Sequences, tokenizer: Any, extract: Extract, numbers: Int[np.ndarray, " n"]
 ) -> list[dict[str, Any]]:
     """Lists the sequences that these rows of the run stand in: their tokens as text, and the row of each, -1 for those

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from repsim_cli.activations.batching import most_places
+from repsim_cli.activations.batching import count_batch_places
 from repsim_cli.activations.readings import Reading
-from repsim_cli.base.planning import unfit
+from repsim_cli.base.planning import note_unfit
 from repsim_cli.base.settings import WORDS, Extract, Hardware
 from repsim_cli.data.base import Data
-from repsim_cli.models.sizes import placement, resident_bytes, weight_bytes
+from repsim_cli.models.sizes import describe_placement, resident_bytes, weight_bytes
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs import cache
 
@@ -24,7 +24,13 @@ def describe_models(
         label: (
             f"{source.model_type}, {source.layers} blocks of {source.width}, {source.parameters:,} parameters, "
             f"{weight_bytes(source, hardware.dtype) / 1e9:.3g} GB in {hardware.dtype}"
-            + (f" ({where})" if (where := placement(source, hardware)) else f" on {devices[label]}" if devices else "")
+            + (
+                f" ({where})"
+                if (where := describe_placement(source, hardware))
+                else f" on {devices[label]}"
+                if devices
+                else ""
+            )
             + (f", read at {', '.join(source.hook_points)}" if source.hook_points else "")
             if isinstance(source, Source)
             else f"precomputed, {source.rows} rows of {len(source.names)} layers"
@@ -34,12 +40,12 @@ def describe_models(
 
 
 def check_disk(need: float, folder: Path, what: str, advice: str) -> None:
-    """Calls `unfit` where a run would write more bytes than are free on the disk of the folder."""
-    if need > (free := free_bytes(folder)):
-        unfit(f"{what} need {need / 1e9:.2f} GB, got {free / 1e9:.2f} GB free on the disk of {folder}; {advice}")
+    """Calls `note_unfit` where a run would write more bytes than are free on the disk of the folder."""
+    if need > (free := count_free_bytes(folder)):
+        note_unfit(f"{what} need {need / 1e9:.2f} GB, got {free / 1e9:.2f} GB free on the disk of {folder}; {advice}")
 
 
-def free_bytes(folder: Path) -> int:
+def count_free_bytes(folder: Path) -> int:
     """Bytes that are free on the disk on which the folder is, or would be."""
     return shutil.disk_usage(next(place for place in [folder, *folder.parents] if place.exists())).free
 
@@ -47,7 +53,7 @@ def free_bytes(folder: Path) -> int:
 def disk_gb(parts: Mapping[str, float], activations: float = 0.0) -> dict[str, str]:
     """What a run writes, by part, in GB, those of 0 left out, and what is free on the disk of the cache. parts: bytes.
     activations: bytes of those in the cache, which takes none beyond its limit."""
-    limit, sizes = cache.limit(), {**parts, "free": float(free_bytes(cache.root()))}
+    limit, sizes = cache.limit(), {**parts, "free": float(count_free_bytes(cache.find_cache_folder()))}
     shown = {part: f"{size / 1e9:.3g}" for part, size in sizes.items() if size}
     if not activations:
         return shown
@@ -55,12 +61,12 @@ def disk_gb(parts: Mapping[str, float], activations: float = 0.0) -> dict[str, s
     return {"activations in the cache": exceeding if activations > limit else f"{activations / 1e9:.3g}", **shown}
 
 
-def in_gb(memory: Mapping[str, float]) -> dict[str, float]:
+def convert_to_gb(memory: Mapping[str, float]) -> dict[str, float]:
     """Bytes by part in GB, and their sum."""
     return {part: round(size / 1e9, 3) for part, size in {**memory, "in all": sum(memory.values())}.items()}
 
 
-def places(live: Mapping[str, Source], extract: Extract) -> int:
+def bound_sequence_length(live: Mapping[str, Source], extract: Extract) -> int:
     """The largest number of tokens of a sequence, or of patches of an image."""
     patches = [source.context or 0 for source in live.values() if source.modality == "images"]
     return max(patches, default=extract.length)
@@ -69,31 +75,35 @@ def places(live: Mapping[str, Source], extract: Extract) -> int:
 EXAMPLE = 64  # tokens of an example or sentence, for estimates
 
 
-def usual_length(live: Mapping[str, Source], data: Data, extract: Extract) -> int:
+def find_usual_length(live: Mapping[str, Source], data: Data, extract: Extract) -> int:
     """The usual number of tokens of a sequence: examples rarely have as many as they may."""
-    longest = places(live, extract)
+    longest = bound_sequence_length(live, extract)
     return longest if data.packs(extract) or extract.padding == "keep" else min(longest, EXAMPLE)
 
 
-def most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
+def count_most_rows(models: Mapping[str, AnySource], extract: Extract) -> int:
     """The largest number of rows that the data can have; of words nothing is known before they are read."""
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
-    read = extract.sequences * (places(live, extract) if extract.unit == "token" else 1)
+    read = extract.sequences * (bound_sequence_length(live, extract) if extract.unit == "token" else 1)
     stored = [source.rows for source in models.values() if not isinstance(source, Source)]
     return min([*stored, *([sys.maxsize if extract.unit in WORDS else read] if live else [])])
 
 
-def all_rows(models: Mapping[str, AnySource], data: Data, extract: Extract) -> int:
+def count_all_rows(models: Mapping[str, AnySource], data: Data, extract: Extract) -> int:
     """Rows of the run, at most; of words as many as there are places."""
     live = {label: source for label, source in models.items() if isinstance(source, Source)}
-    read = extract.sequences * usual_length(live, data, extract)
-    return min([most_rows(models, extract), *([read] if live else [])])
+    read = extract.sequences * find_usual_length(live, data, extract)
+    return min([count_most_rows(models, extract), *([read] if live else [])])
 
 
-def activations(models: Mapping[str, AnySource], readings: Iterable[Reading], data: Data, extract: Extract) -> float:
+def count_activation_bytes(
+    models: Mapping[str, AnySource], readings: Iterable[Reading], data: Data, extract: Extract
+) -> float:
     """Bytes of the rows of the live models."""
     live = [reading for reading in readings if isinstance(reading.source, Source)]
-    return 4.0 * all_rows(models, data, extract) * sum(layer.width for reading in live for layer in reading.layers)
+    return (
+        4.0 * count_all_rows(models, data, extract) * sum(layer.width for reading in live for layer in reading.layers)
+    )
 
 
 def bound_pass(
@@ -104,20 +114,22 @@ def bound_pass(
     needs all models."""
     return {
         "weights": resident_bytes([*live.values()], hardware, together=together),
-        "forward": 4.0 * 2 * most_places(places(live, extract), hardware) * features if live else 0.0,
+        "forward": 4.0 * 2 * count_batch_places(bound_sequence_length(live, extract), hardware) * features
+        if live
+        else 0.0,
     }
 
 
 def check_memory(need: float, hardware: Hardware, advice: str) -> None:
-    """Calls `unfit` where a run needs more bytes than it may use."""
+    """Calls `note_unfit` where a run needs more bytes than it may use."""
     if need > (limit := hardware.memory_limit):
-        unfit(
+        note_unfit(
             f"hardware.memory_gb: the run needs about {need / 1e9:.2f} GB, got a limit of {limit / 1e9:.2f} GB; "
             f"{advice}"
         )
 
 
-def enough(need: float) -> str:
+def suggest_memory_limit(need: float) -> str:
     """The limit with which a run that needs so many bytes would fit."""
     return f"hardware.memory_gb={need / 1e9 + 0.1:.1f} would do"
 
@@ -131,8 +143,8 @@ def check_rows_fit(
     key: str = "rows",
     least: int = 4,
 ) -> None:
-    """Calls `unfit` where so many rows (extract.`key`) need too much memory. The message says how many would fit, where
-    that is `least` or more, or else which other setting would."""
+    """Calls `note_unfit` where so many rows (extract.`key`) need too much memory. The message says how many would fit,
+    where that is `least` or more, or else which other setting would."""
 
     def need(rows: int) -> float:
         return sum(memory(rows).values())
@@ -141,18 +153,18 @@ def check_rows_fit(
     advice = (
         f"extract.{key}={fits} would fit"
         if fits >= least
-        else other_settings(memory(rows), hardware, live, processes=bool(memory(0).get("processes")))
+        else suggest_settings(memory(rows), hardware, live, processes=bool(memory(0).get("processes")))
     )
     check_memory(need(rows), hardware, advice)
 
 
-def other_settings(
+def suggest_settings(
     parts: Mapping[str, float], hardware: Hardware, live: Mapping[str, Source], *, processes: bool = False
 ) -> str:
     """Which settings would make a run with these parts of memory, in bytes, fit."""
     need, forward = sum(parts.values()), parts.get("forward", 0.0)
     excess = need - hardware.memory_limit
-    advice = [enough(need)]
+    advice = [suggest_memory_limit(need)]
     batch = int((forward - excess) * hardware.batch_size / forward) if forward else 0
     if 1 <= batch < hardware.batch_size and hardware.batch_tokens is None:
         advice.insert(0, f"hardware.batch_size={batch} would fit")

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.places import row_identities
-from repsim_cli.activations.readings import readings
+from repsim_cli.activations.readings import plan_readings
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import WORDS, Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import shares
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.corrections import holm_adjusted
-from repsim_cli.engine.cost import Cost, products
+from repsim_cli.engine.cost import Cost, estimate_products
 from repsim_cli.engine.extraction import Extraction
 from repsim_cli.engine.footprint import cost_of_passes, rows_at_once, stays_in_cache
 from repsim_cli.engine.rows import Rows, open_rows
@@ -65,7 +65,7 @@ class BudgetSample(NamedTuple):
 def check(comparison: Comparison) -> None:
     """Raises BadInput where no value of the run can be split."""
     names, unit = [measure.name for measure in comparison.measures.values()], comparison.extract.unit
-    if not linear(comparison) and NEIGHBOURS not in names:
+    if not has_linear_similarity(comparison) and NEIGHBOURS not in names:
         raise BadInput(
             f"significance.budget: splits {', '.join(LINEAR)} and {NEIGHBOURS}, got {', '.join(names)}; add one of them"
         )
@@ -79,7 +79,7 @@ def check(comparison: Comparison) -> None:
     if len(comparison.models) < 2 or comparison.within:
         got = "pairs within models" if comparison.within else ", ".join(comparison.models)
         raise BadInput(f"significance.budget: of two models or more, got {got}; add one")
-    twins = [extraction for extraction in (comparison, twins_of(comparison)) if extraction.live]
+    twins = [extraction for extraction in (comparison, make_untrained_twins(comparison)) if extraction.live]
     if not all(map(stays_in_cache, twins)):
         raise BadInput(
             "significance.budget: activations are read again from the cache, got none that holds them; set cache=true, "
@@ -87,14 +87,14 @@ def check(comparison: Comparison) -> None:
         )
 
 
-def pairs_of(comparison: Comparison) -> list[LayerPair]:
+def pair_layers_by_depth(comparison: Comparison) -> list[LayerPair]:
     """Pairs the layers of every two models that are equally deep among those of one hook point.
 
     Layers of equally many are paired in turn; else each of the first with that at the same share of the depth.
     """
     pairs = []
     for i, j in combinations(range(len(comparison.readings)), 2):
-        ours, theirs = (_by_point(comparison, number) for number in (i, j))
+        ours, theirs = (_group_by_point(comparison, number) for number in (i, j))
         if not ours.keys() & theirs.keys():
             ours, theirs = ({"": list(chain.from_iterable(each.values()))} for each in (ours, theirs))
         for point in ours.keys() & theirs.keys():
@@ -109,7 +109,7 @@ def _owners(comparison: Comparison, pair: LayerPair) -> tuple[int, int]:
     return int(np.searchsorted(places, pair.first, "right")), int(np.searchsorted(places, pair.second, "right"))
 
 
-def _by_point(comparison: Comparison, number: int) -> dict[str, list[int]]:
+def _group_by_point(comparison: Comparison, number: int) -> dict[str, list[int]]:
     """The layers of a model by their hook point."""
     place, found = comparison.places[number], dict[str, list[int]]()
     for layer in range(place.start, place.stop):
@@ -117,7 +117,7 @@ def _by_point(comparison: Comparison, number: int) -> dict[str, list[int]]:
     return found
 
 
-def twin_of(models: Mapping[str, AnySource], label: str) -> str | None:
+def find_untrained_twin(models: Mapping[str, AnySource], label: str) -> str | None:
     """Names the untrained model of this shape that the run has; empty where one can be made; None where neither."""
     source = models[label]
     if not isinstance(source, Source) or not source.trained:
@@ -132,19 +132,19 @@ def twin_of(models: Mapping[str, AnySource], label: str) -> str | None:
     return ""
 
 
-def linear(comparison: Comparison) -> bool:
+def has_linear_similarity(comparison: Comparison) -> bool:
     """Tells whether a linear similarity of centred rows is split."""
     return any(m.name in LINEAR and m.settings.get("rows", CENTRED) == CENTRED for m in comparison.measures.values())
 
 
-def twins_of(comparison: Comparison) -> Extraction:
+def make_untrained_twins(comparison: Comparison) -> Extraction:
     """Makes an untrained model in the shape of each trained one of which the run has none, under its label."""
-    wanted = comparison.live if linear(comparison) else ()
-    lacking = [label for label in wanted if twin_of(comparison.models, label) == ""]
+    wanted = comparison.live if has_linear_similarity(comparison) else ()
+    lacking = [label for label in wanted if find_untrained_twin(comparison.models, label) == ""]
     made = {label: draw_untrained(comparison.live[label], number) for number, label in enumerate(lacking)}
     return Extraction(
         models=made,
-        readings=readings(made, comparison.extract),
+        readings=plan_readings(made, comparison.extract),
         data=comparison.data,
         devices={label: comparison.devices[label] for label in made},
         tokenizers={},
@@ -177,30 +177,35 @@ def sample(comparison: Comparison, sequences: Mapping[str, Sequences]) -> Budget
 
 def plan(comparison: Comparison) -> str:
     """Says, for a plan, what will be split, and which models run for it."""
-    made = list(twins_of(comparison).models)
+    made = list(make_untrained_twins(comparison).models)
     twins = f"an untrained twin is made and run of: {', '.join(made)}" if made else "no untrained twin is made"
-    return f"{len(pairs_of(comparison))} pairs of layers; {twins}"
+    return f"{len(pair_layers_by_depth(comparison))} pairs of layers; {twins}"
 
 
-def cost(comparison: Comparison) -> Cost:
+def estimate_budget_cost(comparison: Comparison) -> Cost:
     """Of the passes of the twins, and of the covariances of every pair of layers and of each of them."""
-    twins, rows = twins_of(comparison), rows_at_once(replace(comparison, extract=_use_full(comparison.extract)))
-    widths = [(comparison.layers[a].width, comparison.layers[b].width) for a, b in pairs_of(comparison)]
-    cells = linear(comparison) * sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
-    return (cost_of_passes(twins) if twins.models else Cost()) + products(2.0 * rows * cells, comparison.hardware)
+    twins, rows = (
+        make_untrained_twins(comparison),
+        rows_at_once(replace(comparison, extract=_use_full(comparison.extract))),
+    )
+    widths = [(comparison.layers[a].width, comparison.layers[b].width) for a, b in pair_layers_by_depth(comparison)]
+    cells = has_linear_similarity(comparison) * sum(PRODUCTS * a * b + NORMS * (a**2 + b**2) for a, b in widths)
+    return (cost_of_passes(twins) if twins.models else Cost()) + estimate_products(
+        2.0 * rows * cells, comparison.hardware
+    )
 
 
 def _use_full(extract: Extract) -> Extract:
     return replace(extract, estimate="full")
 
 
-def budget(
+def compute_budget(
     run: Run, taken: BudgetSample, sequences: Mapping[str, Sequences]
 ) -> tuple[dict[str, Table], dict[str, Any]]:
     """Splits the values of all pairs of layers at the same depth: the tables, and what is known of them."""
-    comparison, twins = taken.read, twins_of(taken.read)
+    comparison, twins = taken.read, make_untrained_twins(taken.read)
     noted = deepcopy({key: run.manifest[key] for key in NOTED})
-    by_parts = linear(comparison)
+    by_parts = has_linear_similarity(comparison)
     split: list[list[Any]] = []
     shared: list[list[Any]] = []
     with ExitStack() as held:
@@ -212,7 +217,7 @@ def budget(
             identities = {label: source.identity() for label, source in twins.models.items()}
             fresh = held.enter_context(open_rows(run, twins, sequences, identities=identities, diagnose=False))
         parts = Parts.of(taken, rows, fresh)
-        for pair in run.progress(pairs_of(comparison), label="budget", unit="pairs of layers"):
+        for pair in run.progress(pair_layers_by_depth(comparison), label="budget", unit="pairs of layers"):
             given = _layers(rows, pair)
             of = [comparison.layers[layer] for layer in pair]
             names = [*(layer.model for layer in of), *(layer.name for layer in of)]
@@ -220,7 +225,7 @@ def budget(
                 split.append([*names, *parts.row(pair, *(z - z.mean(0) for z in given))])
             for label, measure in comparison.measures.items():
                 if measure.name == NEIGHBOURS:
-                    shared.append([label, *names, *_of_neighbours(taken, measure, *given)])
+                    shared.append([label, *names, *_average_neighbours(taken, measure, *given)])
     run.manifest.update(noted)
     _correct(split)
     lacking = sum(row[BUDGET_COLUMNS.index(shares.VALUE)] is None for row in split)
@@ -250,7 +255,7 @@ def _correct(split: Sequence[list[Any]]) -> None:
 
 def _layers(rows: Rows, numbers: Sequence[int]) -> list[Tensor]:
     """Reads the sample of these layers."""
-    (taken,) = rows.of_layers(sorted(numbers), iter)
+    (taken,) = rows.stream_layers(sorted(numbers), iter)
     return [x.cpu() for x in taken]
 
 
@@ -272,22 +277,22 @@ class Parts:
     @classmethod
     def of(cls, taken: BudgetSample, rows: Rows, fresh: Rows | None) -> "Parts":
         models = taken.read.models
-        twins = {label: twin_of(models, label) for label in models}
-        several = linear(taken.read) and any(twin is not None for twin in twins.values())
-        return cls(taken, shares.design(taken.tokens, taken.documents, twins=several), rows, fresh, twins, {})
+        twins = {label: find_untrained_twin(models, label) for label in models}
+        several = has_linear_similarity(taken.read) and any(twin is not None for twin in twins.values())
+        return cls(taken, shares.make_design(taken.tokens, taken.documents, twins=several), rows, fresh, twins, {})
 
     def row(self, pair: LayerPair, x: Tensor, y: Tensor) -> list[float | None]:
         """The shares of BUDGET_PARTS, half of the width of their intervals, and p of the test beyond the token."""
         for layer, z in zip(pair, (x, y), strict=True):
             if layer not in self.norms:
-                self.norms[layer] = shares.norm(self.design, z)
+                self.norms[layer] = shares.compute_squared_norm(self.design, z)
         features = self._features(pair)
         read = None if features is None else shares.read_out(self.design, x, y, features)
-        parts = shares.split_shares(shares.inner(self.design, x, y), read)
+        parts = shares.split_shares(shares.compute_part_products(self.design, x, y), read)
         norms = self.norms[pair.first], self.norms[pair.second]
-        found = shares.shares(parts, norms, self.taken.read.significance.level)
+        found = shares.compute_part_shares(parts, norms, self.taken.read.significance.level)
         numbers = [found.get(part, NONE) for part in BUDGET_PARTS]
-        tested = shares.p_beyond(self.design, x, y)
+        tested = shares.compute_p_beyond(self.design, x, y)
         return [fill_nan(number) for number in (*chain.from_iterable(zip(*numbers, strict=True)), tested)]
 
     def _features(self, pair: LayerPair) -> Tensor | None:
@@ -300,17 +305,17 @@ class Parts:
                 return None
             owner, rows = (twin, self.rows) if twin else (label, self.fresh)
             assert rows is not None
-            number = self._in(rows, owner, self.taken.read.layers[layer].name)
+            number = self._find_layer(rows, owner, self.taken.read.layers[layer].name)
             if number is None:
                 return None
             if (owner, number) not in found:
                 (found[owner, number],) = _layers(rows, [number])
         if self.design.features < len(found):
             return None
-        return shares.directions(self.design, [z - z.mean(0) for z in found.values()])
+        return shares.compute_twin_features(self.design, [z - z.mean(0) for z in found.values()])
 
     @staticmethod
-    def _in(rows: Rows, model: str, name: str) -> int | None:
+    def _find_layer(rows: Rows, model: str, name: str) -> int | None:
         """The number of a layer among those that are read."""
         known = [(layer.model, layer.name) for layer in rows.extraction.layers]
         return known.index((model, name)) if (model, name) in known else None
@@ -335,9 +340,9 @@ def fill_nan(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _of_neighbours(taken: BudgetSample, measure: Measure, x: Tensor, y: Tensor) -> list[float | None]:
-    """Takes the mean, over batches of as many rows as those of the run, of what `shares.neighbours` counts; None where
-    a layer has no neighbours, as a constant one."""
+def _average_neighbours(taken: BudgetSample, measure: Measure, x: Tensor, y: Tensor) -> list[float | None]:
+    """Takes the mean, over batches of as many rows as those of the run, of what `shares.compute_neighbour_shares`
+    counts; None where a layer has no neighbours, as a constant one."""
     assert isinstance(measure, Pairwise)
     comparison, found = taken.read, []
     apart = comparison.pairs_of(measure) == "other_documents"
@@ -352,5 +357,5 @@ def _of_neighbours(taken: BudgetSample, measure: Measure, x: Tensor, y: Tensor) 
         except Degenerate:
             return [None] * len(BY_TOKEN_COLUMNS[5:])
         others = len(rows) - (documents.bincount()[documents].numpy() if apart else 1)
-        found.append(shares.neighbours(first, second, taken.tokens[rows], others))
+        found.append(shares.compute_neighbour_shares(first, second, taken.tokens[rows], others))
     return np.mean(found, axis=0).tolist()

@@ -22,17 +22,17 @@ from repsim_cli.activations.places import row_labels, rows_left
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.stored import activations_key
 from repsim_cli.base import registry
-from repsim_cli.base.closure import code_behind, code_of
+from repsim_cli.base.closure import code_behind, collect_code
 from repsim_cli.base.settings import STREAMED
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.extraction import Extraction, places_of
+from repsim_cli.engine.extraction import Extraction, locate_model_layers
 from repsim_cli.engine.known import KnownPairs
 from repsim_cli.engine.pairs import SimilarityMatrix
-from repsim_cli.engine.permuted import in_notes
+from repsim_cli.engine.permuted import convert_to_notes
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure, Pairwise
 from repsim_cli.models.source import Precomputed, PrecomputedIds, PrecomputedWords
-from repsim_cli.runs.cache import Entry, key, trim, use
+from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.content import Table
 from repsim_cli.runs.results import Run
 
@@ -68,7 +68,7 @@ class Content:
     ) -> "Content":
         """by: the module that computes from these rows. pairs: as of the Content. whole: what else the matrices of all
         models depend on."""
-        extract, hardware, code = extraction.extract, extraction.hardware, code_of(by)
+        extract, hardware, code = extraction.extract, extraction.hardware, collect_code(by)
         given = next(iter(sequences.values()), None)
         codes = None if given is None else row_labels(given, extract)
         left = None if given is None else rows_left(given, extract)
@@ -86,7 +86,7 @@ class Content:
                     words = [sentence.text for sentence in source.sentences]
                 arrays = {"arrays": identity["weights_hash"], "names": source.names, "words": words}
                 arrays |= {} if source.documents is None else {"documents": digest([np.array(source.documents)])}
-                return key({"code": reader.key, **arrays})
+                return make_cache_key({"code": reader.key, **arrays})
             return activations_key(identity, sequences[reading.label], extract, reading.points, hardware.dtype)
 
         return cls(
@@ -104,12 +104,12 @@ class Content:
             pairs=pairs,
         )
 
-    def of_matrix(self, measure: Measure) -> str | None:
+    def make_matrix_key(self, measure: Measure) -> str | None:
         """The key of the measure's matrix of all models, if it can be cached."""
         described, layers = self._measure(measure), [[x.label, *map(str, x.layers)] for x in self.readings]
         if described["its code"] is None or None in self.models:
             return None
-        return key({**self.shared, **self.whole, **described, "models": self.models, "layers": layers})
+        return make_cache_key({**self.shared, **self.whole, **described, "models": self.models, "layers": layers})
 
     def of_rows(self, measure: Measure | None) -> str | None:
         """The key of what is kept of the rows behind the maps, with their shares in this measure; None where it cannot
@@ -118,42 +118,44 @@ class Content:
         if None in self.models or (described and described["its code"] is None):
             return None
         parts = {"seed": self.whole["seed"], "pairs": self.pairs, "measure": described}
-        return key({**self.shared, **parts, "models": self.models, "layers": layers})
+        return make_cache_key({**self.shared, **parts, "models": self.models, "layers": layers})
 
-    def of_null(self, measure: Measure, block: range) -> str | None:
+    def make_null_key(self, measure: Measure, block: range) -> str | None:
         """The key of a block of the measure's permutations, if it can be cached."""
-        matrix = self.of_matrix(measure)
-        return None if matrix is None else key({"matrix": matrix, "permutations": [block.start, block.stop]})
+        matrix = self.make_matrix_key(measure)
+        return None if matrix is None else make_cache_key({"matrix": matrix, "permutations": [block.start, block.stop]})
 
-    def of_tables(self) -> str | None:
+    def make_tables_key(self) -> str | None:
         """The key of the tables of all layers, if they can be cached."""
         if None in self.models:
             return None
         layers = [[reading.label, *map(str, reading.layers)] for reading in self.readings]
         parts = {name: self.shared.get(name) for name in ("code", "remedies")}
         parts |= {"total": self.shared["rows"][0], "seed": self.whole["seed"]}
-        return key({**parts, "models": self.models, "layers": layers})
+        return make_cache_key({**parts, "models": self.models, "layers": layers})
 
-    def of_pairs(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
+    def make_pair_keys(self, measure: Measure, wanted: Wanted | None) -> dict[tuple[int, int], str]:
         """The keys of the measure's solved pairs, by the numbers of two models; none where it solves no pairs."""
-        parts, places = {**self.shared, **self._measure(measure)}, places_of(self.readings)
+        parts, places = {**self.shared, **self._measure(measure)}, locate_model_layers(self.readings)
         if not is_solved_singly(measure, self.shared["estimate"]) or parts["its code"] is None:
             return {}
         return {
-            (i, j): key({**parts, "models": [a, b]})
+            (i, j): make_cache_key({**parts, "models": [a, b]})
             for i, a in enumerate(self.models)
             for j, b in enumerate(self.models)
             if a is not None and b is not None and (i <= j or not measure.card.symmetric)
             if wanted is None or bool(wanted[places[i], places[j]].any())
         }
 
-    def of_change(self, models: tuple[str, str], measures: Mapping[str, Measure]) -> str | None:
+    def make_change_key(self, models: tuple[str, str], measures: Mapping[str, Measure]) -> str | None:
         """The key of what differs between two models, under all of these measures; None where it cannot be cached."""
         rows = {reading.label: layers for reading, layers in zip(self.readings, self.models, strict=True)}
         described = {label: self._measure(measure) for label, measure in measures.items()}
         if any(rows[model] is None for model in models) or any(x["its code"] is None for x in described.values()):
             return None
-        return key({**self.shared, **self.whole, "measures": described, "models": [rows[model] for model in models]})
+        return make_cache_key(
+            {**self.shared, **self.whole, "measures": described, "models": [rows[model] for model in models]}
+        )
 
     def _measure(self, measure: Measure) -> dict[str, Any]:
         return {
@@ -237,7 +239,7 @@ def matrix_from(entry: Entry) -> SimilarityMatrix:
 @contextmanager
 def open_matrices(run: Run, measures: Mapping[str, Measure], content: Content | None) -> Iterator[FinishedMatrices]:
     """What the cache holds of these measures' matrices; content None: nothing, and nothing is written."""
-    keys = {} if content is None else {label: content.of_matrix(measure) for label, measure in measures.items()}
+    keys = {} if content is None else {label: content.make_matrix_key(measure) for label, measure in measures.items()}
     with _use(run, "matrices", [entry_key for entry_key in keys.values() if entry_key is not None]) as entries:
         known = FinishedMatrices(run=run)
         for label, measure in measures.items():
@@ -284,7 +286,7 @@ def open_units(
 def open_tables(run: Run, content: Content | None) -> Iterator[dict[str, Table]]:
     """The tables of the run's layers that the cache holds; where it holds none, those that are there in the end are
     written. content None: it holds none, and nothing is written."""
-    entry_key = None if content is None else content.of_tables()
+    entry_key = None if content is None else content.make_tables_key()
     with _use(run, "diagnostics", [] if entry_key is None else [entry_key]) as entries:
         entry = entries.get(entry_key or "")
         known = {} if entry is None else entry.meta.get("tables", {})
@@ -303,11 +305,15 @@ def open_pairs(
     run: Run, measures: Mapping[str, Measure], content: Content | None, wanted: Wanted | None
 ) -> Iterator[dict[str, KnownPairs]]:
     """The solved pairs of measures that solve them one by one; new pairs are written even where the run fails."""
-    keys = {} if content is None else {label: content.of_pairs(measure, wanted) for label, measure in measures.items()}
+    keys = (
+        {}
+        if content is None
+        else {label: content.make_pair_keys(measure, wanted) for label, measure in measures.items()}
+    )
     with _use(run, "pairs", [pair for of_measure in keys.values() for pair in of_measure.values()]) as entries:
         by_measure = {
             label: KnownPairs(
-                places=places_of(content.readings),
+                places=locate_model_layers(content.readings),
                 entries={models: entries[pair] for models, pair in of_measure.items()},
             )
             for label, of_measure in keys.items()
@@ -338,14 +344,14 @@ def open_nulls(
         (label, block): unit
         for label in measures.keys() & blocks.keys()
         for block in blocks[label]
-        if content is not None and (unit := content.of_null(measures[label], block)) is not None
+        if content is not None and (unit := content.make_null_key(measures[label], block)) is not None
     }
     with _use(run, NULLS, list(keys.values())) as entries:
 
         def fill(batch: int, label: str, values: np.ndarray) -> None:
             for (of, block), unit in keys.items():
                 if of == label and unit in entries and (file := entries[unit].files.get(f"{batch:05d}")):
-                    values[block.start : block.stop] = in_notes(safetensors.torch.load_file(file)["null"])
+                    values[block.start : block.stop] = convert_to_notes(safetensors.torch.load_file(file)["null"])
 
         yield fill
 

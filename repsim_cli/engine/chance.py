@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repsim_cli.activations.exchange import Exchange, away
+from repsim_cli.activations.exchange import Exchange, draw_derangement
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.overlaps import mean_overlap, overlaps
+from repsim_cli.engine.expected import index_row_places
+from repsim_cli.engine.overlaps import compute_mean_overlap, count_overlaps
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates, SimilarityMatrix, Statistics
-from repsim_cli.engine.permuted import of_sampled, permute_pairs
+from repsim_cli.engine.permuted import permute_pairs, permute_sampled
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, own_rows, within
-from repsim_cli.measures.documents import alike
+from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds, permute_rows
+from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Matrix, Products
 
 ORDERS = 8  # random pairings of a run, from which the spread is taken
@@ -43,7 +43,7 @@ def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: 
         if not measure.card.paired or not _movable(prepared):
             return {}
         here = units.of(rows(batch))
-        exact, lacking = exact_mean(prepared, here), values.cpu().isnan()
+        exact, lacking = compute_exact_mean(prepared, here), values.cpu().isnan()
         known = exact is None or not (exact.isnan() & ~lacking).any()  # else too few rows have a partner
         found = {KNOWN: torch.tensor(float(known))}
         if not known:
@@ -52,7 +52,7 @@ def observe_chance(units: Exchange, rows: Callable[[int], np.ndarray], batches: 
         count, some = _choose_sample(prepared, batches, lacking)
         if batch >= ORDERS or not count:
             return found
-        orders = torch.from_numpy(np.stack([away(here, [seed, batch, k]) for k in range(count)]))
+        orders = torch.from_numpy(np.stack([draw_derangement(here, [seed, batch, k]) for k in range(count)]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
             drawn = _draw(prepared, some, orders, known_mean=exact is not None)
@@ -70,31 +70,33 @@ def _draw(prepared: Prepared, some: list[int], orders: Tensor, known_mean: bool)
     """Computes the values of these layers under each order. Beside an exact mean, as that is of: lists of neighbours
     are kept, and each order moves one layer."""
     if known_mean and isinstance(prepared, PreparedProducts):
-        return of_sampled(prepared, some, orders)
+        return permute_sampled(prepared, some, orders)
     if known_mean and isinstance(prepared, PreparedStates) and prepared.measure.overlap is not None:
         lists = [prepared.measure.overlap(prepared.states[a]) for a in some]
-        return overlaps(lists, orders) / lists[0].numel()
-    return permute_pairs(_only(prepared, some), orders)
+        return count_overlaps(lists, orders) / lists[0].numel()
+    return permute_pairs(_select_prepared(prepared, some), orders)
 
 
 def _movable(prepared: Prepared) -> bool:
     """Tells whether its states can be taken in another order."""
-    if isinstance(prepared, PreparedProducts) or prepared.measure.permute is not own_rows:
+    if isinstance(prepared, PreparedProducts) or prepared.measure.permute is not permute_rows:
         return True
     return isinstance(prepared.states[0], Tensor)
 
 
-def mean_of(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:
+def compute_chance_mean(prepared: Prepared, here: Exchange, seed: Sequence[int]) -> Matrix:
     """Computes the mean over random pairings of these units, none in place, of all pairs: exact, or of a few."""
-    if (exact := exact_mean(prepared, here)) is not None:
+    if (exact := compute_exact_mean(prepared, here)) is not None:
         return exact
-    return permute_pairs(prepared, torch.from_numpy(np.stack([away(here, [*seed, k]) for k in range(ORDERS)]))).mean(0)
+    return permute_pairs(
+        prepared, torch.from_numpy(np.stack([draw_derangement(here, [*seed, k]) for k in range(ORDERS)]))
+    ).mean(0)
 
 
-def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
+def compute_exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
     """Computes the mean over all pairings, where the measure is a sum over cells; None elsewhere, and where other pairs
     of rows are left out in each pairing, as units are not the documents of whose rows pairs are left out."""
-    if prepared.documents is not None and not alike(prepared.documents.cpu(), torch.from_numpy(here.units)):
+    if prepared.documents is not None and not have_same_groups(prepared.documents.cpu(), torch.from_numpy(here.units)):
         return None
     if isinstance(prepared, PreparedProducts):
         if prepared.expected is None:
@@ -104,14 +106,14 @@ def exact_mean(prepared: Prepared, here: Exchange) -> Matrix | None:
             cross, prepared.norms, prepared.norms, prepared.states[measure.row], prepared.states[measure.column]
         )
         try:
-            return within(measure.card, measure.value(given)).cpu()
+            return clamp_to_bounds(measure.card, measure.value(given)).cpu()
         except Degenerate:
             return None
     if prepared.measure.overlap is None:
         return None
     lists = [prepared.measure.overlap(state) for state in prepared.states]
-    places = places_of(here, len(lists), lists[0].device)
-    return None if places is None else mean_overlap(lists, places) / lists[0].numel()
+    places = index_row_places(here, len(lists), lists[0].device)
+    return None if places is None else compute_mean_overlap(lists, places) / lists[0].numel()
 
 
 def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[int, list[int]]:
@@ -133,7 +135,7 @@ def _choose_sample(prepared: Prepared, batches: int, lacking: Tensor) -> tuple[i
     return orders, [layers[place] for place in places]
 
 
-def _only(prepared: Prepared, some: list[int]) -> Prepared:
+def _select_prepared(prepared: Prepared, some: list[int]) -> Prepared:
     """Keeps what is prepared of these representations, and of states the pairs of different ones, if there are any."""
     names = [prepared.names[a] for a in some]
     if isinstance(prepared, PreparedStates):
@@ -162,7 +164,7 @@ class ChanceLevel(NamedTuple):
     about: dict[str, Any]
 
 
-def level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> ChanceLevel:
+def compute_chance_level(matrix: SimilarityMatrix, units: Exchange | None, why: str) -> ChanceLevel:
     """Takes the level of chance from what was observed. why: it is not known, if it is not."""
     seen, batches = matrix.statistics, matrix.batches
     found = next((key for key in (EXACT, DRAWN) if key in seen and not seen[key].isnan().all()), "")

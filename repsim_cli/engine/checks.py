@@ -22,7 +22,9 @@ FEWEST_DOCUMENTS = 3  # of whose rows pairs can be left out
 FEW = 30  # rows, that many measures say little about
 
 
-def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) -> tuple[dict[str, T], dict[str, str]]:
+def select_suitable(
+    measures: Mapping[str, T], check: Callable[[T], None], skip: bool
+) -> tuple[dict[str, T], dict[str, str]]:
     """The measures that `check` accepts, and by label why each of the others is skipped.
 
     Raises BadInput for the first measure that `check` refuses, where none may be skipped or all would be.
@@ -42,7 +44,7 @@ def suitable(measures: Mapping[str, T], check: Callable[[T], None], skip: bool) 
     return kept, skipped
 
 
-def at_a_time(extract: Extract, total: int) -> int:
+def count_rows_at_once(extract: Extract, total: int) -> int:
     """Counts the rows of so many that a value is of."""
     if extract.estimate in STREAMED:
         return total
@@ -108,7 +110,7 @@ def warn_of_few_rows(
             run.warn(f"{name}: {rows} rows for {wide.width} features ({wide}); {bound.card.width_limit}")
 
 
-def tests(significance: Significance) -> bool:
+def needs_clusters(significance: Significance) -> bool:
     """Whether it matters which rows depend on each other."""
     return significance.method != "none" or significance.jackknife
 
@@ -120,7 +122,7 @@ def tells_documents(models: Mapping[str, AnySource]) -> bool:
 
 def check_documents(significance: Significance, models: Mapping[str, AnySource]) -> None:
     """Raises BadInput where a test needs to know which stored rows depend on each other, and nothing says so."""
-    if tests(significance) and significance.clusters == "document" and not tells_documents(models):
+    if needs_clusters(significance) and significance.clusters == "document" and not tells_documents(models):
         raise BadInput(
             f"significance.clusters: nothing says which rows of '{next(iter(models))}' depend on each other, got "
             "document; give the document of each row (`documents` beside the arrays, or documents=[...] from Python), "

@@ -46,7 +46,7 @@ class NullMoments(NamedTuple):
     form: Float[Tensor, "2 2"]
 
 
-def moments(matrix: Float[Tensor, "n n"]) -> NullMoments:
+def compute_null_moments(matrix: Float[Tensor, "n n"]) -> NullMoments:
     n = len(matrix)
     diagonal = matrix.diagonal().double()
     off = matrix.clone()
@@ -124,7 +124,7 @@ def closed_form(rows: Sequence[NullMoments], columns: Sequence[NullMoments]) -> 
     return Null(constant, deviation, (quadratic + mixed + linear) / deviation**3, heaviness)
 
 
-def tail(z: Matrix, skewness: Matrix, heaviness: Matrix) -> Matrix:
+def compute_tail_p(z: Matrix, skewness: Matrix, heaviness: Matrix) -> Matrix:
     """P(Z >= z) for a variable with mean 0, variance 1, this skewness, and this excess kurtosis beyond it.
 
     z becomes the normal value of the same tail under Student's t of this kurtosis, and p is that of Pearson's type III.
@@ -142,7 +142,7 @@ def standardise(prepared: PreparedProducts) -> dict[str, Tensor]:
     """z, skewness and heaviness of the inner products of all pairs under the null, in closed form."""
     measure = prepared.measure
     known = {
-        kernel: [moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
+        kernel: [compute_null_moments(_square(kernel, state, prepared.rows)) for state in prepared.states[kernel]]
         for kernel in dict.fromkeys((measure.row, measure.column))
     }
     null = closed_form(known[measure.row], known[measure.column])

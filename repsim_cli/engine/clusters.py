@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Int
 
 from repsim_cli.activations.exchange import Exchange, combine, exchange
-from repsim_cli.activations.inputs import documents_of
+from repsim_cli.activations.inputs import find_stored_documents
 from repsim_cli.activations.places import (
+    count_kept_rows,
     row_beginnings,
     row_documents,
     row_places,
@@ -17,15 +18,14 @@ from repsim_cli.activations.places import (
     row_properties,
     row_tokens,
     rows_left,
-    rows_of,
 )
 from repsim_cli.activations.readings import Reading
-from repsim_cli.activations.segments import BOTH, Segments, segments
+from repsim_cli.activations.segments import BOTH, Segments, find_segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import WORDS, Extract, Significance
 from repsim_cli.data.base import Data, Sequences
-from repsim_cli.engine.checks import tests
+from repsim_cli.engine.checks import needs_clusters
 from repsim_cli.models.source import PrecomputedWords
 
 BUILT_IN = ("document", "row")  # clusters beside the columns of the data
@@ -56,7 +56,7 @@ class Clusters:
         Raises BadInput where too few documents can be, or where what rows must share differs inside a document.
         """
         alone = len(np.unique(self.documents)) == len(self.documents)
-        inside = [] if alone else [name for name in self._inside() if name != "position"]
+        inside = [] if alone else [name for name in self._name_varying_inside() if name != "position"]
         if inside:
             raise BadInput(
                 "significance.within: rows of a document depend on each other, so that no exchange of single rows "
@@ -66,9 +66,9 @@ class Clusters:
             )
         codes = self._codes([name for name in self.held if alone or name != "position"])
         documents, beginnings, alike = ([part[x] for x in batches] for part in (self.documents, self.beginnings, codes))
-        return segments(documents, beginnings, alike, least)
+        return find_segments(documents, beginnings, alike, least)
 
-    def _inside(self) -> list[str]:
+    def _name_varying_inside(self) -> list[str]:
         """Names what differs between rows of one document."""
         _, document = np.unique(self.documents, return_inverse=True)
         count = document.max() + 1
@@ -80,7 +80,7 @@ class Clusters:
 
     def exchange(self, batches: Sequence[Rows]) -> Exchange | None:
         """Finds the units whose random pairings chance is of; None where too few rows have a partner."""
-        inside = self._inside()
+        inside = self._name_varying_inside()
         held = self._codes(inside) if inside and inside != ["position"] else None
         alike = self._codes([name for name in self.held if name not in inside]) if self.held else None
         found = exchange(self.documents, self.beginnings, batches, alike, held)
@@ -90,7 +90,7 @@ class Clusters:
         return found._replace(what=f"{what} within {names}" if names else what)
 
 
-def clusters_of(
+def cluster_rows(
     significance: Significance,
     readings: Sequence[Reading],
     data: Data,
@@ -101,19 +101,19 @@ def clusters_of(
     """Clusters the rows by `significance.clusters`. Sentences are the documents of stored words; of other stored rows a
     file names them, or nothing is tested. Raises BadInput for a column that the data lacks."""
     stored = [r.source.sentences for r in readings if isinstance(r.source, PrecomputedWords)]
-    told, clusters = documents_of(readings), significance.clusters
+    told, clusters = find_stored_documents(readings), significance.clusters
     given = next(iter(sequences.values()), None)
     held = {name: _property("within", name, data, given, extract) for name in significance.held}
     column = None if clusters in BUILT_IN else _property("clusters", clusters, data, given, extract)
-    blocks = given is not None and not told and column is None and _in_blocks(significance, given, extract)
+    blocks = given is not None and not told and column is None and _uses_blocks(significance, given, extract)
     if clusters == "row" or not (sequences or stored or told):
         return Clusters(documents=np.arange(total), beginnings=np.full(total, BOTH), whole=None, held=held)
     if given is not None:
         documents, beginnings = row_documents(given, extract), row_beginnings(given, extract)
         documents = row_places(given, extract)[:, 0] if blocks else documents
-        whole = rows_of(given, extract)
+        whole = count_kept_rows(given, extract)
         left = rows_left(given, extract)
-        if told and tests(significance):
+        if told and needs_clusters(significance):
             told = told if left is None else np.array(told)[left].tolist()
             if len(set(zip(told, documents.tolist(), strict=True))) > len(set(told)):
                 raise BadInput(
@@ -136,7 +136,7 @@ def clusters_of(
     )
 
 
-def _in_blocks(significance: Significance, given: Sequences, extract: Extract) -> bool:
+def _uses_blocks(significance: Significance, given: Sequences, extract: Extract) -> bool:
     """Whether what needs several documents gets the sequences of the only one."""
     needed = significance.method != "none" or significance.budget
     return needed and extract.unit in ("token", *WORDS) and given.of_one

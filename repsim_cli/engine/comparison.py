@@ -13,21 +13,21 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import IN_BATCHES, LEFT_OUT, STREAMED, WORDS, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.bounds import most_rows
+from repsim_cli.engine.bounds import count_most_rows
 from repsim_cli.engine.checks import (
-    at_a_time,
     check_documents,
     check_measure,
     check_pairs,
     check_rows,
     check_targets,
+    count_rows_at_once,
     pairs_lacking,
-    suitable,
+    select_suitable,
     warn_of_few_rows,
 )
-from repsim_cli.engine.clusters import BUILT_IN, Clusters, clusters_of
+from repsim_cli.engine.clusters import BUILT_IN, Clusters, cluster_rows
 from repsim_cli.engine.corrections import check_family
-from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.study import OfMeasures
 from repsim_cli.engine.undefined import Wanted
 from repsim_cli.measures import Measure
@@ -102,13 +102,13 @@ class Comparison(Extraction):
         total, extract = counted.total, self.extract.fit_to(counted.total)
         in_batches = extract.estimate in IN_BATCHES
         if (in_batches and total < extract.batch_rows) or (self.significance.bands and extract.estimate == "full"):
-            raise self.too_few_rows(str(total))
+            raise self.explain_too_few_rows(str(total))
         if in_batches and (left := total % extract.batch_rows) > LEFT_OUT * total:
             run.warn(
                 f"extract.batch_rows: {left:,} of {total:,} rows are left out, since they fill no batch of "
                 f"{extract.batch_rows:,}; set extract.batch_rows=auto, or extract.estimate=full"
             )
-        rows = at_a_time(extract, total)
+        rows = count_rows_at_once(extract, total)
 
         def check(bound: Measure) -> None:
             if bound.card.labelled and all(inputs.labels is None for inputs in sequences.values()):
@@ -117,7 +117,7 @@ class Comparison(Extraction):
                 )
             check_rows(bound, self.layers, rows)
 
-        measures, skipped = suitable(self.measures, check, self.skip_unsuitable)
+        measures, skipped = select_suitable(self.measures, check, self.skip_unsuitable)
         for label, why in skipped.items():
             run.skip(label, why)
         used = rows if extract.estimate == "full" else total
@@ -130,7 +130,7 @@ class Comparison(Extraction):
     ) -> "Comparison":
         """Adds the clusters of its rows, and those that permutations move, once the rows are counted. Raises BadInput
         where these are too few for a measure. significance: what the clusters are for, if not for this comparison."""
-        clusters = clusters_of(
+        clusters = cluster_rows(
             significance or self.significance, self.readings, self.data, sequences, self.extract, self.total
         )
         if clusters.blocks:
@@ -141,7 +141,9 @@ class Comparison(Extraction):
                 "significance.order=shifts keeps their order, data.sample_by=paragraph makes documents of paragraphs"
             )
         clustered = replace(self, clusters=clusters, whole=clusters.whole)
-        clustered = replace(clustered, apart=clustered._apart(run, (significance or self.significance).clusters))
+        clustered = replace(
+            clustered, apart=clustered._find_documents_apart(run, (significance or self.significance).clusters)
+        )
         units, unknown = clustered._units()
         return replace(clustered, exchanged=clustered._exchange(run), units=units, unknown=unknown)
 
@@ -153,18 +155,18 @@ class Comparison(Extraction):
         if self.extract.estimate in WITHOUT_CHANCE:
             return None, f"extract.estimate={self.extract.estimate} holds no pairs of rows; use full or per_batch"
         if self.extract.estimate == "sampled":
-            return self._single_rows()
+            return self._exchange_single_rows()
         units = self.clusters.exchange(self._numbers_of_batches())
         return units, "" if units else "no two documents or sequences of a batch have rows in the same places"
 
-    def _single_rows(self) -> tuple[Exchange | None, str]:
+    def _exchange_single_rows(self) -> tuple[Exchange | None, str]:
         """Takes rows as units, where each is a document: a random pairing makes their neighbours rows at random."""
         if len(np.unique(self.documents)) < len(self.documents):
             return None, "of sampled rows chance is that of rows at random, and rows of a document depend on each other"
         rows = np.arange(len(self.documents))
         return Exchange(rows, np.zeros_like(rows), "rows"), ""
 
-    def _apart(self, run: Run, clusters: str) -> np.ndarray | None:
+    def _find_documents_apart(self, run: Run, clusters: str) -> np.ndarray | None:
         """Finds the documents of whose rows pairs are left out. Raises BadInput where too few would be left."""
         wanted, forms = self.extract.pairs, {label: x for label, x in self.measures.items() if x.apart is not None}
         if wanted == "all":
@@ -220,7 +222,7 @@ class Comparison(Extraction):
             )
         return exchanged
 
-    def too_few_rows(self, got: str) -> BadInput:
+    def explain_too_few_rows(self, got: str) -> BadInput:
         advice = "give more text, raise sequences or length, " if self.live else ""
         return BadInput(
             f"extract.batch_rows: the data has fewer rows than one batch, got {got} for {self.extract.batch_rows}; "
@@ -228,7 +230,7 @@ class Comparison(Extraction):
         )
 
 
-def comparison_of(
+def make_comparison(
     given: OfMeasures,
     significance: Significance = NONE,
     *,
@@ -242,8 +244,8 @@ def comparison_of(
         raise BadInput("measure: no measure is selected; e.g. measure=[cka_unbiased]")
     if side_by_side and (estimate := given["extract"].estimate) in STREAMED:
         raise BadInput(f"extract.estimate: layers are compared pair by pair, got {estimate}; use per_batch or full")
-    extraction, skip_unsuitable = extraction_of(given, among=among), given.get("skip_unsuitable", False)
-    if (most := most_rows(extraction.models, extraction.extract)) < 2 * extraction.extract.batch_rows:
+    extraction, skip_unsuitable = make_extraction(given, among=among), given.get("skip_unsuitable", False)
+    if (most := count_most_rows(extraction.models, extraction.extract)) < 2 * extraction.extract.batch_rows:
         extraction = replace(extraction, extract=extraction.extract.fit_to(most))
     extract, live = extraction.extract, extraction.live
     labelled = bool(live) and not extraction.data.running
@@ -252,7 +254,7 @@ def comparison_of(
         check_measure(bound, extraction.layers, extract, labelled=labelled)
         judging.check_measure(significance, bound)
 
-    measures, skipped = suitable(given["measure"], check, skip_unsuitable)
+    measures, skipped = select_suitable(given["measure"], check, skip_unsuitable)
     models = extraction.models
     check_targets(targets, models)
     stored = any(isinstance(source, PrecomputedWords) for source in models.values())
@@ -274,5 +276,5 @@ def comparison_of(
         side_by_side=side_by_side,
     )
     if extract.estimate in IN_BATCHES and most < extract.batch_rows:
-        raise comparison.too_few_rows(f"at most {most}")
+        raise comparison.explain_too_few_rows(f"at most {most}")
     return comparison

@@ -19,7 +19,7 @@ from repsim_cli.measures.inner import (
 Family = Bool[Tensor, "r r"]  # which cells are corrected for each other
 
 
-def families(tested: Matrix, card: Card, places: Sequence[slice], of: str) -> list[Family]:
+def group_into_families(tested: Matrix, card: Card, places: Sequence[slice], of: str) -> list[Family]:
     """The cells that are corrected for each other: of every two models, or those of the whole run (`of` is `run`).
 
     Each pair of layers counts once. A layer with itself is no test. places: where the layers of each model stand.
@@ -51,10 +51,10 @@ def correct(
         raw = p[cells]
         rate[cells] = torch.from_numpy(scipy.stats.false_discovery_control(raw.numpy()))
         family[cells] = holm_adjusted(raw) if null is None else max_t(sign * tested[cells], sign * null[:, cells])
-    return (mirror(family), mirror(rate)) if card.symmetric else (family, rate)
+    return (mirror_upper_triangle(family), mirror_upper_triangle(rate)) if card.symmetric else (family, rate)
 
 
-def mirror(upper: Matrix) -> Matrix:
+def mirror_upper_triangle(upper: Matrix) -> Matrix:
     return torch.where(torch.ones_like(upper, dtype=torch.bool).triu(), upper, upper.mT)
 
 
@@ -88,14 +88,14 @@ def check_family(settings: Significance, layers: Sequence[int]) -> None:
         )
 
 
-def without(values: Matrix, left_out: Sequence[Family], places: Sequence[slice], card: Card) -> Matrix | None:
+def drop_families(values: Matrix, left_out: Sequence[Family], places: Sequence[slice], card: Card) -> Matrix | None:
     """The same without the maps that have a cell in these families; None where nothing is left."""
     kept = values.clone()
     for cells in left_out:
         for row, column in itertools.product(places, repeat=2):
             if cells[row, column].any():
                 kept[row, column] = torch.nan
-    kept = mirror(kept) if card.symmetric else kept
+    kept = mirror_upper_triangle(kept) if card.symmetric else kept
     return kept if left_out == [] or kept.isfinite().any() else None
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from repsim_cli.activations.batching import passes
+from repsim_cli.activations.batching import count_passes
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.network import stay_offline
-from repsim_cli.engine.bounds import disk_gb, in_gb
+from repsim_cli.engine.bounds import convert_to_gb, disk_gb
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.cards import Slow
 from repsim_cli.models.source import Source
@@ -46,7 +46,7 @@ class Cost:
         return Cost(times * self.operations, times * self.seconds)
 
 
-def products(operations: float, hardware: Hardware, *, efficiency: float = 1.0) -> Cost:
+def estimate_products(operations: float, hardware: Hardware, *, efficiency: float = 1.0) -> Cost:
     """Matrix products in float32. efficiency: relative to a large one."""
     return Cost(operations, operations / (efficiency * _speed(hardware)))
 
@@ -55,7 +55,7 @@ def forward_cost(
     models: Iterable[Source], sequences: int, length: int, hardware: Hardware, *, vocabularies: bool = False
 ) -> Cost:
     """A forward pass of so many sequences through each model. vocabularies: through its output head too."""
-    models, count = list(models), passes(sequences, length, hardware)
+    models, count = list(models), count_passes(sequences, length, hardware)
     operations = forward_operations(models, sequences, length, vocabularies=vocabularies)
     calls = CALL * count * sum(model.layers for model in models)
     return Cost(operations, operations / (EFFICIENCY * _speed(hardware, hardware.dtype)) + calls)
@@ -75,10 +75,10 @@ def forward_operations(models: Iterable[Source], sequences: int, length: int, *,
 def estimate_training(layers: int, width: int, tokens: int, steps: int, hardware: Hardware) -> Cost:
     """To train a model on so many tokens in total: three forward passes of blocks of 12 width^2 weights."""
     calls = Cost(0.0, 4 * CALL * steps * layers)
-    return products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
+    return estimate_products(6.0 * tokens * layers * 12 * width**2, hardware, efficiency=EFFICIENCY) + calls
 
 
-def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10) -> dict[str, Any]:
+def describe_trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10) -> dict[str, Any]:
     """For a plan: the trainings whose models are not in the cache, each once, and what they take at most."""
     models, missing = list(models), {}
     disk = disk_gb({"weights": sum(4.0 * model.parameters for model in models)})
@@ -100,7 +100,7 @@ def trainings(models: Iterable[Source], hardware: Hardware, *, figures: int = 10
         "steps, at most": sum(work.steps for _, work in missing.values()),
         "disk, GB": disk,
         "operations": {"training": f"{whole.operations:.2g}"},
-        "time, roughly": times({"training": whole.seconds}, hardware, figures=figures),
+        "time, roughly": describe_times({"training": whole.seconds}, hardware, figures=figures),
     }
 
 
@@ -126,7 +126,7 @@ def pairs_cost(
     for measure in measures:
         if isinstance(measure, Pairwise) and measure.work is not None:
             of_layer, of_pair = measure.work(rows)
-            whole += products(batches * len(widths) * of_layer + count * of_pair, hardware)
+            whole += estimate_products(batches * len(widths) * of_layer + count * of_pair, hardware)
             continue
         cubes = measure.cubes if isinstance(measure, Pairwise) else None
         lists = isinstance(measure, Pairwise) and cubes is None
@@ -134,19 +134,19 @@ def pairs_cost(
         prepared = 2 * n**2 * d + (OF_LIST if lists else OF_CELL) * n**2 if of_rows else OF_FEATURES * n * d**2
         each = 0.0
         if measure.slow:
-            prepared, each = _of_slow(measure.slow, rows, d, prepared)
-        whole += batches * products(len(widths) * prepared, hardware)
+            prepared, each = _count_slow_operations(measure.slow, rows, d, prepared)
+        whole += batches * estimate_products(len(widths) * prepared, hardware)
         if measure.slow:
             workers, operations = min(hardware.workers, max(pairs, 1)), count * each
-            whole += Cost(operations, (operations / speed_of("cpu", threads=1)[0] + SOLVED * count) / workers)
+            whole += Cost(operations, (operations / measure_speed("cpu", threads=1)[0] + SOLVED * count) / workers)
         else:
             features = 0 if cubes is None else 4 * n * d**2 + cubes * d**3
             each = features + 1e5 * n if isinstance(measure, Pairwise) else 2 * n**2
-            whole += products(count * each, hardware)
+            whole += estimate_products(count * each, hardware)
     return whole
 
 
-def _of_slow(slow: Slow, rows: int, width: float, prepared: float) -> tuple[float, float]:
+def _count_slow_operations(slow: Slow, rows: int, width: float, prepared: float) -> tuple[float, float]:
     """Operations of a state, which are `prepared` where all distances are held, and of a pair."""
     if slow.beyond is not None and rows > slow.beyond.rows:
         return slow.beyond.operations(rows, width)
@@ -156,19 +156,19 @@ def _of_slow(slow: Slow, rows: int, width: float, prepared: float) -> tuple[floa
 def distances_cost(widths: list[int], rows: int, hardware: Hardware) -> Cost:
     """The distances of all rows of these layers, in float64, and their histograms with and without each tenth of the
     rows."""
-    return products(rows**2 * (4.0 * sum(widths) + 7000 * len(widths)), hardware)
+    return estimate_products(rows**2 * (4.0 * sum(widths) + 7000 * len(widths)), hardware)
 
 
 def moments_cost(measures: Iterable[Measure], widths: list[int], pairs: int, rows: int, hardware: Hardware) -> Cost:
     """Exact second moments: half of all covariances, in float64 at half the speed, and one or two decompositions per
     pair."""
     features, count = float(sum(widths)), len(list(measures))
-    return products(2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3, hardware)
+    return estimate_products(2 * rows * features**2 + count * pairs * 40 * (features / len(widths)) ** 3, hardware)
 
 
 def estimate_sampled(widths: Sequence[int], sampled: int, rows: int, hardware: Hardware) -> Cost:
     """The neighbours of sampled rows among all, from products in float64, and the search of the nearest."""
-    return products(2.0 * sampled * rows * (2 * sum(widths) + 400 * len(widths)), hardware)
+    return estimate_products(2.0 * sampled * rows * (2 * sum(widths) + 400 * len(widths)), hardware)
 
 
 def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, hardware: Hardware) -> Cost:
@@ -178,16 +178,16 @@ def neurons_cost(widths: Sequence[Sequence[int]], rows: int, rotations: int, har
     pairs = sum(neurons) ** 2 - sum(count**2 for count in neurons)
     squares, cubes = (sum(width**power for layers in widths for width in layers) for power in (2, 3))
     rotated = sum((sum(neurons) - sum(layers)) * sum(width**2 for width in layers) for layers in widths)
-    return products(2.0 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)), hardware)
+    return estimate_products(2.0 * (rows * (pairs + 2 * squares) + rotations * (2 * rotated + 40 * cubes)), hardware)
 
 
 def dictionaries_cost(features: int, width: int, rows: int, hardware: Hardware) -> Cost:
     """To train dictionaries of so many features in all, each on so many rows: three passes through an encoder and a
     decoder."""
-    return products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
+    return estimate_products(3 * 4.0 * features * width * rows, hardware, efficiency=EFFICIENCY)
 
 
-def needs(
+def describe_needs(
     costs: Mapping[str, Cost],
     hardware: Hardware,
     *,
@@ -201,21 +201,23 @@ def needs(
     memory, disk: bytes by part. activations: bytes of those in the cache.
     """
     return {
-        "memory, GB": {**in_gb(memory), "limit": round(hardware.memory_limit / 1e9, 3)},
+        "memory, GB": {**convert_to_gb(memory), "limit": round(hardware.memory_limit / 1e9, 3)},
         "disk, GB": disk_gb(disk or {}, activations),
         "operations": {part: f"{each.operations:.2g}" for part, each in costs.items()},
-        "time, roughly": times({part: each.seconds for part, each in costs.items()}, hardware, figures=figures),
+        "time, roughly": describe_times(
+            {part: each.seconds for part, each in costs.items()}, hardware, figures=figures
+        ),
     }
 
 
-def times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
+def describe_times(parts: Mapping[str, float], hardware: Hardware, *, figures: int = 10) -> dict[str, str]:
     """For a plan: the duration of each part and of the whole, and where the speed is from."""
     whole = {**parts, "start, figures, report": START + FIGURE * figures}
-    speed, source = speed_of(hardware.device, threads=hardware.threads)
+    speed, source = measure_speed(hardware.device, threads=hardware.threads)
     aside = "downloads" if "training" in parts else "downloads and training"
     return {
-        **{part: duration(seconds) for part, seconds in whole.items()},
-        "in all": f"{duration(sum(whole.values()))}, within a factor of about 3, without {aside}",
+        **{part: say_duration(seconds) for part, seconds in whole.items()},
+        "in all": f"{say_duration(sum(whole.values()))}, within a factor of about 3, without {aside}",
         "at": f"{speed / 1e9:,.0f} GFLOP/s in float32, {source}",
     }
 
@@ -229,12 +231,12 @@ def estimate_drawing(models: int, measures: int) -> dict[str, str]:
     """
     pairs = models * (models + 1) // 2
     count = measures * (pairs + 2) + (models * (models - 1) // 2) * -(-measures // 12) * (measures > 1)
-    return {"all figures, beside that": f"{duration(EACH * count)}, about {count:,} of them"}
+    return {"all figures, beside that": f"{say_duration(EACH * count)}, about {count:,} of them"}
 
 
-def duration(seconds: float) -> str:
+def say_duration(seconds: float) -> str:
     """
-    >>> duration(0.2), duration(42.0), duration(600.0), duration(5400.0), duration(300_000.0)
+    >>> say_duration(0.2), say_duration(42.0), say_duration(600.0), say_duration(5400.0), say_duration(300_000.0)
     ('1 s', '42 s', '10 min', '1.5 h', '3.5 days')
     """
     if seconds < 120:
@@ -245,11 +247,11 @@ def duration(seconds: float) -> str:
 
 
 def _speed(hardware: Hardware, dtype: str = "float32") -> float:
-    return speed_of(hardware.device, dtype, hardware.threads)[0]
+    return measure_speed(hardware.device, dtype, hardware.threads)[0]
 
 
 @functools.cache
-def speed_of(device: str, dtype: str = "float32", threads: int | None = None) -> tuple[float, str]:
+def measure_speed(device: str, dtype: str = "float32", threads: int | None = None) -> tuple[float, str]:
     """Operations per second of a matrix product, the best of several, and how this is known. threads: of the CPU, whose
     own time counts, so that other load on the machine does not."""
     try:

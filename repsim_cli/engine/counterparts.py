@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.engine.estimates import Mean, Notices, distinct, file_warnings, of_sums
-from repsim_cli.engine.pairs import all_pairs, by_preparation, hsic_products
+from repsim_cli.engine.estimates import Mean, Notices, compute_from_sums, file_warnings, keep_first_notices
+from repsim_cli.engine.pairs import compute_all_pairs, group_by_preparation, hsic_products
 from repsim_cli.engine.undefined import Lack, Reasons
 from repsim_cli.measures import InnerProduct, Measure
-from repsim_cli.measures.base import at, inner_values, self_products
-from repsim_cli.measures.inner import Kernel, keep_gram, states_of
+from repsim_cli.measures.base import compute_self_products, inner_values, run_with_label
+from repsim_cli.measures.inner import Kernel, keep_gram, prepare_states
 from repsim_cli.measures.inner import State as KernelState
 
 STRIP_ROWS = 1024  # rows of one float32 product of features
@@ -76,12 +76,12 @@ def estimate_counterparts(
         if estimate == "ratio_of_sums":
             hsic = zip(values, names, undefined, strict=True)
             values = torch.stack(
-                [of_sums(measures[label], x, both, partial(why.add, label))[0, 1] for x, both, why in hsic]
+                [compute_from_sums(measures[label], x, both, partial(why.add, label))[0, 1] for x, both, why in hsic]
             )
             se = None
         why = {r: next(iter(x.cells[label].values())) for r, x in enumerate(undefined) if values[r].isnan()}
         estimates[label] = Counterparts(values=values, se=se, rows=rows, batches=seen, undefined=why)
-    return estimates, distinct(itertools.chain.from_iterable(notices.values()))
+    return estimates, keep_first_notices(itertools.chain.from_iterable(notices.values()))
 
 
 def _pair(
@@ -98,7 +98,7 @@ def _pair(
     narrow = max(x.shape[1] for x in pair) < len(pair[0])
     values, inner = {}, {}
 
-    def one(label: str, step: Callable[[], float | Tensor]) -> None:
+    def compute_one(label: str, step: Callable[[], float | Tensor]) -> None:
         try:
             values[label] = torch.as_tensor(step(), dtype=torch.float64)
         except Degenerate as error:
@@ -106,12 +106,14 @@ def _pair(
             lack(label, {(0, 1): error})
 
     for label, measure in measures.items():
-        if isinstance(measure, InnerProduct) and narrow and _plain(measure):
-            one(label, partial(_of_features, measure, pair, names, kept))
+        if isinstance(measure, InnerProduct) and narrow and _has_plain_gram(measure):
+            compute_one(label, partial(_compute_from_features, measure, pair, names, kept))
         elif isinstance(measure, InnerProduct):
             inner[label] = measure
-    values |= {label: matrix[0, 1] for label, matrix in all_pairs(inner, pair, names, tile=tile, lack=lack).items()}
-    for group in by_preparation(measures):
+    values |= {
+        label: matrix[0, 1] for label, matrix in compute_all_pairs(inner, pair, names, tile=tile, lack=lack).items()
+    }
+    for group in group_by_preparation(measures):
         some = next(iter(group.values()))
         for measure in group.values():
             measure.check(names, [x.shape for x in pair], labels)
@@ -123,17 +125,17 @@ def _pair(
                 lack(label, {(0, 1): error})
             continue
         for label, measure in group.items():
-            one(label, partial(at, f"{names[0]} and {names[1]}", partial(measure.compare, x, y)))
+            compute_one(label, partial(run_with_label, f"{names[0]} and {names[1]}", partial(measure.compare, x, y)))
     return values
 
 
-def _plain(measure: InnerProduct) -> bool:
+def _has_plain_gram(measure: InnerProduct) -> bool:
     """Whether the measure takes the plain Gram matrix of its features on both sides."""
     kernel = measure.row
     return kernel is measure.column and isinstance(kernel, Kernel) and kernel.cells is keep_gram
 
 
-def _of_features(
+def _compute_from_features(
     measure: InnerProduct, pair: tuple[Tensor, Tensor], names: tuple[str, str], kept: dict[Any, Any]
 ) -> Float[Tensor, ""]:
     """<XX', YY'> = |X'Y|^2: with fewer features than rows no (n, n) tile is made. Sums in float64, strip by strip.
@@ -144,7 +146,7 @@ def _of_features(
     kernel = measure.row
 
     def state_of(x: Tensor, name: str) -> KernelState:
-        return at(name, partial(states_of, [kernel], x, {}))[kernel]
+        return run_with_label(name, partial(prepare_states, [kernel], x, {}))[kernel]
 
     def product(left: KernelState, right: KernelState) -> Tensor:
         parts = zip(left.features.values.split(STRIP_ROWS), right.features.values.split(STRIP_ROWS), strict=True)
@@ -159,7 +161,7 @@ def _of_features(
     xy = product(state, other)
     cross = torch.stack([product(state, state), xy, xy, yy]).reshape(2, 2)
     states = [state, other]
-    norms = self_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
+    norms = compute_self_products(measure, cross, len(pair[0]), torch.promote_types(pair[0].dtype, torch.float32))
     try:
         return inner_values(measure, cross, norms, states, states)[0, 1]
     except Degenerate as error:

@@ -9,7 +9,7 @@ from repsim_cli.runs.content import Axis, Band, Curve, Numbers
 BANDS = {"quartiles": (25, 75), "deciles": (10, 90)}  # percentiles over layers
 
 
-def curve(
+def make_curve(
     *,
     label: str,
     steps: Sequence[int],
@@ -25,7 +25,7 @@ def curve(
     label: of the y axis. about: what tells this curve from others: quantity, point, model, parameters, and more.
     """
 
-    def by_layer(numbers: Mapping[int, Sequence[float]]) -> dict[str, Numbers]:
+    def split_by_layer(numbers: Mapping[int, Sequence[float]]) -> dict[str, Numbers]:
         return {
             layer: [omit_nan(numbers[step][i]) if step in numbers else None for step in steps]
             for i, layer in enumerate(layers)
@@ -40,13 +40,13 @@ def curve(
         x=Axis(name="step"),
         y=Axis(name=label),
         at=list(steps),
-        lines=by_layer(values),
+        lines=split_by_layer(values),
         mean=[float(np.mean(there[step])) if step in there else None for step in steps],
         bands={
             name: Band(low=percentile(low), high=percentile(high), of=f"{low}th to {high}th percentile of layers")
             for name, (low, high) in BANDS.items()
         },
-        errors=by_layer(se) if se else {},
+        errors=split_by_layer(se) if se else {},
         bounds=list(bounds),
         about=about,
     )

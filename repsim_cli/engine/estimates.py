@@ -15,12 +15,20 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.expected import RowPlaces
-from repsim_cli.engine.one_by_one import array
-from repsim_cli.engine.pairs import Batch, Prepared, SimilarityMatrix, Statistics, all_pairs, hsic_products, of_hsic
+from repsim_cli.engine.one_by_one import convert_to_numpy
+from repsim_cli.engine.pairs import (
+    Batch,
+    Prepared,
+    SimilarityMatrix,
+    Statistics,
+    check_of_hsic,
+    compute_all_pairs,
+    hsic_products,
+)
 from repsim_cli.engine.processes import PairWork
-from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, value_of
+from repsim_cli.engine.undefined import Matrix, Reasons, Undefined, Wanted, compute_defined_values
 from repsim_cli.measures import Measure
-from repsim_cli.measures.base import MeasureWarning, within
+from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds
 from repsim_cli.measures.inner import Documents
 
 
@@ -62,7 +70,7 @@ def check_estimate(measure: Measure, estimate: str) -> None:
             "sampled; use full or per_batch"
         )
     if estimate == "ratio_of_sums":
-        of_hsic(measure)
+        check_of_hsic(measure)
 
 
 Key = tuple[str] | tuple[str, str]  # (label,) of values, (label, statistic)
@@ -80,15 +88,15 @@ def file_warnings(notices: Notices, labels: Iterable[str]) -> Iterator[None]:
     for notice in caught:
         if isinstance(notice.message, MeasureWarning):
             for label in notice.message.measures or labels:
-                notices[label] = distinct([*notices.get(label, []), str(notice.message)])
+                notices[label] = keep_first_notices([*notices.get(label, []), str(notice.message)])
         else:
             warnings.warn(notice.message, notice.category, stacklevel=2)
 
 
-def distinct(notices: Iterable[str]) -> list[str]:
+def keep_first_notices(notices: Iterable[str]) -> list[str]:
     """The first of each kind: numbers may differ between batches.
 
-    >>> distinct(["x: got 3 of 8", "y: got 3 of 8", "x: got 4 of 8"])
+    >>> keep_first_notices(["x: got 3 of 8", "y: got 3 of 8", "x: got 4 of 8"])
     ['x: got 3 of 8', 'y: got 3 of 8']
     """
     first: dict[str, str] = {}
@@ -99,7 +107,7 @@ def distinct(notices: Iterable[str]) -> list[str]:
 
 def join(matrices: Iterable[SimilarityMatrix]) -> list[str]:
     """The warnings of several measures."""
-    return distinct(notice for matrix in matrices for notice in matrix.notices)
+    return keep_first_notices(notice for matrix in matrices for notice in matrix.notices)
 
 
 def estimate_all_pairs(
@@ -131,7 +139,7 @@ def estimate_all_pairs(
         batches that have them.
     each(batch, values): called after every batch.
     save(state): called after every batch; from a saved `state` the estimate resumes with the same bits.
-    wanted: as in `all_pairs`. A cell that has no value in a batch has none: the matrices say why.
+    wanted: as in `compute_all_pairs`. A cell that has no value in a batch has none: the matrices say why.
     work: where the pairs of slow measures are solved; their details are among the statistics.
     places(batch): of its rows, where the means of inner products over random pairings are wanted.
     documents(batch): of its rows, where pairs of rows of one document are left out.
@@ -171,14 +179,14 @@ def estimate_all_pairs(
         save(encode_state(means, seen, rows, notices, undefined))
         if work is not None:
             for label, measure in measures.items():
-                work.show(label, partial(_so_far, measure if summed else None, means[label,].mean, names), seen)
+                work.show(label, partial(_compute_so_far, measure if summed else None, means[label,].mean, names), seen)
     if not rows:
         raise BadInput("extract: no batch could be filled, got too few rows; lower batch_rows or add data")
     matrices, undefined.where = {}, ""
     for label, measure in measures.items():
         mean = means[label,]
         matrices[label] = SimilarityMatrix(
-            values=of_sums(measure, mean.mean, names, partial(undefined.add, label)) if summed else mean.mean,
+            values=compute_from_sums(measure, mean.mean, names, partial(undefined.add, label)) if summed else mean.mean,
             se=None if summed else mean.se,
             estimate=estimate,
             rows=rows,
@@ -197,18 +205,18 @@ def _observe(
     statistics: Callable[[Measure, Prepared, Matrix], dict[str, Tensor]],
     **given: Any,
 ) -> dict[Key, Tensor]:
-    """The values of one batch, and the statistics observed beside them. given: the rest of what `all_pairs` takes."""
+    """The values of one batch, and the statistics observed beside them. given: what else `compute_all_pairs` takes."""
     observed: dict[Key, Tensor] = {}
 
     def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
         more = {**prepared.details, **statistics(measure, prepared, values)}
         observed.update({(label, key): value for key, value in more.items()})
 
-    values = all_pairs(measures, representations, names, observe=observe, **given)
+    values = compute_all_pairs(measures, representations, names, observe=observe, **given)
     return {**{(label,): value for label, value in values.items()}, **observed}
 
 
-def of_sums(
+def compute_from_sums(
     measure: Measure, hsic: Matrix, names: Sequence[str], lack: Callable[[Undefined], None] = lambda undefined: None
 ) -> Matrix:
     """The measure from HSICs that were summed over batches, NaN where they are. lack: is told of further cells."""
@@ -217,18 +225,20 @@ def of_sums(
     if kept:
         some, undefined = hsic[at_kept][:, at_kept], Undefined()
         given = [names[a] for a in kept], undefined
-        values[at_kept[:, None], at_kept] = value_of(of_hsic(measure), some, some.diagonal(), (), (), *given)
+        values[at_kept[:, None], at_kept] = compute_defined_values(
+            check_of_hsic(measure), some, some.diagonal(), (), (), *given
+        )
         lack({(kept[a], kept[b]): error for (a, b), error in undefined.items()})
-    return within(measure.card, values)
+    return clamp_to_bounds(measure.card, values)
 
 
-def _so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.ndarray:
+def _compute_so_far(summed: Measure | None, mean: Tensor, names: Sequence[str]) -> np.ndarray:
     """The values of a mean over some batches, of HSIC for the measure `summed`; NaN where that has no value yet."""
     if summed is None:
-        return array(mean)
+        return convert_to_numpy(mean)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MeasureWarning)
-        return array(of_sums(summed, mean, names))
+        return convert_to_numpy(compute_from_sums(summed, mean, names))
 
 
 def encode_state(means: Mapping[Any, Mean], seen: int, rows: int, notices: Notices, undefined: Reasons) -> State:

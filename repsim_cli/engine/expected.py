@@ -38,7 +38,7 @@ class RowPlaces(NamedTuple):
     whole: bool
 
 
-def places_of(units: Exchange, representations: int, device: torch.device | str = "cpu") -> RowPlaces | None:
+def index_row_places(units: Exchange, representations: int, device: torch.device | str = "cpu") -> RowPlaces | None:
     """None where no row has a partner. Rarer places than fit into ROOM have none."""
     _, unit = np.unique(units.units, return_inverse=True)
     _, place, shared = np.unique(units.places, return_inverse=True, return_counts=True)
@@ -92,7 +92,7 @@ def tile_at(places: RowPlaces, rows: slice, columns: slice, times: int = 1) -> T
     return Tile(rows, columns, times, same, torch.where(same, -places.together[at], places.across[at]))
 
 
-def empty(representations: int, places: RowPlaces, device: torch.device) -> CellSums:
+def make_empty_sums(representations: int, places: RowPlaces, device: torch.device) -> CellSums:
     """Makes sums of no cells yet."""
     rows = torch.zeros(representations, places.count, len(places.unit), device=device)
     within = torch.zeros(representations, places.count**2, dtype=torch.float64, device=device)
@@ -118,28 +118,28 @@ def add_diagonal(sums: CellSums, diagonal: Float[Tensor, "r a"], rows: slice, pl
     at = places.place[rows]
     sums.within.index_add_(1, at * places.count + at, diagonal.double())
     if not places.whole:
-        sums.squares.add_(squares_of(diagonal, (places.together[at, at] == 0).nonzero()[:, 0]))
+        sums.squares.add_(sum_cell_squares(diagonal, (places.together[at, at] == 0).nonzero()[:, 0]))
 
 
-def squares_of(cells: Float[Tensor, "r cells"], alone: Int[Tensor, " some"]) -> Float[Tensor, "r 2"]:
+def sum_cell_squares(cells: Float[Tensor, "r cells"], alone: Int[Tensor, " some"]) -> Float[Tensor, "r 2"]:
     """Sums the squares of all cells, and of those but these, which have no others to meet."""
     every = torch.linalg.vector_norm(cells, dim=1).double().square()
     return torch.stack([every, every - torch.linalg.vector_norm(cells[:, alone], dim=1).double().square()], 1)
 
 
-def mean_products(a: CellSums, b: CellSums, direct: Matrix, places: RowPlaces) -> Matrix:
+def compute_mean_products(a: CellSums, b: CellSums, direct: Matrix, places: RowPlaces) -> Matrix:
     """Computes the mean inner products, scaled to all cells where some meet no others; NaN where these hold most.
 
     direct: the weighted sums of products of cells with themselves.
     """
 
-    def by_place(sums: CellSums) -> Tensor:
+    def sum_by_place(sums: CellSums) -> Tensor:
         empty_sum = sums.within.new_zeros(places.count, places.count)
         of_each = [empty_sum.index_add(1, places.place, each.double()) for each in sums.rows]
         return torch.stack(of_each).flatten(1)
 
-    first = by_place(a)
-    second = first if b is a else by_place(b)
+    first = sum_by_place(a)
+    second = first if b is a else sum_by_place(b)
     root = places.across[:, places.place].sqrt().to(a.rows)
     left = (a.rows * root).flatten(1)
     of_rows = (left @ (left if b is a else (b.rows * root).flatten(1)).T).double()
@@ -173,7 +173,7 @@ class Collector:
         places = self.places
         for kernel, block in blocks.items():
             if kernel not in self.sums:
-                self.sums[kernel] = empty(len(block), places, block.device)
+                self.sums[kernel] = make_empty_sums(len(block), places, block.device)
         if columns is None:
             at = places.place[rows]
             weight = -places.together[at, at]
@@ -186,7 +186,7 @@ class Collector:
             for kernel, block in blocks.items():
                 add(self.sums[kernel], block.unflatten(1, tile.same.shape), tile, places)
                 if not places.whole:
-                    self.sums[kernel].squares.add_(squares_of(block, alone), alpha=times)
+                    self.sums[kernel].squares.add_(sum_cell_squares(block, alone), alpha=times)
         for row, column in self.wanted:
             if row in blocks:
                 part = times * (self._times(blocks[row], weight) @ blocks[column].T).double()
@@ -201,6 +201,6 @@ class Collector:
     def means(self) -> dict[tuple[AnyKernel, AnyKernel], Matrix]:
         """Computes the mean inner products of all representations, by pair of kernels."""
         return {
-            (row, column): mean_products(self.sums[row], self.sums[column], direct, self.places)
+            (row, column): compute_mean_products(self.sums[row], self.sums[column], direct, self.places)
             for (row, column), direct in self.direct.items()
         }

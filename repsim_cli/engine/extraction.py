@@ -11,9 +11,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from repsim_cli.activations.inputs import check_modality, describe, documents_of, pair_rows, sequences_of, tokenizers
+from repsim_cli.activations.inputs import (
+    check_modality,
+    describe,
+    find_stored_documents,
+    load_tokenizers,
+    make_sequences,
+    pair_rows,
+)
 from repsim_cli.activations.places import row_documents, row_labels
-from repsim_cli.activations.readings import Layer, Reading, devices, readings
+from repsim_cli.activations.readings import Layer, Reading, assign_devices, plan_readings
 from repsim_cli.activations.rows import row_numbers, total_rows
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import OF_SAMPLE, Extract, Hardware
@@ -23,7 +30,7 @@ from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.results import Run
 
 
-def inputs(
+def make_noted_sequences(
     run: Run,
     live: Mapping[str, Source],
     tokenizers: Mapping[str, Any],
@@ -34,7 +41,7 @@ def inputs(
 ) -> dict[str, Sequences]:
     """The inputs of each live model, noted in the manifest; of: what they are the inputs of, where a run has several
     such."""
-    sequences = sequences_of(live, tokenizers, data, extract, seed)
+    sequences = make_sequences(live, tokenizers, data, extract, seed)
     if sequences:
         description, notices = describe(sequences, data, extract)
         if of:
@@ -47,13 +54,13 @@ def inputs(
     return sequences
 
 
-def places_of(readings: Sequence[Reading]) -> list[slice]:
+def locate_model_layers(readings: Sequence[Reading]) -> list[slice]:
     """Where each model's layers stand among all."""
     ends = np.cumsum([0, *(len(reading.layers) for reading in readings)])
     return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
-def layers_of(readings: Sequence[Reading]) -> list[Layer]:
+def list_layers(readings: Sequence[Reading]) -> list[Layer]:
     return [layer for reading in readings for layer in reading.layers]
 
 
@@ -86,7 +93,7 @@ class Extraction:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        return layers_of(self.readings)
+        return list_layers(self.readings)
 
     @property
     def names(self) -> list[str]:
@@ -96,7 +103,7 @@ class Extraction:
     @property
     def places(self) -> list[slice]:
         """Where each model's layers stand among all."""
-        return places_of(self.readings)
+        return locate_model_layers(self.readings)
 
     def of(self: Kind, labels: Collection[str]) -> Kind:
         """Keeps these models alone, in this order."""
@@ -113,8 +120,8 @@ class Extraction:
         return kind(**{each.name: getattr(self, each.name) for each in fields(Extraction)}, **more)
 
     def sequences(self, run: Run, of: str = "") -> dict[str, Sequences]:
-        """Tokenizes the inputs of each live model, as `inputs` notes them."""
-        return inputs(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
+        """Tokenizes the inputs of each live model, as `make_noted_sequences` notes them."""
+        return make_noted_sequences(run, self.live, self.tokenizers, self.data, self.extract, self.seed, of)
 
     def pair_rows(self: Kind, run: Run, sequences: Mapping[str, Sequences]) -> Kind:
         """Puts stored rows in the order of the run's."""
@@ -152,7 +159,7 @@ class Extraction:
         numbers, given = self.numbers(0), next(iter(sequences.values()), None)
         if given is not None:
             return row_documents(given, self.extract)[numbers]
-        told = documents_of(self.readings)
+        told = find_stored_documents(self.readings)
         return numbers if told is None else np.unique(np.array(told), return_inverse=True)[1][numbers]
 
     def labels(self, sequences: Mapping[str, Sequences]) -> Callable[[int], Tensor | None]:
@@ -163,11 +170,11 @@ class Extraction:
         return lambda batch: torch.from_numpy(codes[self.numbers(batch)])
 
 
-def extraction_of(
+def make_extraction(
     given: OfRows,
     *,
     among: Iterable[str] | None = None,
-    read: Callable[[Mapping[str, AnySource], Extract], list[Reading]] = readings,
+    read: Callable[[Mapping[str, AnySource], Extract], list[Reading]] = plan_readings,
 ) -> Extraction:
     """Raises BadInput where a model cannot be read like this. among: all models of the run, which share its devices."""
     models, data, extract, hardware = given["model"], given["data"], given["extract"], given["hardware"]
@@ -179,8 +186,8 @@ def extraction_of(
         models=dict(models),
         readings=read(models, extract),
         data=data,
-        devices=devices(hardware, list(among or models)),
-        tokenizers=tokenizers(live, data, extract),
+        devices=assign_devices(hardware, list(among or models)),
+        tokenizers=load_tokenizers(live, data, extract),
         extract=extract,
         hardware=hardware,
         seed=given["seed"],

@@ -13,8 +13,8 @@ from repsim_cli.activations.rows import RowBlock
 from repsim_cli.base.errors import RepsimError
 from repsim_cli.engine.comparison import NONE, Comparison
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.one_by_one import array
-from repsim_cli.engine.record import so_far
+from repsim_cli.engine.one_by_one import convert_to_numpy
+from repsim_cli.engine.record import make_map_writer
 from repsim_cli.measures import InnerProduct, Measure
 from repsim_cli.runs.results import Run
 
@@ -63,18 +63,18 @@ class FirstLook:
             first = replace(first, apart=whole.apart[: first.total])
         matrices, _ = estimate_all_pairs(
             measures,
-            lambda _: [self._as_compared(rows)],
+            lambda _: [self._apply_remedies(rows)],
             names=first.names,
             estimate="full",
             tile=first.hardware.tile,
             wanted=first.wanted,
             documents=first.documents_apart,
         )
-        show = so_far(self.run, first, of=whole.total)
+        show = make_map_writer(self.run, first, of=whole.total)
         for label, matrix in matrices.items():
-            show(label, partial(array, matrix.values), 1)
+            show(label, partial(convert_to_numpy, matrix.values), 1)
 
-    def _as_compared(self, rows: Sequence[Tensor]) -> list[Tensor]:
+    def _apply_remedies(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Applies the remedies of the run, with the scales and directions of these rows."""
         layers, remedies = self.comparison.layers, Remedies(self.comparison.extract, None)
         if remedies.extract.features_changed:

@@ -21,7 +21,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import Beside, Key
-from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
+from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import MeasureWarning
 
@@ -31,7 +31,7 @@ NOISE = 0.1  # of rows, in standard deviations of a table
 OF = "two tables of {} random numbers per {}"
 
 
-def width_of(comparison: Comparison) -> int:
+def compute_median_width(comparison: Comparison) -> int:
     """Counts the features of the tables: those of the layers, in the median."""
     return int(np.median([layer.width for layer in comparison.layers]))
 
@@ -48,7 +48,7 @@ def tables(tokens: np.ndarray, width: int, seed: list[int]) -> list[Tensor]:
     return made
 
 
-def beside(
+def make_floor_observer(
     comparison: Comparison, sequences: Mapping[str, Sequences], labels: Callable[[int], Tensor | None]
 ) -> Beside | None:
     """Makes what observes the floor beside the values of a batch; None where rows are no tokens or words of texts."""
@@ -60,7 +60,7 @@ def beside(
     if given is not None and comparison.extract.unit == "token":
         known[OF_PAIRS] = combine(tokens, 1 + row_tokens(given, comparison.extract, before=True))
     measures = {label: measure for label, measure in comparison.measures.items() if measure.card.paired}
-    device, width = comparison.hardware.device, width_of(comparison)
+    device, width = comparison.hardware.device, compute_median_width(comparison)
 
     def observe(batch: int, representations: Any) -> Mapping[Key, Tensor]:
         found: dict[Key, Tensor] = {}
@@ -78,7 +78,7 @@ def beside(
     return observe
 
 
-def together(parts: Sequence[Beside | None]) -> Beside:
+def combine_observers(parts: Sequence[Beside | None]) -> Beside:
     """Observes what all of these do."""
     return lambda batch, rows: {k: v for part in parts if part is not None for k, v in part(batch, rows).items()}
 
@@ -89,7 +89,7 @@ def _value(measure: Measure, xs: list[Tensor], tile: int, given: Mapping[str, An
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MeasureWarning)  # of the tables
         try:
-            values = all_pairs({"m": measure}, xs, tile=tile, wanted=wanted, lack=lambda *_: None, **given)["m"]
+            values = compute_all_pairs({"m": measure}, xs, tile=tile, wanted=wanted, lack=lambda *_: None, **given)["m"]
         except Degenerate:
             return None
     value = values[wanted].mean().cpu()
@@ -100,7 +100,7 @@ def record(matrix: SimilarityMatrix, comparison: Comparison) -> dict[str, Any] |
     """Makes what results.json says of it; None where it is not known."""
     if FLOOR not in matrix.statistics:
         return None
-    unit, width = comparison.extract.unit, width_of(comparison)
+    unit, width = comparison.extract.unit, compute_median_width(comparison)
     about = {"unit": unit, "of": OF.format(width, unit), "width": width, "batches": min(BATCHES, matrix.batches)}
     pairs = {"pairs": float(matrix.statistics[OF_PAIRS])} if OF_PAIRS in matrix.statistics else {}
     return {"value": float(matrix.statistics[FLOOR]), **about, **pairs}

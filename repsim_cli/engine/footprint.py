@@ -6,31 +6,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from repsim_cli.activations.batching import passes
+from repsim_cli.activations.batching import count_passes
 from repsim_cli.activations.diagnostics import MOST
 from repsim_cli.activations.rows import AT_ONCE
 from repsim_cli.base.settings import OF_SAMPLE
 from repsim_cli.engine.bounds import (
-    activations,
-    all_rows,
     bound_pass,
+    bound_sequence_length,
     check_disk,
     check_rows_fit,
-    most_rows,
-    places,
-    usual_length,
+    count_activation_bytes,
+    count_all_rows,
+    count_most_rows,
+    find_usual_length,
 )
 from repsim_cli.engine.checks import tells_documents
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost, estimate_sampled, forward_cost, moments_cost, pairs_cost
 from repsim_cli.engine.expected import ROOM
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.grams import BatchShape, in_groups, kernels_of
-from repsim_cli.engine.moments import BYTES, SUMMED, in_single, passes_of
+from repsim_cli.engine.grams import BatchShape, group_layers, list_kernels
+from repsim_cli.engine.moments import BYTES, SUMMED, are_exact_in_single, plan_passes
 from repsim_cli.engine.sampled import CELLS, TOGETHER
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
 from repsim_cli.measures.inner import Kernel, Packed
-from repsim_cli.measures.nearest import block_of, places_of
+from repsim_cli.measures.nearest import count_block_rows, count_neighbours
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.runs import cache, results
 
@@ -42,17 +42,17 @@ Bytes = dict[str, float]  # by part
 
 def check_fits(comparison: Comparison, memory: Callable[[int], Mapping[str, float]] | None = None) -> None:
     """Calls `unfit` where memory or disk do not suffice. memory: of so many rows, where it is not `memory`."""
-    needed = memory or (lambda rows: memory_of(comparison, rows))
+    needed = memory or (lambda rows: estimate_comparison_memory(comparison, rows))
     key = "rows" if comparison.extract.estimate in OF_SAMPLE else "batch_rows"
     check_rows_fit(needed, rows_at_once(comparison), comparison.hardware, comparison.live, key=key)
     check_disk(
         _count_packed(comparison),
         results.outputs_root(),
         "REPSIM_OUTPUTS: the packed Gram matrices",
-        f"hardware.memory_gb={_together_gb(comparison) + 0.1:.1f} needs none, or read fewer layers or less text",
+        f"hardware.memory_gb={_estimate_whole_gb(comparison) + 0.1:.1f} needs none, or read fewer layers or less text",
     )
     check_disk(
-        _beside(comparison),
+        _count_uncached_bytes(comparison),
         results.outputs_root(),
         "REPSIM_OUTPUTS: the rows of models that run one after the other",
         "read fewer layers or less text",
@@ -63,59 +63,61 @@ def rows_at_once(comparison: Comparison) -> int:
     """Rows that are compared at a time."""
     extract = comparison.extract
     return (
-        min(extract.rows, most_rows(comparison.models, extract))
+        min(extract.rows, count_most_rows(comparison.models, extract))
         if extract.estimate in OF_SAMPLE
         else extract.batch_rows
     )
 
 
-def memory_of(comparison: Comparison, rows: int) -> Bytes:
+def estimate_comparison_memory(comparison: Comparison, rows: int) -> Bytes:
     """Weights, activations of a forward batch, a batch of rows of as many layers as are read together, Gram tiles."""
-    if (groups := groups_of(comparison, rows)) is None:
-        return _of_features(comparison, rows, sum(layer.width for layer in comparison.layers))
-    return _of_features(comparison, rows, max(sum(comparison.layers[a].width for a in group) for group in groups))
+    if (groups := group_layers_by_memory(comparison, rows)) is None:
+        return _estimate_memory(comparison, rows, sum(layer.width for layer in comparison.layers))
+    return _estimate_memory(comparison, rows, max(sum(comparison.layers[a].width for a in group) for group in groups))
 
 
-def room_of(comparison: Comparison) -> float:
+def count_cross_product_bytes(comparison: Comparison) -> float:
     """Bytes for the cross products of second moments in one pass over the rows."""
-    return memory_of(comparison, rows_at_once(comparison)).get("cross products", 0.0)
+    return estimate_comparison_memory(comparison, rows_at_once(comparison)).get("cross products", 0.0)
 
 
-def in_memory(comparison: Comparison) -> Comparison:
+def plan_memory(comparison: Comparison) -> Comparison:
     """Adds what of it is in memory together."""
-    return replace(comparison, room=room_of(comparison), groups=groups_of(comparison))
+    return replace(comparison, room=count_cross_product_bytes(comparison), groups=group_layers_by_memory(comparison))
 
 
-def groups_of(comparison: Comparison, rows: int | None = None) -> list[list[int]] | None:
+def group_layers_by_memory(comparison: Comparison, rows: int | None = None) -> list[list[int]] | None:
     """The layers whose batches of so many rows are in memory together, where those of all layers do not fit and tiles
     in files can stand for them; else None."""
     rows, limit = rows or rows_at_once(comparison), comparison.hardware.memory_limit
     widths = [layer.width for layer in comparison.layers]
-    whole, none = (sum(_of_features(comparison, rows, features).values()) for features in (sum(widths), 0))
+    whole, none = (sum(_estimate_memory(comparison, rows, features).values()) for features in (sum(widths), 0))
     if whole <= limit or not _packable(comparison):
         return None
-    return in_groups(widths, sum(widths) * (limit - none) / (whole - none))
+    return group_layers(widths, sum(widths) * (limit - none) / (whole - none))
 
 
 def _packable(comparison: Comparison) -> bool:
     """Whether tiles of Gram matrices are all that the run needs of the rows."""
     tested = comparison.significance.method != "none" or comparison.significance.jackknife
-    inner = comparison.extract.estimate != "moments" and kernels_of(comparison.measures) is not None
+    inner = comparison.extract.estimate != "moments" and list_kernels(comparison.measures) is not None
     return not comparison.side_by_side and inner and not tested
 
 
-def _together_gb(comparison: Comparison) -> float:
+def _estimate_whole_gb(comparison: Comparison) -> float:
     """Memory with the rows of all layers."""
     return (
         sum(
-            _of_features(comparison, rows_at_once(comparison), sum(layer.width for layer in comparison.layers)).values()
+            _estimate_memory(
+                comparison, rows_at_once(comparison), sum(layer.width for layer in comparison.layers)
+            ).values()
         )
         / 1e9
     )
 
 
-def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
-    """`memory_of` where layers of so many features are read together."""
+def _estimate_memory(comparison: Comparison, rows: int, features: int) -> Bytes:
+    """`estimate_comparison_memory` where layers of so many features are read together."""
     hardware, measures = comparison.hardware, comparison.measures.values()
     everything = sum(layer.width for layer in comparison.layers)
     tile = min(hardware.tile, rows)
@@ -126,12 +128,12 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
     parts = {
         "Python and its libraries": 0.5e9 if comparison.live else STORED_ALONE,
         **bound_pass(comparison.live, comparison.extract, hardware, everything, together=comparison.side_by_side),
-        "diagnostics": 4.0 * min(MOST, most_rows(comparison.models, comparison.extract)) * features,
+        "diagnostics": 4.0 * min(MOST, count_most_rows(comparison.models, comparison.extract)) * features,
     }
     if comparison.extract.estimate == "moments":
-        return _of_moments(comparison, parts, rows, features)
+        return _estimate_moments_memory(comparison, parts, rows, features)
     if comparison.extract.estimate == "sampled":
-        return _of_sampled(comparison, parts, rows, features)
+        return _estimate_sampled_memory(comparison, parts, rows, features)
     return {
         **parts,
         "rows": 4.0 * 3 * rows * features,
@@ -148,34 +150,34 @@ def _of_features(comparison: Comparison, rows: int, features: int) -> Bytes:
         "null": 8.0 * 2 * len(comparison.layers) ** 2 * comparison.significance.permutations * len(comparison.measures)
         if comparison.significance.method == "permutation"
         else 0.0,
-        "neighbours": _of_neighbours(comparison, rows),
+        "neighbours": _count_neighbour_bytes(comparison, rows),
         "tiles": 4.0 * len(comparison.layers) * tile**2 + 8.0 * 2 * len(comparison.layers) ** 2,
-        "chance": _of_chance(comparison, rows, len(kernels)) if features == everything else 0.0,
-        "pairs left out": _of_pairs(comparison, rows),
+        "chance": _count_chance_bytes(comparison, rows, len(kernels)) if features == everything else 0.0,
+        "pairs left out": _count_pair_bytes(comparison, rows),
     }
 
 
-def _of_pairs(comparison: Comparison, rows: int) -> float:
+def _count_pair_bytes(comparison: Comparison, rows: int) -> float:
     """Bytes that say which pairs of rows are of one document: of all cells for ranked distances, whose cells are then
     taken out and put back, and of a block of rows for neighbours."""
-    apart = _apart(comparison).values()
+    apart = _select_apart(comparison).values()
     ranked = any(isinstance(m, InnerProduct) and isinstance(m.row, Packed) for m in apart)
     near = any(isinstance(m, Pairwise) for m in apart)
-    return ranked * 6.0 * rows**2 + near * float(block_of(rows) * rows)
+    return ranked * 6.0 * rows**2 + near * float(count_block_rows(rows) * rows)
 
 
-def _of_neighbours(comparison: Comparison, rows: int) -> float:
+def _count_neighbour_bytes(comparison: Comparison, rows: int) -> float:
     """Bytes of a block of cosines, and of rows of norm 1 in float64, while the neighbours of a layer are found."""
     if not any(isinstance(m, Pairwise) and m.cubes is None for m in comparison.measures.values()):
         return 0.0
     widest = max(layer.width for layer in comparison.layers)
-    return 4.0 * rows * block_of(rows) + 1.5 * BYTES * rows * widest
+    return 4.0 * rows * count_block_rows(rows) + 1.5 * BYTES * rows * widest
 
 
 LISTED = 120.0  # bytes of a neighbour while those of all layers are compared
 
 
-def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:
+def _count_chance_bytes(comparison: Comparison, rows: int, kernels: int) -> float:
     """Bytes of the sums by place, and of the lists of neighbours; layers in groups have none."""
     if not comparison.significance.chance or comparison.extract.estimate not in ("full", "per_batch"):
         return 0.0
@@ -183,11 +185,11 @@ def _of_chance(comparison: Comparison, rows: int, kernels: int) -> float:
     places = min(rows / 2, comparison.extract.length if comparison.live else rows)  # of two documents, usually
     sums = min(ROOM, 4.0 * layers * rows * places)
     shared = [m.settings["k"] for m in comparison.measures.values() if isinstance(m, Pairwise) and m.overlap]
-    listed = max((places_of(k, rows) for k in shared), default=0) * layers * rows
+    listed = max((count_neighbours(k, rows) for k in shared), default=0) * layers * rows
     return max(sums * (kernels + 1), LISTED * listed)
 
 
-def _apart(comparison: Comparison) -> dict[str, Measure]:
+def _select_apart(comparison: Comparison) -> dict[str, Measure]:
     """Picks the measures for which pairs of rows of one document may be left out."""
     told = tells_documents(comparison.models) and comparison.significance.clusters != "row"
     if comparison.extract.pairs == "all" or not told:
@@ -197,7 +199,7 @@ def _apart(comparison: Comparison) -> dict[str, Measure]:
 
 def pairs_planned(comparison: Comparison) -> str:
     """Says, for a plan, of which pairs of rows each measure will be."""
-    wanted, measures, apart = comparison.extract.pairs, comparison.measures, _apart(comparison)
+    wanted, measures, apart = comparison.extract.pairs, comparison.measures, _select_apart(comparison)
     if not apart:
         return "all"
     others = ", ".join(label for label in measures if label not in apart)
@@ -218,13 +220,13 @@ def chance_planned(comparison: Comparison) -> str:
     return "; ".join(f"{way}: {', '.join(labels)}" for way, labels in ways.items() if labels) or "no"
 
 
-def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
+def _estimate_moments_memory(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
     """The same with second moments, whose cross products take what the rest leaves, if they need it."""
     widths = [layer.width for layer in comparison.layers]
     least = BYTES * max(widths) ** 2
     copies, at_once = 1 + bool(comparison.extract.remedies), rows if comparison.live else min(rows, AT_ONCE)
     of_rows = 4.0 * copies * at_once * features + 1.5 * BYTES * AT_ONCE * features
-    if in_single(comparison.measures.values()):
+    if are_exact_in_single(comparison.measures.values()):
         of_rows += 4.0 * (SUMMED * features + max(widths) ** 2)
     # layers are decomposed one by one, once the rows have passed
     parts = {**parts, "rows": max(of_rows, 10.0 * least - parts["diagnostics"])}
@@ -233,10 +235,10 @@ def _of_moments(comparison: Comparison, parts: Bytes, rows: int, features: int) 
     return {**parts, "cross products": float(max(least, min(products, left)))}
 
 
-def _of_sampled(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
+def _estimate_sampled_memory(comparison: Comparison, parts: Bytes, rows: int, features: int) -> Bytes:
     """The same with `rows` sampled rows, whose neighbours are found among the rows of a stream."""
     widest, total = max(layer.width for layer in comparison.layers), _total(comparison)
-    k = max(places_of(measure.settings["k"], total) for measure in comparison.measures.values())
+    k = max(count_neighbours(measure.settings["k"], total) for measure in comparison.measures.values())
     passing = max(TOGETHER, min(comparison.extract.batch_rows, AT_ONCE))
     return {
         **parts,
@@ -246,7 +248,7 @@ def _of_sampled(comparison: Comparison, parts: Bytes, rows: int, features: int) 
     }
 
 
-def by_block(comparison: Comparison) -> list[str]:
+def list_by_block(comparison: Comparison) -> list[str]:
     """Lists the models that are run by block."""
     return [
         label
@@ -255,21 +257,21 @@ def by_block(comparison: Comparison) -> list[str]:
     ]
 
 
-def length_of(extraction: Extraction) -> int:
+def find_sequence_length(extraction: Extraction) -> int:
     """Tokens of a sequence, usually."""
-    return usual_length(extraction.live, extraction.data, extraction.extract)
+    return find_usual_length(extraction.live, extraction.data, extraction.extract)
 
 
 def passes_of_all(extraction: Extraction) -> int:
     """Forward passes of all models, each over all sequences."""
-    each = passes(extraction.extract.sequences, length_of(extraction), extraction.hardware)
+    each = count_passes(extraction.extract.sequences, find_sequence_length(extraction), extraction.hardware)
     return len(extraction.live) * each
 
 
 def cost_of_passes(extraction: Extraction) -> Cost:
     """The same as `passes_of_all`."""
     models, count = extraction.live.values(), extraction.extract.sequences
-    return forward_cost(models, count, length_of(extraction), extraction.hardware)
+    return forward_cost(models, count, find_sequence_length(extraction), extraction.hardware)
 
 
 def forward_passes(comparison: Comparison) -> int:
@@ -278,9 +280,11 @@ def forward_passes(comparison: Comparison) -> int:
 
 def rows_and_passes(comparison: Comparison) -> dict[str, Any]:
     """For a plan: how many rows there are, and how often they are read."""
-    most = most_rows(comparison.models, comparison.extract)
+    most = count_most_rows(comparison.models, comparison.extract)
     return {
-        "tokens": comparison.extract.sequences * places(comparison.live, comparison.extract) if comparison.live else 0,
+        "tokens": comparison.extract.sequences * bound_sequence_length(comparison.live, comparison.extract)
+        if comparison.live
+        else 0,
         "forward passes": forward_passes(comparison),
         **({"rows, at most": most} if most < sys.maxsize else {}),
         "passes over the rows": _form(comparison),
@@ -292,14 +296,14 @@ def _passes(comparison: Comparison) -> int:
     """How often the rows of all layers are read."""
     if comparison.extract.estimate != "moments":
         return 2 if comparison.extract.estimate == "sampled" else 1
-    return len(passes_of([layer.width for layer in comparison.layers], room_of(comparison)))
+    return len(plan_passes([layer.width for layer in comparison.layers], count_cross_product_bytes(comparison)))
 
 
 def _count_packed(comparison: Comparison) -> float:
     """Bytes of tiles in files."""
     extract = comparison.extract
     batches = 1 if extract.estimate == "full" else _total(comparison) // extract.batch_rows
-    kernels, groups = kernels_of(comparison.measures) or [], groups_of(comparison)
+    kernels, groups = list_kernels(comparison.measures) or [], group_layers_by_memory(comparison)
     shape = BatchShape(batches, rows_at_once(comparison), comparison.hardware.tile)
     return 0.0 if groups is None else float(shape.size * len(comparison.layers) * len(kernels))
 
@@ -309,23 +313,25 @@ def _form(comparison: Comparison) -> str:
     if comparison.extract.estimate == "sampled":
         return f"2, for the neighbours of {rows_at_once(comparison):,} sampled rows among all"
     if comparison.extract.estimate != "moments":
-        if (groups := groups_of(comparison)) is None:
+        if (groups := group_layers_by_memory(comparison)) is None:
             return "1, a batch of all layers at a time"
         size = _count_packed(comparison) / 1e9
         return f"1, layers in {len(groups)} groups, packed Gram matrices of {size:.3g} GB in files"
     products = BYTES * sum(a.width * b.width for a, b in itertools.combinations_with_replacement(comparison.layers, 2))
-    room, count = room_of(comparison), len(comparison.layers) * (len(comparison.layers) + 1) // 2
+    room, count = count_cross_product_bytes(comparison), len(comparison.layers) * (len(comparison.layers) + 1) // 2
     at_a_time = f", {room / 1e9:.3g} GB at a time" if room < products else ""
     return f"{_passes(comparison)}, for {count} cross products of {products / 1e9:.3g} GB{at_a_time}"
 
 
 def _total(extraction: Extraction) -> int:
-    return all_rows(extraction.models, extraction.data, extraction.extract)
+    return count_all_rows(extraction.models, extraction.data, extraction.extract)
 
 
 def count_stored(extraction: Extraction) -> float:
     """Bytes of the activations of live models, where the cache is on."""
-    return extraction.cache * activations(extraction.models, extraction.readings, extraction.data, extraction.extract)
+    return extraction.cache * count_activation_bytes(
+        extraction.models, extraction.readings, extraction.data, extraction.extract
+    )
 
 
 def stays_in_cache(extraction: Extraction) -> bool:
@@ -339,7 +345,7 @@ def _turns(comparison: Comparison) -> int:
     return 1 if stays_in_cache(comparison) or len(alone) == len(comparison.live) else _passes(comparison)
 
 
-def _beside(comparison: Comparison) -> float:
+def _count_uncached_bytes(comparison: Comparison) -> float:
     """Bytes of the rows of models that run one after the other, where the cache does not take them."""
     if comparison.side_by_side or stays_in_cache(comparison):
         return 0.0
@@ -347,7 +353,7 @@ def _beside(comparison: Comparison) -> float:
     return 4.0 * _total(comparison) * sum(layer.width for layer in comparison.layers if layer.model in alone)
 
 
-def disk(comparison: Comparison) -> Bytes:
+def estimate_disk(comparison: Comparison) -> Bytes:
     """In the run folder, of packed Gram matrices and prepared layers."""
     states = 2.0 * BYTES * sum(layer.width**2 for layer in comparison.layers)
     return {
@@ -356,7 +362,7 @@ def disk(comparison: Comparison) -> Bytes:
     }
 
 
-def costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
+def estimate_costs(comparison: Comparison, pairs: int) -> dict[str, Cost]:
     """Of so many pairs of layers, roughly."""
     extract, hardware = comparison.extract, comparison.hardware
     widths, bounds = [layer.width for layer in comparison.layers], list(comparison.measures.values())

@@ -17,8 +17,8 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine.pairs import Grams
 from repsim_cli.measures import Measure, OfHsic
-from repsim_cli.measures.base import at, of_other_documents
-from repsim_cli.measures.inner import Documents, Kernel, Tiles, cells_of_tiles, states_of, tiles_of
+from repsim_cli.measures.base import restrict_to_other_documents, run_with_label
+from repsim_cli.measures.inner import Documents, Kernel, Tiles, cells_of_tiles, collect_matrix_tiles, prepare_states
 
 Stream = Callable[[Sequence[int]], Iterable[Sequence[Tensor]]]
 Keep = Callable[[Sequence[int], Callable[[Path], None]], Path]
@@ -37,7 +37,7 @@ class BatchShape(NamedTuple):
         return self.batches * (4 * cells_of_tiles(self.rows, self.tile) + 8 * (self.rows + 1))
 
 
-def kernels_of(measures: Mapping[str, Measure]) -> list[Kernel] | None:
+def list_kernels(measures: Mapping[str, Measure]) -> list[Kernel] | None:
     """The kernels of the measures; None where one needs more than tiles."""
     made = [measure.row for measure in measures.values() if isinstance(measure, OfHsic)]
     kernels = [kernel for kernel in dict.fromkeys(made) if isinstance(kernel, Kernel)]
@@ -51,15 +51,18 @@ def kernels_by_batch(
 
     def kernels_at(batch: int) -> list[Kernel]:
         these = documents(batch)
-        return kernels_of({label: of_other_documents(measure, these) for label, measure in measures.items()}) or []
+        return (
+            list_kernels({label: restrict_to_other_documents(measure, these) for label, measure in measures.items()})
+            or []
+        )
 
     return kernels_at
 
 
-def in_groups(widths: Sequence[int], most: float) -> list[list[int]]:
+def group_layers(widths: Sequence[int], most: float) -> list[list[int]]:
     """Layers in order, in groups of at most `most` features, or of a single layer.
 
-    >>> in_groups([4, 4, 4, 9, 2], most=8.0)
+    >>> group_layers([4, 4, 4, 9, 2], most=8.0)
     [[0, 1], [2], [3], [4]]
     """
     groups: list[list[int]] = []
@@ -95,13 +98,13 @@ def pack_batches(
             here = kernels_at(batch)
             for layer, x in zip(group, rows, strict=True):
                 try:
-                    states = at(names[layer], partial(states_of, here, x, {}))
+                    states = run_with_label(names[layer], partial(prepare_states, here, x, {}))
                 except Degenerate:  # all rows are equal
                     for _, diagonal in files[layer]:
                         diagonal[batch, -1] = np.nan
                     continue
                 for kernel, (cells, diagonal) in zip(here, files[layer], strict=True):
-                    tiles = tiles_of(kernel, states[kernel], shape.rows, shape.tile)
+                    tiles = collect_matrix_tiles(kernel, states[kernel], shape.rows, shape.tile)
                     cells[batch] = tiles.cells.cpu().numpy()
                     diagonal[batch, :-1] = tiles.diagonal.cpu().numpy()
                     diagonal[batch, -1] = states[kernel].features.scale

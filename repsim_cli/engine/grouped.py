@@ -17,7 +17,7 @@ def list_models(groups: Mapping[str, Group]) -> dict[str, list[str]]:
     return {name: list(group) for name, group in groups.items() if not isinstance(group, Ranked)}
 
 
-def of_groups(models: Mapping[str, AnySource], members: Members) -> dict[str, AnySource]:
+def select_group_models(models: Mapping[str, AnySource], members: Members) -> dict[str, AnySource]:
     """The models of the groups, in their order: no other needs to be run. Without groups all models."""
     return {label: models[label] for group in members.values() for label in group} or dict(models)
 
@@ -65,7 +65,9 @@ def resolve(groups: Mapping[str, Group], metrics: Mapping[str, Mapping[str, floa
     return members
 
 
-def ties(groups: Mapping[str, Group], members: Members, metrics: Mapping[str, Mapping[str, float]]) -> list[str]:
+def say_group_ties(
+    groups: Mapping[str, Group], members: Members, metrics: Mapping[str, Mapping[str, float]]
+) -> list[str]:
     """Messages about top and bottom groups that share a value of their metric."""
     ranked = {name: group for name, group in groups.items() if isinstance(group, Ranked)}
     messages = []
@@ -90,6 +92,6 @@ def choose_models(run: Run, groups: Mapping[str, Group], models: Mapping[str, An
         name: {label: {by: metrics[label][by] for by in ranked} for label in labels} for name, labels in members.items()
     }
     run.input("groups", noted)
-    for tie in ties(groups, members, metrics):
+    for tie in say_group_ties(groups, members, metrics):
         run.warn(tie)
     return members

@@ -50,7 +50,7 @@ class KnownPairs:
         self, kind: str, batch: int, numbers: Float[np.ndarray, "r r k"], asked: Bool[np.ndarray, "r r"] | None = None
     ) -> None:
         """Copies the pairs of this batch that the cache holds into the matrices: those asked for, or all."""
-        held_pairs = self._of(kind, batch)
+        held_pairs = self._find_batch_pairs(kind, batch)
         if held_pairs is None:
             return
         _, rows, columns = held_pairs.cells.T
@@ -60,7 +60,7 @@ class KnownPairs:
     def holds(self, kind: str, batch: int, count: int) -> Bool[np.ndarray, "r r"]:
         """Which of all pairs of so many layers the cache holds."""
         held = np.zeros((count, count), bool)
-        held_pairs = self._of(kind, batch)
+        held_pairs = self._find_batch_pairs(kind, batch)
         if held_pairs is not None:
             held[held_pairs.cells[:, 1], held_pairs.cells[:, 2]] = True
         return held
@@ -105,7 +105,7 @@ class KnownPairs:
         self._writing = False
         log.warning("cache: %s cannot be written (%s); continuing without it", entry.folder, error.strerror)
 
-    def _of(self, kind: str, batch: int) -> SolvedPairs | None:
+    def _find_batch_pairs(self, kind: str, batch: int) -> SolvedPairs | None:
         if kind not in self._read:
             self._read[kind] = self._load(kind)
         held_pairs = self._read[kind]

@@ -23,29 +23,29 @@ from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, floor
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.behind import behind
+from repsim_cli.engine.behind import keep_rows_behind
 from repsim_cli.engine.cached import Content, Fill, digest, open_matrices, open_nulls, open_pairs, open_tables
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.estimates import Beside, State, estimate_all_pairs, join, of_sums
-from repsim_cli.engine.expected import RowPlaces, places_of
+from repsim_cli.engine.estimates import Beside, State, compute_from_sums, estimate_all_pairs, join
+from repsim_cli.engine.expected import RowPlaces, index_row_places
 from repsim_cli.engine.first_look import FirstLook
 from repsim_cli.engine.grams import BatchShape, Keep, kernels_by_batch, pack_batches
 from repsim_cli.engine.known import KnownPairs
-from repsim_cli.engine.moments import passes_of
+from repsim_cli.engine.moments import plan_passes
 from repsim_cli.engine.one_by_one import note_name
 from repsim_cli.engine.pairs import Batch, Statistics
 from repsim_cli.engine.permuted import Progress as Steps
-from repsim_cli.engine.permuted import silent
+from repsim_cli.engine.permuted import iterate_silently
 from repsim_cli.engine.processes import PairWork
-from repsim_cli.engine.record import measure_record, so_far
+from repsim_cli.engine.record import make_map_writer, measure_record
 from repsim_cli.engine.rows import Rows, hash_models, open_rows
 from repsim_cli.engine.streamed import BY_ESTIMATE, Matrices
 from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import InnerProduct, Measure, Pairwise
-from repsim_cli.measures.base import own_rows
-from repsim_cli.runs.cache import Entry, key
+from repsim_cli.measures.base import permute_rows
+from repsim_cli.runs.cache import Entry, make_cache_key
 from repsim_cli.runs.content import CHANCE, Measured, Table
-from repsim_cli.runs.reader import STATE, closest, read_array
+from repsim_cli.runs.reader import STATE, find_closest_cell, read_array
 from repsim_cli.runs.results import SAVE_EVERY, Progress, Run, dumps, write
 
 PACKED = "packed"  # the folder of tiles, in that of the run, until all batches are compared
@@ -72,7 +72,7 @@ def resume(file: Path, of: str, always: bool = False) -> tuple[State | None, Cal
     return state if torch.equal(state.pop("of", mark[:0]), mark) else None, save
 
 
-def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], identities: Identities) -> Content:
+def make_cache_content(comparison: Comparison, sequences: Mapping[str, Sequences], identities: Identities) -> Content:
     """What determines the matrices of a comparison whose rows are clustered."""
     estimate, significance, exchanged = comparison.extract.estimate, comparison.significance, comparison.exchanged
     widths = [layer.width for layer in comparison.layers]
@@ -93,12 +93,12 @@ def content_of(comparison: Comparison, sequences: Mapping[str, Sequences], ident
         floor=significance.floor,
         pairs=None if comparison.apart is None else digest([comparison.apart]),
         wanted=None if comparison.wanted is None else comparison.wanted.tolist(),
-        passes=passes_of(widths, comparison.room) if estimate == "moments" else None,
+        passes=plan_passes(widths, comparison.room) if estimate == "moments" else None,
         sampled=comparison.extract.rows if estimate == "sampled" else None,
     )
 
 
-def matrices_of(
+def compute_matrices(
     run: Run,
     comparison: Comparison,
     sequences: Mapping[str, Sequences],
@@ -116,8 +116,8 @@ def matrices_of(
     whether warnings of measures and a first map are those of the run.
     """
     identities, measures = identities or hash_models(run, comparison), comparison.measures
-    content = content_of(comparison, sequences, identities) if comparison.cache else None
-    rows_behind = behind(run, comparison, sequences, content) if keep_rows else nullcontext()
+    content = make_cache_content(comparison, sequences, identities) if comparison.cache else None
+    rows_behind = keep_rows_behind(run, comparison, sequences, content) if keep_rows else nullcontext()
     with open_matrices(run, measures, content) as known, open_tables(run, content) as tables, rows_behind as watch:
         if known.missing or not tables:
             missing = replace(comparison, measures=known.missing)
@@ -131,7 +131,7 @@ def matrices_of(
                     identities=identities,
                     diagnose=not tables,
                     groups=comparison.groups,
-                    look=FirstLook(run, missing).watch if tell and waits(comparison.extract) else None,
+                    look=FirstLook(run, missing).watch if tell and needs_all_rows(comparison.extract) else None,
                 ) as rows,
                 run.stage("activations and similarity"),
             ):
@@ -154,7 +154,7 @@ def matrices_of(
     return matrices, tables
 
 
-def waits(extract: Extract) -> bool:
+def needs_all_rows(extract: Extract) -> bool:
     """Whether values are known no sooner than all rows have passed."""
     return extract.estimate == "full" or (extract.estimate == "per_batch" and extract.features_changed)
 
@@ -174,10 +174,10 @@ def estimate_matrices(
     """
     measures, extract, hardware = comparison.measures, comparison.extract, comparison.hardware
     file, names, labels = run.folder / STATE, comparison.names, comparison.labels(rows.sequences)
-    of = key({"models": rows.identities, "layers": names, "extract": asdict(extract)})
+    of = make_cache_key({"models": rows.identities, "layers": names, "extract": asdict(extract)})
     state, save = resume(file, of, always=comparison.slow)
     jackknifed = _needs_jackknife(comparison)
-    files = [_per_batch_file(run, label) for label in measures] if jackknifed else []
+    files = [_name_batch_file(run, label) for label in measures] if jackknifed else []
     if state is not None and not all([*(f"{label}.mean" in state for label in measures), *map(Path.is_file, files)]):
         state = None  # saved while the cache held some of these matrices, or without those of its batches
 
@@ -196,7 +196,7 @@ def estimate_matrices(
             return rows.stream(progress, seen=seen)
         shape = BatchShape(comparison.batches, len(comparison.numbers(0)), hardware.tile)
         keep = keep_tiles(run, rows, measures, shape, progress)
-        stream = partial(rows.of_layers, progress=progress)
+        stream = partial(rows.stream_layers, progress=progress)
         kernels = kernels_by_batch(measures, comparison.documents_apart)
         return pack_batches(keep, kernels, rows.groups, stream, shape, names=names, device=hardware.device)(seen)
 
@@ -208,7 +208,7 @@ def estimate_matrices(
         call=of,
         known=known,
         batches=comparison.batches,
-        show=so_far(run, comparison),
+        show=make_map_writer(run, comparison),
     ) as work:
         null = None
         if comparison.exchanged is not None:
@@ -221,10 +221,14 @@ def estimate_matrices(
             estimate=extract.estimate,
             tile=hardware.tile,
             labels=labels,
-            statistics=judging.statistics(
-                comparison.significance, lambda batch: documents[comparison.numbers(batch)], chance_of(comparison)
+            statistics=judging.make_statistics_observer(
+                comparison.significance,
+                lambda batch: documents[comparison.numbers(batch)],
+                make_chance_observer(comparison),
             ),
-            beside=floor.together([null, floor.beside(comparison, rows.sequences, labels), watch]),
+            beside=floor.combine_observers(
+                [null, floor.make_floor_observer(comparison, rows.sequences, labels), watch]
+            ),
             each=_keep(run, comparison) if jackknifed else lambda *_: None,
             state=state,
             save=save,
@@ -235,17 +239,17 @@ def estimate_matrices(
         )
     if jackknifed:
         for label, matrix in matrices.items():
-            kept = np.load(_per_batch_file(run, label), mmap_mode="r")[: matrix.batches]
-            se = judging.without_each(kept, partial(of_sums, measures[label], names=names))
+            kept = np.load(_name_batch_file(run, label), mmap_mode="r")[: matrix.batches]
+            se = judging.compute_jackknife_errors(kept, partial(compute_from_sums, measures[label], names=names))
             matrices[label] = replace(matrix, se=se)
     shutil.rmtree(run.folder / PACKED, ignore_errors=True)
     file.unlink(missing_ok=True)  # first: a run without it starts at the first batch and writes all files again
     for label in matrices:
-        _per_batch_file(run, label).unlink(missing_ok=True)
+        _name_batch_file(run, label).unlink(missing_ok=True)
     return matrices
 
 
-def chance_of(comparison: Comparison) -> Statistics:
+def make_chance_observer(comparison: Comparison) -> Statistics:
     """Makes what observes chance in every batch."""
     if comparison.units is None or comparison.groups is not None:
         return lambda *_: {}
@@ -259,16 +263,16 @@ def places_for(comparison: Comparison) -> Callable[[int], RowPlaces | None]:
     if units is None or comparison.groups is not None or not inner:
         return lambda batch: None
     device = comparison.hardware.device
-    return lambda batch: places_of(units.of(comparison.numbers(batch)), layers, device)
+    return lambda batch: index_row_places(units.of(comparison.numbers(batch)), layers, device)
 
 
-def why_unknown(comparison: Comparison, measure: Measure) -> str:
+def say_why_unknown(comparison: Comparison, measure: Measure) -> str:
     """Says why the level of chance is not known, if it is not."""
     if not measure.card.paired:
         return "the measure does not depend on how rows are paired"
     if comparison.groups is not None:
         return "layers are read in groups, for lack of memory; raise hardware.memory_gb"
-    if comparison.units is not None and isinstance(measure, Pairwise) and measure.permute is own_rows:
+    if comparison.units is not None and isinstance(measure, Pairwise) and measure.permute is permute_rows:
         return "the measure does not say how its states are permuted (`permute`), or no cell has a value"
     return comparison.unknown or "no cell has a value under random pairings"
 
@@ -277,7 +281,7 @@ def draw_permutations(
     comparison: Comparison,
     sequences: Mapping[str, Sequences],
     notes: judging.Notes,
-    progress: Steps = silent,
+    progress: Steps = iterate_silently,
 ) -> Beside:
     """The permutations."""
     assert comparison.exchanged is not None
@@ -289,14 +293,14 @@ def draw_permutations(
         seed=comparison.seed,
         tile=comparison.hardware.tile,
         labels=comparison.labels(sequences),
-        sizes=sizes_of(comparison),
+        sizes=make_size_lookup(comparison),
         documents=comparison.documents_apart,
         notes=notes,
         progress=progress,
     )
 
 
-def sizes_of(comparison: Comparison) -> Callable[[int], np.ndarray | None]:
+def make_size_lookup(comparison: Comparison) -> Callable[[int], np.ndarray | None]:
     """How many rows the document of each row of a batch has; None: all have as many."""
     _, document, count = np.unique(comparison.documents, return_inverse=True, return_counts=True)
     if len(np.unique(count)) == 1:
@@ -310,7 +314,7 @@ def keep_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Bat
     layers, diagnosis = rows.extraction.layers, rows.diagnosis
     parts = {"models": rows.identities, "measures": list(measures), "shape": shape, "groups": rows.groups}
     parts |= {"pairs": rows.extraction.extract.pairs}
-    entry = Entry("packed", key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
+    entry = Entry("packed", make_cache_key({**parts, "diagnosed": diagnosis is not None}), home=run.folder / PACKED)
     entry.load()
 
     def keep(group: Sequence[int], save: Callable[[Path], None]) -> Path:
@@ -331,7 +335,9 @@ def keep_tiles(run: Run, rows: Rows, measures: Mapping[str, Measure], shape: Bat
     return keep
 
 
-def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[Measured], dict[str, Table]]:
+def make_measure_records(
+    run: Run, comparison: Comparison, matrices: Matrices
+) -> tuple[list[Measured], dict[str, Table]]:
     """The measures as results.json has them, and after a test the table of the closest layers of every two models."""
     significance, measured = comparison.significance, list[Measured]()
     table: list[list[Any]] = []
@@ -340,7 +346,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
         judged = judging.judge(significance, measure, matrix, comparison.exchanged, comparison.places)
         for fault in (judged.null or {}).get("not_valid", ()):
             run.warn(f"significance: {label}: not valid: {fault}")
-        by_chance = chance.level(matrix, comparison.units, why_unknown(comparison, measure))
+        by_chance = chance.compute_chance_level(matrix, comparison.units, say_why_unknown(comparison, measure))
         if judged.null is not None and judged.null.get("heavy"):
             run.warn(
                 f"significance: {label}: few rows hold most of the variance, so that the closed form does not know the "
@@ -359,7 +365,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
         if measure.slow is not None:
             extra |= {key: matrix.statistics[key] for key in measure.slow.details}
         if significance.bands and extra["se"] is not None:
-            extra["low"], extra["high"] = judging.bands(
+            extra["low"], extra["high"] = judging.compute_t_intervals(
                 matrix.values, extra["se"], matrix.batches, significance, measure.card
             )
         record = measure_record(run, comparison, label, matrix, extra, judged.null)
@@ -368,7 +374,7 @@ def records(run: Run, comparison: Comparison, matrices: Matrices) -> tuple[list[
         for each in record.matrices if judged.null is not None else ():
             models = each.rows.model, each.columns.model
             cells = {what: read_array(run.folder, path) for what, path in each.cells.items()}
-            if models[0] != models[1] and (found := closest(record, each, cells)):
+            if models[0] != models[1] and (found := find_closest_cell(record, each, cells)):
                 *layers, numbers = found
                 table.append([label, *models, *layers, numbers["values"], *map(numbers.get, JUDGED)])
     return measured, {"closest layers": Table(columns=[*CLOSEST, "value", *JUDGED], rows=table)} if table else {}
@@ -379,7 +385,7 @@ def _needs_jackknife(comparison: Comparison) -> bool:
     return comparison.significance.bands and comparison.extract.estimate == "ratio_of_sums"
 
 
-def _per_batch_file(run: Run, label: str) -> Path:
+def _name_batch_file(run: Run, label: str) -> Path:
     """The file of every batch's matrix, until the run ends."""
     return run.folder / f".per-batch-{note_name(label)}.npy"
 
@@ -389,7 +395,7 @@ def _keep(run: Run, comparison: Comparison) -> Callable[[int, Mapping[str, Tenso
     count = len(comparison.layers)
     shape, kept = (comparison.batches, count, count), {}
     for label in comparison.measures:
-        file = _per_batch_file(run, label)
+        file = _name_batch_file(run, label)
         whole = file.is_file() and np.load(file, mmap_mode="r").shape == shape
         kept[label] = np.lib.format.open_memmap(file, "r+" if whole else "w+", np.float64, None if whole else shape)
 

@@ -19,7 +19,7 @@ from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings, 
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.undefined import Cell, Reasons
 from repsim_cli.measures import Measure, rank
-from repsim_cli.measures.base import at, attribute_warnings, within
+from repsim_cli.measures.base import attribute_warnings, clamp_to_bounds, run_with_label
 from repsim_cli.measures.moments import Second
 
 BYTES = 8  # of a number in float64
@@ -41,15 +41,15 @@ def moment_pairs(
     value are NaN, and the matrices say why.
 
     passes(layers): a fresh stream of paired rows (n, d) of these layers. There are as few passes over the rows as cross
-    products of `room` bytes at a time allow (`passes_of`), whatever the number of rows.
+    products of `room` bytes at a time allow (`plan_passes`), whatever the number of rows.
     keep(state): where the prepared state of a layer stays until all of its pairs are compared.
     """
     for measure in measures.values():
         check_estimate(measure, "moments")
-    layers, single = _Layers(measures, names, keep), in_single(measures.values())
+    layers, single = _Layers(measures, names, keep), are_exact_in_single(measures.values())
     notices: Notices = {}
     rows = 0
-    for cells in passes_of(widths, room):
+    for cells in plan_passes(widths, room):
         chosen = sorted({layer for cell in cells for layer in cell})
         covariances, read = _covariances(passes(chosen), chosen, cells, single)
         rows = read[chosen[0]].rows
@@ -63,7 +63,7 @@ def moment_pairs(
         del covariances
     matrices = {
         label: SimilarityMatrix(
-            values=within(measures[label].card, matrix),
+            values=clamp_to_bounds(measures[label].card, matrix),
             se=None,
             estimate="moments",
             rows=rows,
@@ -77,7 +77,7 @@ def moment_pairs(
     return matrices, join(matrices.values())
 
 
-def in_single(measures: Iterable[Measure]) -> bool:
+def are_exact_in_single(measures: Iterable[Measure]) -> bool:
     """Whether products of float32 are exact enough for all of these measures."""
     return all(measure.moments is not None and measure.moments.single for measure in measures)
 
@@ -107,7 +107,7 @@ class _Layers:
             values = self.values[label]
             try:
                 with attribute_warnings([label]):
-                    values[a, b], values[b, a] = at(f"{names[a]} and {names[b]}", both)
+                    values[a, b], values[b, a] = run_with_label(f"{names[a]} and {names[b]}", both)
             except Degenerate as error:
                 self.undefined.add(label, {(a, b): error, (b, a): error})
 
@@ -117,7 +117,7 @@ class _Layers:
             lengths = x.covariance.diagonal().clamp_min(0).sqrt()
             try:
                 with attribute_warnings(dropping):
-                    alive = self.alive[a] = at(name, partial(rank.find_varying, lengths, x.sizes, x.eps))
+                    alive = self.alive[a] = run_with_label(name, partial(rank.find_varying, lengths, x.sizes, x.eps))
                 living = x._replace(covariance=x.covariance[alive][:, alive], sizes=x.sizes[alive])
             except Degenerate as error:
                 self.failed.update({(label, a): error for label in dropping})
@@ -129,18 +129,18 @@ class _Layers:
                 self.measures[label].check([name], [(x.rows, len(given.sizes))], None)
                 if (form.prepare, a) not in self.states:
                     with attribute_warnings(other for other, its in self.forms.items() if its.prepare == form.prepare):
-                        self.states[form.prepare, a] = self.keep(at(name, partial(form.prepare, given)))
+                        self.states[form.prepare, a] = self.keep(run_with_label(name, partial(form.prepare, given)))
             except Degenerate as error:
                 self.failed[label, a] = error
 
 
-def passes_of(widths: Sequence[int], room: float) -> list[list[Cell]]:
+def plan_passes(widths: Sequence[int], room: float) -> list[list[Cell]]:
     """All pairs of layers, in a list for each pass over the rows: the cross products of a list, in float64, take at
     most `room` bytes or are of a single pair. No other order needs fewer passes, but for what a pair leaves unused.
 
     Layers with themselves come first, then pairs between the same few layers, so that a pass reads few of many layers.
 
-    >>> passes_of([4, 4, 4], room=512.0)
+    >>> plan_passes([4, 4, 4], room=512.0)
     [[(0, 0), (1, 1), (2, 2), (0, 1)], [(0, 2), (1, 2)]]
     """
     side = max((room / BYTES) ** 0.5, 1.0)
@@ -184,7 +184,7 @@ def _covariances(
     single: list[Tensor] = []
     rows, ends, held = 0, [0], torch.empty(0)
     for batch in stream:
-        of_batch = [rank.of_single(x) for x in batch]
+        of_batch = [rank.mark_single_precision(x) for x in batch]
         single = [a & b for a, b in zip(single, of_batch, strict=True)] if single else of_batch
         for part in zip(*(x.split(AT_ONCE) for x in batch), strict=True):
             if shift is None or total is None:

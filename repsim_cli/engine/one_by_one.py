@@ -16,11 +16,11 @@ from repsim_cli.engine.known import AUDIT, VALUES, Cell
 from repsim_cli.engine.processes import ALONE, PairTurn, open_state, solve_all
 from repsim_cli.engine.undefined import Matrix, Undefined, Wanted
 from repsim_cli.measures import Pairwise
-from repsim_cli.measures.base import at, attribute_warnings
+from repsim_cli.measures.base import attribute_warnings, run_with_label
 from repsim_cli.measures.cards import Solved
 
 
-def pairs(
+def compute_pair_values(
     measure: Pairwise,
     rows: Sequence[Any],
     columns: Sequence[Any],
@@ -53,17 +53,17 @@ def pairs(
                 continue
             try:
                 with attribute_warnings() as caught:
-                    values[a, b] = at(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
+                    values[a, b] = run_with_label(f"{names[a]} and {names[b]}", partial(measure.compare, x, y))
             except Degenerate as error:
                 undefined[a, b] = error
                 continue
             if known is not None and not caught:  # what is warned of is computed and warned of each time
                 known.add(VALUES, batch, (a, b), [float(values[a, b])])
-        turn.show(partial(array, values), 0)
+        turn.show(partial(convert_to_numpy, values), 0)
     return values
 
 
-def array(values: Tensor) -> np.ndarray:
+def convert_to_numpy(values: Tensor) -> np.ndarray:
     return values.cpu().numpy()
 
 
@@ -93,7 +93,7 @@ def slow_pairs(
     assert slow is not None
     cells = [(a, b) for a in range(count) for b in range(count) if a <= b or not measure.card.symmetric]
     cells = [cell for cell in cells if wanted is None or wanted[cell]]
-    solve = slow.solve or partial(plain, measure.compare)
+    solve = slow.solve or partial(solve_plain, measure.compare)
     shape = (count, count, 1 + len(slow.details))
     note = note_name(label)
     noted = np.full(shape, np.nan) if work is None else work.notes(batch, note, shape)
@@ -128,7 +128,7 @@ def _later(cells: Sequence[Cell], count: int, turn: PairTurn) -> int:
     return sum(int((~known.holds(VALUES, number, count)[rows, columns]).sum()) for number in later)
 
 
-def plain(compare: Callable[[Any, Any], float], a: Any, b: Any) -> Solved:
+def solve_plain(compare: Callable[[Any, Any], float], a: Any, b: Any) -> Solved:
     return Solved(float(compare(a, b)))
 
 

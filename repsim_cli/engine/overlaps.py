@@ -18,7 +18,7 @@ from repsim_cli.measures.inner import Matrix
 Lists = Sequence[Int[Tensor, "k n"]]
 
 
-def mean_overlap(lists: Lists, places: RowPlaces) -> Matrix:
+def compute_mean_overlap(lists: Lists, places: RowPlaces) -> Matrix:
     """Computes the mean number of rows that the lists of two representations have in common, over random pairings of
     these places."""
     unit, place, across, together = (
@@ -36,9 +36,9 @@ def mean_overlap(lists: Lists, places: RowPlaces) -> Matrix:
     return scale(torch.from_numpy(cross), squares, squares, places)
 
 
-def overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o r r"]:
+def count_overlaps(lists: Lists, orders: Int[Tensor, "o n"]) -> Float[Tensor, "o r r"]:
     """Counts the rows that the lists of two representations have in common, with the rows of the column's in each of
-    these orders. Its lists are kept, as in `mean_overlap`: rows are not looked for anew."""
+    these orders. Its lists are kept, as in `compute_mean_overlap`: rows are not looked for anew."""
     moved = [order.argsort()[each[:, order].long().cpu()] for order in orders for each in lists]
     i, j = _entries([*lists, *moved])
     every = np.ones(j.shape, bool)

@@ -9,11 +9,11 @@ import torch
 from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.engine import matrices
 from repsim_cli.engine.cached import Content, is_solved_singly, open_pairs
-from repsim_cli.engine.clusters import clusters_of
+from repsim_cli.engine.clusters import cluster_rows
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.extraction import Extraction
-from repsim_cli.engine.permutations import blocks_of, permute_ahead
+from repsim_cli.engine.permutations import permute_ahead, split_permutations
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.engine.recording import RowWorker
 from repsim_cli.engine.rows import open_rows
@@ -22,7 +22,7 @@ from repsim_cli.engine.unit import Kinds, Unit
 from repsim_cli.runs.results import Run, quiet
 
 
-def solvings(comparison: Comparison) -> list[Unit]:
+def list_pair_units(comparison: Comparison) -> list[Unit]:
     """A unit per measure that solves its pairs one by one and pair of models."""
     wanted, places, labels = comparison.wanted, comparison.places, list(comparison.models)
     return [
@@ -39,7 +39,7 @@ def solvings(comparison: Comparison) -> list[Unit]:
     ]
 
 
-def permutings(comparison: Comparison) -> list[Unit]:
+def list_permutation_units(comparison: Comparison) -> list[Unit]:
     """A unit per block of the permutations of a measure."""
     return [
         Unit(
@@ -47,7 +47,7 @@ def permutings(comparison: Comparison) -> list[Unit]:
             name=f"permutations {block.start} to {block.stop - 1} of {measure}",
             args={"measure": measure, "first": block.start, "stop": block.stop},
         )
-        for measure, blocks in blocks_of(comparison).items()
+        for measure, blocks in split_permutations(comparison).items()
         for block in blocks
     ]
 
@@ -63,7 +63,7 @@ class PairWorker(RowWorker[Comparison]):
         part, identities = self.of(run, models)
         sequences, bound = self.sequences, part.measures[measure]
         every, total = self.extraction, Extraction.count_rows(self.extraction, run, sequences).total
-        clusters = clusters_of(every.significance, every.readings, every.data, sequences, every.extract, total)
+        clusters = cluster_rows(every.significance, every.readings, every.data, sequences, every.extract, total)
         fitted = part.extract.fit_to(total)
         part = replace(part, measures={measure: bound}, total=total, whole=clusters.whole, extract=fitted)
         content = Content.of(part, sequences, identities, by=matrices.__name__)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.expected import Collector, RowPlaces
-from repsim_cli.engine.one_by_one import array, pairs, slow_pairs
+from repsim_cli.engine.one_by_one import compute_pair_values, convert_to_numpy, slow_pairs
 from repsim_cli.engine.processes import PairTurn, PairWork, open_state, show_nothing
 from repsim_cli.engine.undefined import (
     Cell,
@@ -24,14 +24,20 @@ from repsim_cli.engine.undefined import (
     Matrix,
     Undefined,
     Wanted,
-    cells_of,
+    compute_defined_values,
+    list_undefined_cells,
+    make_with_stand_ins,
     mask,
     raise_first,
-    value_of,
-    with_stand_ins,
 )
 from repsim_cli.measures import InnerProduct, Measure, OfHsic, Pairwise
-from repsim_cli.measures.base import at, attribute_warnings, of_other_documents, self_products, within
+from repsim_cli.measures.base import (
+    attribute_warnings,
+    clamp_to_bounds,
+    compute_self_products,
+    restrict_to_other_documents,
+    run_with_label,
+)
 from repsim_cli.measures.inner import (
     AnyKernel,
     Documents,
@@ -40,9 +46,9 @@ from repsim_cli.measures.inner import (
     PreparedFeatures,
     State,
     Tiles,
-    products,
+    compute_inner_products,
+    prepare_states,
     products_of_tiles,
-    states_of,
     tile_packed,
 )
 
@@ -137,7 +143,7 @@ Observe = Callable[[str, Measure, Prepared, Matrix], None]
 Statistics = Callable[[int, Measure, Prepared, Matrix], dict[str, Tensor]]
 
 
-def all_pairs(
+def compute_all_pairs(
     measures: Mapping[str, Measure],
     representations: Batch,
     names: Sequence[str] | None = None,
@@ -166,7 +172,7 @@ def all_pairs(
     """
     names = names or [f"representation {r}" for r in range(len(representations))]
     apart = {label: documents for label, measure in measures.items() if measure.apart is not None}
-    measures = {label: of_other_documents(measure, documents) for label, measure in measures.items()}
+    measures = {label: restrict_to_other_documents(measure, documents) for label, measure in measures.items()}
     show = work.show if work is not None and batch == 0 else show_nothing
     for measure in measures.values():
         measure.check(names, [x.shape for x in representations], labels)
@@ -176,7 +182,7 @@ def all_pairs(
     def finish(label: str, prepared: Prepared | None, values: Matrix, undefined: Undefined) -> None:
         without[label] = undefined
         matrices[label] = mask(values, undefined)
-        show(label, partial(array, matrices[label]), 0)
+        show(label, partial(convert_to_numpy, matrices[label]), 0)
         if prepared is not None:
             observe(label, prepared.measure, replace(prepared, documents=apart.get(label)), matrices[label])
 
@@ -184,15 +190,15 @@ def all_pairs(
         measure, states, undefined = prepared.measure, prepared.states, dict(prepared.undefined)
         given = prepared.norms, states[measure.row], states[measure.column], names, undefined
         with attribute_warnings([label]):
-            values = value_of(measure, prepared.cross, *given)
-        finish(label, prepared, within(measure.card, values), undefined)
+            values = compute_defined_values(measure, prepared.cross, *given)
+        finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
     unprepared = {label: undefined for label, undefined in without.items() if label not in matrices}
     for label, undefined in unprepared.items():  # no representation could be prepared
         finish(label, None, torch.full((count, count), torch.nan, dtype=torch.float64), undefined)
     rows = [x for x in representations if isinstance(x, Tensor)]
-    for group in by_preparation(measures):
+    for group in group_by_preparation(measures):
         kept, failed = _prepare_states(group, rows, names, labels, work)
-        states, lacking = [open_state(state) for state in kept], cells_of(failed, failed, count)
+        states, lacking = [open_state(state) for state in kept], list_undefined_cells(failed, failed, count)
         left = _drop_failed(wanted, lacking, count)
         for label, measure in group.items():
             undefined = dict(lacking)
@@ -205,11 +211,11 @@ def all_pairs(
             turn = PairTurn(batch=batch, known=known, work=work, show=partial(show, label))
             if measure.slow is None:
                 with attribute_warnings([label]):
-                    values = pairs(measure, states, states, names, left, undefined, turn)
+                    values = compute_pair_values(measure, states, states, names, left, undefined, turn)
             else:
                 values, details = slow_pairs(label, measure, kept, names, left, undefined, turn)
                 prepared = replace(prepared, details=details)
-            finish(label, prepared, within(measure.card, values), undefined)
+            finish(label, prepared, clamp_to_bounds(measure.card, values), undefined)
         if work is not None:
             work.drop_inputs()
     for label in measures:
@@ -234,7 +240,7 @@ def _prepare_states(
         return work.keep(state) if work is not None and filed else state
 
     with attribute_warnings(group):
-        return with_stand_ins(prepare, len(names))
+        return make_with_stand_ins(prepare, len(names))
 
 
 def _drop_failed(wanted: Wanted | None, lacking: Undefined, count: int) -> Wanted | None:
@@ -253,8 +259,8 @@ def hsic_products(
     lack: Lack = raise_first,
     documents: Documents | None = None,
 ) -> dict[str, Matrix]:
-    """HSIC of all pairs, not normalised, so that sums over batches add up. lack, documents: as in `all_pairs`."""
-    measures = {label: of_other_documents(measure, documents) for label, measure in measures.items()}
+    """HSIC of all pairs, not normalised: sums over batches add up. lack, documents: as in `compute_all_pairs`."""
+    measures = {label: restrict_to_other_documents(measure, documents) for label, measure in measures.items()}
     count, sums = len(representations), {}
     without: dict[str, Undefined] = {}
     for label, prepared in _inner_products(measures, representations, names, tile, without):
@@ -262,7 +268,7 @@ def hsic_products(
         measure.check(names, [x.shape for x in representations], None)
         scale = torch.tensor([s.features.scale**2 for s in prepared.states[measure.row]]).to(prepared.cross)
         hsic = prepared.cross.diagonal_scatter(prepared.norms)
-        hsic = hsic * scale[:, None] * scale[None, :] / of_hsic(measure).terms(prepared.rows)
+        hsic = hsic * scale[:, None] * scale[None, :] / check_of_hsic(measure).terms(prepared.rows)
         sums[label], without[label] = mask(hsic, prepared.undefined), prepared.undefined
     for label, undefined in without.items():
         sums.setdefault(label, torch.full((count, count), torch.nan, dtype=torch.float64))
@@ -270,7 +276,7 @@ def hsic_products(
     return sums
 
 
-def of_hsic(measure: Measure) -> OfHsic:
+def check_of_hsic(measure: Measure) -> OfHsic:
     """The measure; raises BadInput where it is not made of HSIC."""
     if not isinstance(measure, OfHsic):
         raise BadInput(
@@ -305,12 +311,12 @@ def _inner_products(
         for kernel in kernels:
             try:
                 with attribute_warnings(sharing[_find_maker(kernel)]):
-                    made[kernel][a] = at(name, partial(_state, kernel, x, features))
+                    made[kernel][a] = run_with_label(name, partial(_state, kernel, x, features))
             except Degenerate as error:
                 failed[kernel][a] = error
     for label, measure in list(inner.items()):
         if not (made[measure.row] and made[measure.column]):
-            without[label] = cells_of(failed[measure.row], failed[measure.column], count)
+            without[label] = list_undefined_cells(failed[measure.row], failed[measure.column], count)
             del inner[label]
     stands = {kernel: next(iter(of)) for kernel, of in made.items() if of}
     at_place = {kernel: [a if a in made[kernel] else stand for a in range(count)] for kernel, stand in stands.items()}
@@ -323,8 +329,8 @@ def _inner_products(
     else:
         crosses, means = _products(wanted, states, n, tile, places)
     for (label, measure), cross in zip(inner.items(), crosses, strict=True):
-        norms = self_products(measure, cross, n, dtype)
-        undefined = cells_of(failed[measure.row], failed[measure.column], count)
+        norms = compute_self_products(measure, cross, n, dtype)
+        undefined = list_undefined_cells(failed[measure.row], failed[measure.column], count)
         given = {"names": names, "rows": n, "tile": tile, "undefined": undefined}
         given["expected"] = means.get((measure.row, measure.column))
         yield label, PreparedProducts(measure=measure, states=states, cross=cross, norms=norms, **given)
@@ -339,9 +345,9 @@ def _products(
 ) -> tuple[list[Matrix], dict[tuple[AnyKernel, AnyKernel], Matrix]]:
     """The inner products of every wanted pair of kernels, and their means over random pairings of these places."""
     if not wanted or places is None:
-        return (products(wanted, states, n, tile) if wanted else []), {}
+        return (compute_inner_products(wanted, states, n, tile) if wanted else []), {}
     collector = Collector(places, wanted)
-    crosses = products(wanted, states, n, tile, watch=collector)
+    crosses = compute_inner_products(wanted, states, n, tile, watch=collector)
     packed = {kernel: states[kernel] for pair in wanted for kernel in pair if isinstance(kernel, Packed)}
     for part in tile_packed(packed, n, tile) if packed else ():
         collector(*part)
@@ -352,7 +358,7 @@ def _state(kernel: AnyKernel, x: Tensor | Grams, features: dict[Any, Any]) -> St
     if isinstance(x, Grams):
         assert isinstance(kernel, Kernel)
         return x.state(kernel)
-    return states_of([kernel], x, features)[kernel]
+    return prepare_states([kernel], x, features)[kernel]
 
 
 def _find_maker(kernel: AnyKernel) -> Any:
@@ -360,7 +366,7 @@ def _find_maker(kernel: AnyKernel) -> Any:
     return kernel.cells if isinstance(kernel, Packed) else kernel.features
 
 
-def by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Pairwise]]:
+def group_by_preparation(measures: Mapping[str, Measure]) -> list[dict[str, Pairwise]]:
     """The other measures, grouped by what they prepare."""
     groups: dict[Any, dict[str, Pairwise]] = {}
     for label, measure in measures.items():

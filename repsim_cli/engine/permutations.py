@@ -13,8 +13,8 @@ from repsim_cli.base.errors import Degenerate, RunFailed
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.cached import NULLS
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.footprint import count_compared, in_memory
-from repsim_cli.engine.matrices import content_of, draw_permutations
+from repsim_cli.engine.footprint import count_compared, plan_memory
+from repsim_cli.engine.matrices import draw_permutations, make_cache_content
 from repsim_cli.engine.permuted import TOGETHER
 from repsim_cli.engine.rows import open_rows
 from repsim_cli.runs.cache import Entry, use
@@ -23,7 +23,7 @@ from repsim_cli.runs.results import Run, quiet
 BLOCK = 1e12  # operations of a block: about ten seconds of a core
 
 
-def blocks_of(comparison: Comparison) -> dict[str, list[range]]:
+def split_permutations(comparison: Comparison) -> dict[str, list[range]]:
     """The permutations of each measure in blocks of about BLOCK operations; measures that need fewer have none."""
     if comparison.significance.method != "permutation":
         return {}
@@ -51,11 +51,11 @@ def permute_ahead(
     comparison = comparison.count_rows(run, sequences)
     if label not in comparison.measures:  # the rows do not suit it
         return False
-    comparison = in_memory(comparison.add_clusters(run, sequences))
+    comparison = plan_memory(comparison.add_clusters(run, sequences))
     exchanged = comparison.exchanged
     assert exchanged is not None
-    bound, content = comparison.measures[label], content_of(comparison, sequences, identities)
-    unit, matrix = content.of_null(bound, block), content.of_matrix(bound)
+    bound, content = comparison.measures[label], make_cache_content(comparison, sequences, identities)
+    unit, matrix = content.make_null_key(bound, block), content.make_matrix_key(bound)
     if unit is None or matrix is None or Entry("matrices", matrix).known:
         return False
     with use(NULLS, [unit]) as entries:
@@ -63,7 +63,9 @@ def permute_ahead(
         if entry.complete:
             return False
         with open_rows(run, comparison, sequences, identities=identities, diagnose=False) as rows:
-            null = draw_permutations(replace(comparison, measures={label: bound}), sequences, partial(_only, block))
+            null = draw_permutations(
+                replace(comparison, measures={label: bound}), sequences, partial(_note_outside, block)
+            )
             for batch, representations in enumerate(rows.stream(quiet)):
                 name = f"{batch:05d}"
                 if name in entry.files or not len(exchanged.rows(batch)):
@@ -81,7 +83,7 @@ def permute_ahead(
         return True
 
 
-def _only(block: range, batch: int, label: str, shape: Any) -> np.ndarray:
+def _note_outside(block: range, batch: int, label: str, shape: Any) -> np.ndarray:
     """Notes of permutations of which those outside the block need no values."""
     noted = np.zeros(shape)
     noted[block.start : block.stop] = np.nan

@@ -10,24 +10,33 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.engine.one_by_one import pairs
+from repsim_cli.engine.one_by_one import compute_pair_values
 from repsim_cli.engine.pairs import Prepared, PreparedProducts, PreparedStates
-from repsim_cli.engine.undefined import value_of
-from repsim_cli.measures.inner import AnyKernel, Packed, PreparedFeatures, Products, State, pack, products, unpack
+from repsim_cli.engine.undefined import compute_defined_values
+from repsim_cli.measures.inner import (
+    AnyKernel,
+    Packed,
+    PreparedFeatures,
+    Products,
+    State,
+    compute_inner_products,
+    pack,
+    unpack,
+)
 
 TOGETHER = 8  # orders in a tiled pass
 
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]
 
 
-def silent(steps: Sequence[Any], measure: str) -> Iterable[Any]:
+def iterate_silently(steps: Sequence[Any], measure: str) -> Iterable[Any]:
     return steps
 
 
 def permute_pairs(
     prepared: Prepared,
     orders: Int[Tensor, "k n"],
-    progress: Progress = silent,
+    progress: Progress = iterate_silently,
     noted: Float[np.ndarray, "k r r"] | None = None,
 ) -> Float[Tensor, "k r r"]:
     """The measure for all pairs with the column's rows in each of the orders, without refitting.
@@ -42,7 +51,9 @@ def permute_pairs(
         measure = prepared.measure
         for k in progress(left, measure.name):
             columns = [measure.permute(state, orders[k]) for state in prepared.states]
-            values[k] = in_notes(pairs(measure, prepared.states, columns, prepared.names, prepared.left))
+            values[k] = convert_to_notes(
+                compute_pair_values(measure, prepared.states, columns, prepared.names, prepared.left)
+            )
         return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
     measure, n = prepared.measure, prepared.rows
     rows, columns = prepared.states[measure.row], prepared.states[measure.column]
@@ -51,15 +62,21 @@ def permute_pairs(
         # as separate kernels, the permuted matrices share the pass with the unpermuted ones
         moved = {}
         for k in some:
-            whole = _whole(measure.column, orders[k], n)
+            whole = _compute_cell_ratio(measure.column, orders[k], n)
             moved[_alias(measure.column)] = [_reorder(measure.column, x, orders[k], n, whole) for x in columns]
-        crosses = products([(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile)
+        crosses = compute_inner_products(
+            [(measure.row, alias) for alias in moved], {measure.row: rows, **moved}, n, prepared.tile
+        )
         for k, cross, states in zip(some, crosses, moved.values(), strict=True):
-            values[k] = in_notes(value_of(measure, cross, prepared.norms, rows, states, prepared.names, {}))
+            values[k] = convert_to_notes(
+                compute_defined_values(measure, cross, prepared.norms, rows, states, prepared.names, {})
+            )
     return torch.from_numpy(np.where(np.isinf(values), np.nan, values))
 
 
-def of_sampled(prepared: PreparedProducts, some: Sequence[int], orders: Int[Tensor, "k n"]) -> Float[Tensor, "k s s"]:
+def permute_sampled(
+    prepared: PreparedProducts, some: Sequence[int], orders: Int[Tensor, "k n"]
+) -> Float[Tensor, "k s s"]:
     """The same for these representations, of which each order moves one, in turn from the last: its column; the others
     are NaN. What all sides take is computed once."""
     measure, n = prepared.measure, prepared.rows
@@ -67,9 +84,9 @@ def of_sampled(prepared: PreparedProducts, some: Sequence[int], orders: Int[Tens
     rows, moved = [prepared.states[measure.row][a] for a in some], []
     for turn, order in zip(turns, orders, strict=True):
         state = prepared.states[measure.column][some[turn]]
-        moved.append(_reorder(measure.column, state, order, n, _whole(measure.column, order, n)))
+        moved.append(_reorder(measure.column, state, order, n, _compute_cell_ratio(measure.column, order, n)))
     alias = _alias(measure.column)
-    (cross,) = products([(measure.row, alias)], {measure.row: rows, alias: moved}, n, prepared.tile)
+    (cross,) = compute_inner_products([(measure.row, alias)], {measure.row: rows, alias: moved}, n, prepared.tile)
     norms = prepared.norms[list(some)] if len(prepared.norms) else prepared.norms
     columns = norms[turns] if len(norms) else norms
     values = torch.full((len(orders), len(some), len(some)), torch.nan, dtype=torch.float64)
@@ -78,7 +95,7 @@ def of_sampled(prepared: PreparedProducts, some: Sequence[int], orders: Int[Tens
     return values
 
 
-def in_notes(values: Tensor) -> np.ndarray:
+def convert_to_notes(values: Tensor) -> np.ndarray:
     """Values as `noted` has them: those that do not exist are infinite, so that they are not computed again."""
     return values.masked_fill(values.isnan(), math.inf).cpu().numpy()
 
@@ -89,7 +106,7 @@ def _alias(kernel: AnyKernel) -> AnyKernel:
     return replace(kernel, features=lambda x: kernel.features(x))
 
 
-def _whole(kernel: AnyKernel, order: Tensor, n: int) -> float:
+def _compute_cell_ratio(kernel: AnyKernel, order: Tensor, n: int) -> float:
     """Computes by how much more cells would count, if none of those that are kept came from one that is left out. It is
     not 1 where an order tears documents."""
     if not isinstance(kernel, Packed) or kernel.left_out is None:

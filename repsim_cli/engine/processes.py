@@ -172,12 +172,12 @@ def file_state(work: PairWork, state: Any) -> Any:
 def answer_block(solve: Solve, pairs: Sequence[tuple[Any, Any]]) -> "list[Solved | Degenerate | str]":
     """The solved pairs, on a single thread, in a process that has loaded `solve`: a library that is loaded later has
     threads of its own."""
-    with one_thread():
+    with use_one_thread():
         return [answer(solve, a, b) for a, b in pairs]
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
+def use_one_thread() -> Iterator[None]:
     """Computation in this context uses a single thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -200,7 +200,7 @@ def answer(solve: Solve, a: Any, b: Any) -> Solved | Degenerate | str:
         return traceback.format_exc()
 
 
-def answers(
+def solve_pairs(
     solve: Solve, states: Sequence[Any], cells: Sequence[Cell], work: PairWork | None
 ) -> Generator[tuple[Cell, Solved | Degenerate | str]]:
     """All pairs, in any order: in this process, or in several where enough work is left."""
@@ -268,8 +268,8 @@ def solve_all(
         known.fill(kind, batch, noted, asked)
     left = [cell for cell in cells if np.isnan(noted[cell][0])]
     progress = quiet if work is None else work.progress
-    results, undefined = answers(solve, states, left, work), {}
-    with one_thread(), contextlib.closing(results):
+    results, undefined = solve_pairs(solve, states, left, work), {}
+    with use_one_thread(), contextlib.closing(results):
         for _, ((a, b), solved) in zip(progress(left, label=name, unit="pairs", later=later), results, strict=True):
             if isinstance(solved, Degenerate):
                 undefined[a, b] = Degenerate(f"{names[a]} and {names[b]}: {solved}")

@@ -15,7 +15,7 @@ from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure
 from repsim_cli.measures.base import is_cosine
 from repsim_cli.runs.content import Matrix, Measured, Side
-from repsim_cli.runs.reader import block_of
+from repsim_cli.runs.reader import name_array_block
 from repsim_cli.runs.results import Run
 from repsim_cli.runs.so_far import Writer
 
@@ -84,7 +84,7 @@ def measure_record(
         given = {key: part[block] for key, part in arrays.items()}
         given = {key: part for key, part in given.items() if key not in CORRECTED or not np.isnan(part).all()}
         if together:
-            files = {key: block_of(together[key], *block) for key in given}
+            files = {key: name_array_block(together[key], *block) for key in given}
         else:
             stem = slug(label, f"{i:02d}", f"{j:02d}", row.label, column.label)
             names = {key: stem if key == "values" else slug(stem, key) for key in given}
@@ -115,7 +115,7 @@ def list_undefined(
     ]
 
 
-def so_far(run: Run, comparison: Comparison, of: int = 0) -> Writer:
+def make_map_writer(run: Run, comparison: Comparison, of: int = 0) -> Writer:
     """What keeps the maps of the run in its folder while they are computed. of: how many rows the run
     has, where these are its first."""
     wanted, batches, rows = comparison.wanted, comparison.batches, len(comparison.numbers(0))

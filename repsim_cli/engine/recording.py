@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from repsim_cli.activations.cached import Identities, open_cache
-from repsim_cli.activations.rows import windows_of
+from repsim_cli.activations.rows import cut_sequence_windows
 from repsim_cli.activations.stored import Recorder, activations_key, gather, window_name
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.extraction import Extraction
@@ -27,13 +27,13 @@ class StudyOfRows(Study):
     extraction: Extraction
 
     def units(self, run: Run) -> Iterator[Phase]:
-        return recordings(self.extraction)
+        return plan_recordings(self.extraction)
 
     def worker(self) -> Kinds:
         return RowWorker(lambda run: self.extraction).kinds
 
 
-def recordings(extraction: Extraction) -> Iterator[Phase]:
+def plan_recordings(extraction: Extraction) -> Iterator[Phase]:
     """The rows of each model: where there are more workers than models, each takes every so-many-th window of the
     rows, which the last units put together."""
     live, workers = extraction.live, extraction.hardware.processes or 1
@@ -104,7 +104,7 @@ class RowWorker(Generic[Of]):
         ) as entries:
             if label not in entries or entries[label].complete or Entry("activations", whole).known:
                 return False
-            every = windows_of(sequences, extract, hardware)[number::count]
+            every = cut_sequence_windows(sequences, extract, hardware)[number::count]
             # a run that was cut off may have left some
             windows = [window for window in every if not Entry("activations", whole).has(window_name(window))]
             if windows:
@@ -122,7 +122,7 @@ class RowWorker(Generic[Of]):
             entry = entries[label]
             if shards > 1 and not goes_by_block(extraction.live[label], hardware):
                 gather(entry, shards)
-                windows = windows_of(sequences, extract, hardware)
+                windows = cut_sequence_windows(sequences, extract, hardware)
                 Recorder(entry).finish([layer.name for layer in reading.layers], windows)
             record_alone(run, extraction, reading, entry, sequences, tally(run, extraction.models))
             return True

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.activations.batching import TokenTally
-from repsim_cli.activations.by_block import ByBlock, parts, run_by_block
-from repsim_cli.activations.cached import Identities, entries_of, from_cache, open_cache
+from repsim_cli.activations.by_block import ByBlock, make_part_loader, run_by_block
+from repsim_cli.activations.cached import Identities, entries_of, find_cached_reading, open_cache
 from repsim_cli.activations.diagnostics import Diagnosis
 from repsim_cli.activations.inputs import name_errors
 from repsim_cli.activations.places import row_positions, rows_left
 from repsim_cli.activations.readings import Layer, Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import RowBlock, batches, blocks, windows_of
+from repsim_cli.activations.rows import RowBlock, cut_sequence_windows, stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.extraction import Extraction, layers_of
+from repsim_cli.engine.extraction import Extraction, list_layers
 from repsim_cli.engine.same_layers import SameLayers
 from repsim_cli.models.sizes import goes_by_block, run_alone
 from repsim_cli.models.source import AnySource, Source
@@ -70,9 +70,9 @@ class Rows:
     groups: Sequence[Sequence[int]] | None
     look: Look | None = None
 
-    def current(self) -> list[Reading]:
+    def list_readings(self) -> list[Reading]:
         """The readings, from the cache where it is complete by now."""
-        return [from_cache(reading, self.entries, self.identities) for reading in self.extraction.readings]
+        return [find_cached_reading(reading, self.entries, self.identities) for reading in self.extraction.readings]
 
     def stream(
         self, progress: Progress, readings: list[Reading] | None = None, seen: int = 0
@@ -81,9 +81,9 @@ class Rows:
 
         The first time that a layer is read, all its rows pass, for its diagnostics.
         """
-        extraction, given = self.extraction, readings or self.current()
+        extraction, given = self.extraction, readings or self.list_readings()
         first = seen * extraction.extract.batch_rows
-        layers = layers_of(given)
+        layers = list_layers(given)
         start = 0 if self.diagnosis is not None and self.diagnosis.lacks(layers) else first
         models = self._read_given(given, progress, start)
         if self.same is not None and readings is None and not start and not self.same.passed:
@@ -91,17 +91,17 @@ class Rows:
         rows = self.remedies.apply(models, layers)
         if self.diagnosis is not None:
             rows = self.diagnosis.watch(rows, layers)
-        return batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
+        return stream_row_batches(rows, extraction.extract, extraction.total, extraction.seed, first, extraction.whole)
 
     def every(self, progress: Progress) -> Iterator[RowBlock]:
         """All rows of all layers as they are compared, in order; a block has whole sequences."""
-        readings = self.current()
-        rows = self.remedies.apply(self._read_given(readings, progress), layers_of(readings))
-        return rows if self.diagnosis is None else self.diagnosis.watch(rows, layers_of(readings))
+        readings = self.list_readings()
+        rows = self.remedies.apply(self._read_given(readings, progress), list_layers(readings))
+        return rows if self.diagnosis is None else self.diagnosis.watch(rows, list_layers(readings))
 
     def _read_given(self, readings: list[Reading], progress: Progress, first: int = 0) -> Iterator[RowBlock]:
         """The rows that models give, from this row of the run on."""
-        given = blocks(
+        given = stream_row_blocks(
             readings,
             Running(self.modules, self.sequences, self.recorders, self.tally),
             self.extraction.extract,
@@ -109,7 +109,7 @@ class Rows:
             progress,
             self.remedies.first(first),
         )
-        if self.look is None or first or layers_of(readings) != self.extraction.layers:
+        if self.look is None or first or list_layers(readings) != self.extraction.layers:
             return given
         return self.look(given, self.remedies)
 
@@ -117,7 +117,7 @@ class Rows:
         """Readings that have these layers, by their numbers among all, and which of the layers that they read these
         are."""
         some, read = [], []
-        for reading, place in zip(self.current(), self.extraction.places, strict=True):
+        for reading, place in zip(self.list_readings(), self.extraction.places, strict=True):
             numbers = [a for a in range(place.start, place.stop) if a in chosen]
             if not numbers:
                 continue
@@ -129,7 +129,7 @@ class Rows:
             read += numbers
         return some, [read.index(a) for a in chosen]
 
-    def of_layers(self, chosen: Sequence[int], progress: Progress) -> Iterator[list[Tensor]]:
+    def stream_layers(self, chosen: Sequence[int], progress: Progress) -> Iterator[list[Tensor]]:
         """`stream` of these layers, by their numbers among all, ascending."""
         some, kept = self.part(chosen)
         for batch in self.stream(progress, some):
@@ -138,7 +138,7 @@ class Rows:
     def record(self, progress: Progress) -> None:
         """With groups of layers: runs the models that the cache takes, window by window, so that their layers can then
         be read group by group."""
-        running = [x for x in self.current() if x.points and x.label in self.recorders]
+        running = [x for x in self.list_readings() if x.points and x.label in self.recorders]
         if self.groups and running:
             deque(self._read_given(running, progress), maxlen=0)
 
@@ -148,7 +148,7 @@ class Rows:
             self.record(progress)
             for group in self.groups or [range(len(self.extraction.layers))]:
                 some, _ = self.part(group)
-                self.remedies.measure(self.remedies.rows(self._read_given(some, progress)), layers_of(some))
+                self.remedies.measure(self.remedies.rows(self._read_given(some, progress)), list_layers(some))
 
     def tables(self, layers: Sequence[Layer]) -> dict[str, Table]:
         """The diagnostics of these layers, and their features that are left out."""
@@ -157,7 +157,7 @@ class Rows:
         return diagnostics | self.remedies.tables(layers) | ({} if same is None else {SAME: same})
 
 
-def diagnosis_of(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:
+def make_diagnosis(extraction: Extraction, sequences: Mapping[str, Sequences]) -> Diagnosis:
     """The diagnosis of the run's layers, before any row has passed."""
     places = {label: row_positions(given, extraction.extract) for label, given in sequences.items()}
     return Diagnosis(places, extraction.total, extraction.seed)
@@ -188,7 +188,7 @@ def load_model(reading: Reading, extraction: Extraction) -> nn.Module:
     return name_errors(reading.label, partial(reading.source.load, how=how), reading.eager)
 
 
-def free() -> None:
+def free_memory() -> None:
     """Memory of models to which nothing refers any more."""
     gc.collect()
     if torch.cuda.is_available():
@@ -214,9 +214,9 @@ def record_alone(
         part = partial(
             name_errors,
             label,
-            parts(reading.source, reading.eager, choose_loading(hardware, extraction.devices[label])),
+            make_part_loader(reading.source, reading.eager, choose_loading(hardware, extraction.devices[label])),
         )
-        windows = windows_of(sequences, extract, hardware)
+        windows = cut_sequence_windows(sequences, extract, hardware)
         with run.stage("activations by block"):
             given = ByBlock(reading, part, sequences[label], windows, extract, hardware, entry)
             run_by_block(given, run.progress, tally=counts)
@@ -225,12 +225,12 @@ def record_alone(
     with run.stage("models"):
         modules = {label: load_model(reading, extraction)}
     with run.stage("activations"):
-        for _ in blocks(
+        for _ in stream_row_blocks(
             [reading], Running(modules, sequences, {label: Recorder(entry, only)}, counts), extract, hardware, progress
         ):
             pass
     modules.clear()
-    free()
+    free_memory()
     if not entry.complete:
         raise RunFailed(
             f"model.{label}: its rows cannot be kept while the next model runs, got no room at {entry.folder}; free "
@@ -264,7 +264,7 @@ def open_rows(
         entries: Mapping[str, Entry] = held.enter_context(
             open_cache(live, sequences, identities, extract, hardware.dtype, run.warn)
         )
-        now = [from_cache(reading, entries, identities) for reading in extraction.readings]
+        now = [find_cached_reading(reading, entries, identities) for reading in extraction.readings]
         running = {reading.label: reading for reading in now if isinstance(reading.source, Source)}
         run.manifest["models_run"] = list(running)
         counts = tally(run, extraction.models)
@@ -289,7 +289,7 @@ def open_rows(
             recorders={label: Recorder(entries[label]) for label in modules if label in entries},
             tally=counts,
             remedies=Remedies(extract, None if given is None else rows_left(given, extract)),
-            diagnosis=diagnosis_of(extraction, sequences) if diagnose else None,
+            diagnosis=make_diagnosis(extraction, sequences) if diagnose else None,
             same=SameLayers(extraction.readings, hardware.dtype) if diagnose else None,
             groups=groups,
             look=look if modules else None,

@@ -20,12 +20,14 @@ STREAM, FIRST = "resid_post", "embed"
 POINT = re.compile(r"(\w+)@(\d+)")
 
 
-def in_order(names: Sequence[str]) -> list[int]:
+def choose_ordered_layers(names: Sequence[str]) -> list[int]:
     """Chooses which layers are compared, so that one follows from the one before: the stream at the end of blocks, else
     the first kind of hook point, behind the embeddings; of names that are no hook points, all.
 
-    >>> in_order(["embed", "mlp_out@0", "mlp_out@1", "resid_post@0", "resid_post@1"]), in_order(["a", "b"])
-    ([0, 3, 4], [0, 1])
+    >>> choose_ordered_layers(["embed", "mlp_out@0", "mlp_out@1", "resid_post@0", "resid_post@1"])
+    [0, 3, 4]
+    >>> choose_ordered_layers(["a", "b"])
+    [0, 1]
     """
     kinds = [match[1] if (match := POINT.fullmatch(name)) else "" for name in names]
     kind = STREAM if STREAM in kinds else next(filter(None, kinds), "")
@@ -109,7 +111,7 @@ class SameLayers:
         for (i, x), (j, y) in itertools.combinations(enumerate(self.readings), 2):
             if _shape(x.layers) != _shape(y.layers):
                 continue
-            chosen = in_order([layer.name for layer in x.layers])
+            chosen = choose_ordered_layers([layer.name for layer in x.layers])
             count, names = len(chosen), [x.layers[a].name for a in chosen]
             places = [(ends[i] + a, ends[j] + a) for a in chosen]
             yield (x.label, y.label), ModelPair(names, places, count, count, [0.0] * count)

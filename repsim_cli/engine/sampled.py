@@ -18,13 +18,13 @@ from repsim_cli.engine.chance import DRAWN, KNOWN, ORDERS, PAIRINGS, SQUARE
 from repsim_cli.engine.estimates import Notices, check_estimate, file_warnings
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.measures import Measure, Pairwise
-from repsim_cli.measures.base import at, within
+from repsim_cli.measures.base import clamp_to_bounds, run_with_label
 from repsim_cli.measures.inner import Documents
 from repsim_cli.measures.nearest import (
     NearestRows,
+    count_neighbours,
     count_rounded,
     find_ordered,
-    places_of,
     warn_of_rounding,
     warn_of_ties,
 )
@@ -59,22 +59,24 @@ def compute_sampled(
     The error is that of the sample, for the value of all rows: 0 where all are sampled.
     unrelated: whether the level of chance is wanted: what the lists give beside lists of other rows at random.
     """
-    ks = {label: places_of(measure.settings["k"], asked.total) for label, measure in measures.items()}
+    ks = {label: count_neighbours(measure.settings["k"], asked.total) for label, measure in measures.items()}
     layers = _layers(stream(), asked.rows)
     found = _nearest(layers, stream(), asked, max(ks.values()))
     notices: Notices = {}
     matrices = {}
     for label, measure in measures.items():
-        k, of_rows = ks[label], _of_rows(measure)
+        k, of_rows = ks[label], _find_row_function(measure)
         with file_warnings(notices, [label]):
             for name, layer, near in zip(names, layers, found, strict=True):
-                at(name, partial(_warn, near.values, k, layer.rows))
+                run_with_label(name, partial(_warn, near.values, k, layer.rows))
         tables = [_table(near, k) for near in found]
         values, se = _means(of_rows, tables, asked.total)
         generator = torch.Generator().manual_seed(seed)
-        levels = [of_rows(tables, [_at_random(asked, k, generator)]).mean((1, 2)) for _ in range(ORDERS * unrelated)]
+        levels = [
+            of_rows(tables, [_draw_neighbours(asked, k, generator)]).mean((1, 2)) for _ in range(ORDERS * unrelated)
+        ]
         matrices[label] = SimilarityMatrix(
-            values=within(measure.card, values),
+            values=clamp_to_bounds(measure.card, values),
             se=se,
             estimate="sampled",
             rows=len(asked.rows),
@@ -85,7 +87,7 @@ def compute_sampled(
     return matrices
 
 
-def _of_rows(measure: Measure) -> Callable[[Sequence[NearestRows], Sequence[NearestRows]], Tensor]:
+def _find_row_function(measure: Measure) -> Callable[[Sequence[NearestRows], Sequence[NearestRows]], Tensor]:
     check_estimate(measure, "sampled")
     assert isinstance(measure, Pairwise)
     assert measure.of_rows is not None
@@ -144,7 +146,7 @@ def _nearest(
         for _ in layers
     ]
     start = 0
-    for batch in _together(stream):
+    for batch in _join_batches(stream):
         numbers = torch.arange(start, start + len(batch[0]), device=device)
         away = _find_left_out(asked, rows, numbers)
         for a, (layer, x) in enumerate(zip(layers, batch, strict=True)):
@@ -153,7 +155,7 @@ def _nearest(
     return found
 
 
-def _together(stream: Iterable[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
+def _join_batches(stream: Iterable[Sequence[Tensor]]) -> Iterator[Sequence[Tensor]]:
     """Joins batches of few rows."""
     held: list[Sequence[Tensor]] = []
     for batch in stream:
@@ -219,7 +221,7 @@ def _means(
     return torch.stack(values), (torch.stack(squares) * ((1 - m / total) / m)).clamp_min(0).sqrt()
 
 
-def _at_random(asked: QueryRows, k: int, generator: torch.Generator) -> NearestRows:
+def _draw_neighbours(asked: QueryRows, k: int, generator: torch.Generator) -> NearestRows:
     """Lists of k different other rows at random, as every row has where rows are paired at random."""
     device = asked.rows.device
     lists = torch.full((k, len(asked.rows)), -1)

@@ -134,7 +134,7 @@ def covariance(cells: Cells, x: Rows, y: Rows) -> Float[Tensor, "p q"]:
     return left.T @ torch.cat([y, in_cells[1], in_classes[1]])
 
 
-def products(cells: Cells, x: Rows, y: Rows, other: Float[Tensor, "p q"]) -> Jackknifed:
+def compute_covariance_products(cells: Cells, x: Rows, y: Rows, other: Float[Tensor, "p q"]) -> Jackknifed:
     """Computes the inner product of `covariance` and another matrix, and the same without each group of documents. What
     has a partner in the group alone is then taken to be like the others."""
     u, y = x[cells.rows] @ other, y[cells.rows]
@@ -193,7 +193,7 @@ class Design(NamedTuple):
 WHOLE = -1  # beside the numbers of groups: without none
 
 
-def design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Design:
+def make_design(tokens: Codes, documents: Codes, *, twins: bool = True) -> Design:
     """Splits rows by their documents, numbered from 0 in the order of the text, of which there are LEAST or more.
     tokens: by row. twins: whether features of twins will be read out."""
     groups = _stretches(documents, GROUPS)
@@ -218,30 +218,30 @@ def _stretches(documents: Codes, count: int) -> Codes:
     return documents * count // (documents.max() + 1)
 
 
-def inner(given: Design, x: Rows, y: Rows) -> Float[np.ndarray, "3 g"]:
+def compute_part_products(given: Design, x: Rows, y: Rows) -> Float[np.ndarray, "3 g"]:
     """<C, C>, <C, rest> and <C, alone>, each without bias, with all documents and without each group of them."""
     found = np.zeros((3, 1 + GROUPS))
     for one, others in zip(given.folds, given.others, strict=True):
         whole = covariance(one.whole, x, y)
         for k, part in enumerate(others):
-            ours = products(one.whole, x, y, covariance(part, x, y))
+            ours = compute_covariance_products(one.whole, x, y, covariance(part, x, y))
             # a group is in the fold or among the others: what is without it is then another, and the other the same
-            found[k] += ours + products(part, x, y, whole) - ours[0]
+            found[k] += ours + compute_covariance_products(part, x, y, whole) - ours[0]
     return found / FOLDS
 
 
-def norm(given: Design, x: Rows) -> Jackknifed:
-    """<C_xx, C_xx>, as `inner`."""
+def compute_squared_norm(given: Design, x: Rows) -> Jackknifed:
+    """<C_xx, C_xx>, as `compute_part_products`."""
     found = np.zeros(1 + GROUPS)
     for one, others in zip(given.folds, given.others, strict=True):
-        ours = products(one.whole, x, x, covariance(others.whole, x, x))
-        found += ours + products(others.whole, x, x, covariance(one.whole, x, x)) - ours[0]
+        ours = compute_covariance_products(one.whole, x, x, covariance(others.whole, x, x))
+        found += ours + compute_covariance_products(others.whole, x, x, covariance(one.whole, x, x)) - ours[0]
     return found / FOLDS
 
 
 def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
-    """<C, C_untrained>, as `inner`: of the covariance within a token between linear read-outs of x and of y from these
-    features, of which there are at most `given.features`."""
+    """<C, C_untrained>, as `compute_part_products`: of the covariance within a token between linear read-outs of x and
+    of y from these features, of which there are at most `given.features`."""
     share = 1 - given.alone
     blocks = [{g: _read(cells, x, y, features, share) for g, cells in of_fold.items()} for of_fold in given.read]
     found = np.zeros(1 + GROUPS)
@@ -260,20 +260,20 @@ def read_out(given: Design, x: Rows, y: Rows, features: Rows) -> Jackknifed:
         read, orders = torch.zeros_like(whole), list(permutations(left))
         for a, b, c in orders:
             read += blocks[a][WHOLE].of_x @ blocks[c][WHOLE].shared @ blocks[b][WHOLE].of_y.T
-        ours = products(one.whole, x, y, read / len(orders))
+        ours = compute_covariance_products(one.whole, x, y, read / len(orders))
         others = np.array([term(g) for g in range(GROUPS)])
         own = np.isin(np.arange(GROUPS), given.groups[e])
         found += np.r_[ours[0], np.where(own, ours[1:], others)]
     return found / FOLDS
 
 
-def p_beyond(given: Design, x: Rows, y: Rows) -> float:
+def compute_p_beyond(given: Design, x: Rows, y: Rows) -> float:
     """Tests whether x and y share something beyond the token; NaN where rows of one token are all alike, or documents
     that follow each other are, so that they count as too few."""
     direction, judged = given.halves
     if not (_varies(direction, x) and _varies(direction, y)) or _estimate_inflation(given, x, y) > MOST:
         return math.nan
-    whole, *left = products(judged.within, x, y, covariance(direction.within, x, y))
+    whole, *left = compute_covariance_products(judged.within, x, y, covariance(direction.within, x, y))
     error = _error(np.array(left))
     return float(scipy.stats.t.sf(whole / error, GROUPS - 1)) if error > 0 else math.nan
 
@@ -322,7 +322,7 @@ def _read(cells: Cells, x: Rows, y: Rows, features: Rows, share: float) -> Read:
     return Read(of_x.to(x), of_y.to(y), (shared * (share * cells.total / max(len(cells.rows), 1))).to(x))
 
 
-def directions(given: Design, twins: Sequence[Rows]) -> Rows:
+def compute_twin_features(given: Design, twins: Sequence[Rows]) -> Rows:
     """The features of twins that are read out: of each the leading principal directions within a token, all at unit
     variance, as many as can be read."""
     each = given.features // len(twins)
@@ -343,7 +343,9 @@ class Share(NamedTuple):
     half: float
 
 
-def shares(parts: Mapping[str, Jackknifed], norms: tuple[Jackknifed, Jackknifed], level: float) -> dict[str, Share]:
+def compute_part_shares(
+    parts: Mapping[str, Jackknifed], norms: tuple[Jackknifed, Jackknifed], level: float
+) -> dict[str, Share]:
     """The share of each part, with an interval of this level. Shares of layers without variance are NaN."""
     size = norms[0] * norms[1]
     scale = np.sqrt(np.where((norms[0] > 0) & (size > 0), size, np.nan))
@@ -356,14 +358,14 @@ def shares(parts: Mapping[str, Jackknifed], norms: tuple[Jackknifed, Jackknifed]
 
 
 def split_shares(products: Float[np.ndarray, "3 g"], untrained: Jackknifed | None = None) -> dict[str, Jackknifed]:
-    """The parts of `inner`, by name; untrained: of `read_out`."""
+    """The parts of `compute_part_products`, by name; untrained: of `read_out`."""
     value, rest, alone = products
     parts = {VALUE: value, TOKEN: value - rest - alone}
     parts |= {REST: rest} if untrained is None else {UNTRAINED: untrained, LEARNED: rest - untrained}
     return {**parts, ALONE: alone}
 
 
-def neighbours(
+def compute_neighbour_shares(
     first: Int[np.ndarray, "k n"],
     second: Int[np.ndarray, "k n"],
     tokens: Codes,

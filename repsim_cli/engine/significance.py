@@ -19,17 +19,17 @@ from torch import Tensor
 from repsim_cli.activations.segments import Segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Significance
-from repsim_cli.engine.chance import mean_of
-from repsim_cli.engine.closed_null import standardise, tail
-from repsim_cli.engine.corrections import correct, families, permutations_needed, without
+from repsim_cli.engine.chance import compute_chance_mean
+from repsim_cli.engine.closed_null import compute_tail_p, standardise
+from repsim_cli.engine.corrections import correct, drop_families, group_into_families, permutations_needed
 from repsim_cli.engine.estimates import Beside, Key
-from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, all_pairs
-from repsim_cli.engine.permuted import Progress, permute_pairs, silent
-from repsim_cli.engine.validity import UNPAIRED, dependence, is_unmoved, reasons
+from repsim_cli.engine.expected import index_row_places
+from repsim_cli.engine.pairs import Prepared, PreparedProducts, SimilarityMatrix, Statistics, compute_all_pairs
+from repsim_cli.engine.permuted import Progress, iterate_silently, permute_pairs
+from repsim_cli.engine.validity import UNPAIRED, explain_invalid_null, is_unmoved, measure_dependence
 from repsim_cli.measures import Card, InnerProduct, Measure
 from repsim_cli.measures.base import MeasureWarning, is_cosine
-from repsim_cli.measures.inner import Documents, Matrix, block_of
+from repsim_cli.measures.inner import Documents, Matrix, compute_matrix_tile
 
 SKEWED, HEAVY = 3.0, 5.0  # skewness and heaviness of a null above which the closed form does not know its tail
 GROUPS = 512  # clusters whose influence is held: if there are more, neighbours are merged
@@ -89,7 +89,9 @@ def check(settings: Significance, estimate: str, dependent: bool) -> None:
         raise BadInput("significance.bands: they need several batches, got full; use per_batch, or jackknife")
 
 
-def statistics(settings: Significance, clusters: Callable[[int], np.ndarray], chance: Statistics) -> Statistics:
+def make_statistics_observer(
+    settings: Significance, clusters: Callable[[int], np.ndarray], chance: Statistics
+) -> Statistics:
     """The statistics that are averaged over batches. clusters(batch): an id per row; a cluster moves as a whole.
     chance: what batches say of it."""
 
@@ -120,7 +122,7 @@ def draw_pairings(
     notes: Notes,
     sizes: Callable[[int], np.ndarray | None] = lambda batch: None,
     documents: Callable[[int], Documents | None] = lambda batch: None,
-    progress: Progress = silent,
+    progress: Progress = iterate_silently,
 ) -> Beside:
     """For every batch, the values on the rows in segments (`tested`), and those under random pairings (`null`); NaN
     where there are none.
@@ -132,7 +134,7 @@ def draw_pairings(
     progress(steps, measure): iterates over the permutations of a measure in a batch, and shows the progress.
     """
 
-    def beside(batch: int, representations: Sequence[Tensor]) -> dict[Key, Tensor]:
+    def draw_batch(batch: int, representations: Sequence[Tensor]) -> dict[Key, Tensor]:
         values_by_key: dict[Key, Tensor] = {}
         rows = torch.from_numpy(segments.rows(batch))
         if not len(rows):
@@ -143,14 +145,14 @@ def draw_pairings(
         groups = segments.batches[batch]
         of_rows = {"label": None if codes is None else codes.numpy(), "length": sizes(batch)}
         held = {name: [x[group[:, 0]] for group in groups] for name, x in of_rows.items() if x is not None}
-        depends = torch.stack([dependence(x, groups, held, seed) for x in representations])
+        depends = torch.stack([measure_dependence(x, groups, held, seed) for x in representations])
 
         def observe(label: str, measure: Measure, prepared: Prepared, values: Matrix) -> None:
             noted = notes(batch, label, (len(orders), *values.shape))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", MeasureWarning)  # of the same rows as those of the values
                 null = permute_pairs(prepared, orders, progress, noted)
-                away = mean_of(prepared, units, [seed, batch])
+                away = compute_chance_mean(prepared, units, [seed, batch])
             if measure.card.symmetric:  # permuting either side is equivalent: both entries share the null
                 null = torch.where(torch.ones_like(null[0], dtype=torch.bool).triu(), null, null.mT)
             null[:, values.cpu().isnan()] = torch.nan
@@ -159,15 +161,15 @@ def draw_pairings(
 
         chosen, units = [x[rows.to(x.device)] for x in representations], segments.exchange(batch)
         given = {
-            "places": places_of(units, len(chosen), chosen[0].device),
+            "places": index_row_places(units, len(chosen), chosen[0].device),
             "tile": tile,
             "labels": None if codes is None else codes[rows],
             "documents": None if (of := documents(batch)) is None else of[rows].unique(return_inverse=True)[1],
         }
-        all_pairs(measures, chosen, names, observe=observe, lack=lambda *_: None, **given)
+        compute_all_pairs(measures, chosen, names, observe=observe, lack=lambda *_: None, **given)
         return values_by_key
 
-    return beside
+    return draw_batch
 
 
 class JudgedValues(NamedTuple):
@@ -206,14 +208,14 @@ def judge(
         root = math.sqrt(matrix.batches)
         skewness = observed["skewness"].masked_fill(matrix.values.isnan(), torch.nan) / root
         heaviness = observed["heaviness"] / matrix.batches
-        p = tail(observed["z"] * root, skewness, heaviness)
-        among = families(matrix.values, card, places, settings.family_of)
+        p = compute_tail_p(observed["z"] * root, skewness, heaviness)
+        among = group_into_families(matrix.values, card, places, settings.family_of)
         family, rate = correct(p, matrix.values, None, card, among)
         unknown = (skewness > SKEWED) | (heaviness > HEAVY)
         left_out = [cells for cells in among if (unknown.cpu() & cells).any()]
         null = {"method": "closed_form", "clusters": "row", "alpha": settings.alpha, "family": "holm"}
         null |= {"family_of": settings.family_of, "families": len(among), "heavy": len(left_out)}
-        family, rate = (without(values, left_out, places, card) for values in (family, rate))
+        family, rate = (drop_families(values, left_out, places, card) for values in (family, rate))
         return JudgedValues(p, family, rate, null=null)
     if segments is not None:
         null = {
@@ -228,13 +230,13 @@ def judge(
         drawn_values = observed["null"]
         tested = observed["tested"].masked_fill(drawn_values.isnan().any(0), torch.nan)
         p = p_values(tested, drawn_values, card)
-        among = families(tested, card, places, settings.family_of)
+        among = group_into_families(tested, card, places, settings.family_of)
         family, rate = correct(p, tested, None if holm else drawn_values, card, among)
         needed = [permutations_needed(int(cells.sum()), settings.alpha) for cells in among]
         few = [cells for cells, least in zip(among, needed, strict=True) if settings.permutations < least]
         depends = observed.get("depends")
         each = segments.count / matrix.batches
-        faults = [] if depends is None else reasons(depends, matrix.batches, places, settings.order, each)
+        faults = [] if depends is None else explain_invalid_null(depends, matrix.batches, places, settings.order, each)
         faults += [UNPAIRED] if is_unmoved(tested, drawn_values) else []
         null |= {"not_valid": faults} if faults else {}
         null |= {"within": settings.held} if settings.held else {}
@@ -246,7 +248,7 @@ def judge(
         return JudgedValues(
             p,
             family,
-            without(rate, few, places, card),
+            drop_families(rate, few, places, card),
             calibrated=calibration.masked_fill(tested.isnan(), torch.nan),
             tested=tested if segments.share < 1 else None,
             null=null,
@@ -301,7 +303,7 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
         share = torch.zeros(rows.stop - i, len(states), len(states), dtype=torch.float64)
         for j in range(0, n, side):
             columns = slice(j, min(j + side, n))
-            block = torch.stack([block_of(kernel, state, rows, columns, n) for state in states], 1)
+            block = torch.stack([compute_matrix_tile(kernel, state, rows, columns, n) for state in states], 1)
             share += torch.bmm(block, block.mT).double().cpu()
         shares.index_add_(0, groups[rows], share)
     squares = prepared.norms.cpu()
@@ -312,7 +314,7 @@ def jackknife(prepared: PreparedProducts, values: Matrix, clusters: np.ndarray) 
     return (few * influence.square().sum(0)).sqrt()
 
 
-def bands(
+def compute_t_intervals(
     values: Float[Tensor, "..."], se: Float[Tensor, "..."], batches: int, settings: Significance, card: Card
 ) -> tuple[Tensor, Tensor]:
     """(low, high): t intervals of a mean over batches, clipped to the card's bounds.
@@ -326,7 +328,9 @@ def bands(
     return low if lowest is None else low.clamp_min(lowest), high if highest is None else high.clamp_max(highest)
 
 
-def without_each(per_batch: Float[np.ndarray, "b r r"], finish: Callable[[Tensor], Tensor]) -> Float[Tensor, "r r"]:
+def compute_jackknife_errors(
+    per_batch: Float[np.ndarray, "b r r"], finish: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "r r"]:
     """Standard errors of finish(the mean over batches), from the leave-one-batch-out jackknife (Efron 1982)."""
     count = len(per_batch)
     total = torch.from_numpy(per_batch.sum(0))

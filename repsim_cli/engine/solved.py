@@ -27,7 +27,7 @@ def record_solved(
         slow, numbers = measures[label].slow, {k: v.cpu().numpy() for k, v in matrix.statistics.items()}
         if slow is None or not slow.details or len(names) < 2:
             continue
-        rows += [[label, *row] for row in summary(slow.details, matrix.values.cpu().numpy(), numbers)]
+        rows += [[label, *row] for row in summarise_pair_details(slow.details, matrix.values.cpu().numpy(), numbers)]
         if slow.audit is not None and "audit_value" in numbers:
             rows_of, wrong, notice = record_audited(label, slow.audit, names, numbers)
             audits += rows_of
@@ -70,7 +70,7 @@ def record_audited(
     )
 
 
-def summary(
+def summarise_pair_details(
     details: Mapping[str, Detail], values: Float[np.ndarray, "r r"], numbers: Mapping[str, np.ndarray]
 ) -> list[list[str | int | float]]:
     """[number, value] over pairs of different layers: how often each start won, steps, and how far bounds are below.

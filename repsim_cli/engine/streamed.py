@@ -17,24 +17,24 @@ from repsim_cli.runs.results import Run
 Matrices = dict[str, SimilarityMatrix]
 
 
-def by_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+def compute_from_moments(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
     """Makes the matrices from second moments: later passes read what the first one stored in the cache, and what is
     prepared of each layer stays in files."""
     progress = partial(run.progress, label="activations and second moments", unit="batches")
-    passes = partial(rows.of_layers, progress=progress)
+    passes = partial(rows.stream_layers, progress=progress)
     names, widths = comparison.names, [layer.width for layer in comparison.layers]
     with PairWork(folder=run.folder) as work:
         given = {"names": names, "widths": widths, "room": comparison.room, "keep": partial(file_state, work)}
         return moment_pairs(comparison.measures, passes, **given)[0]
 
 
-def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
+def compute_from_neighbours(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
     """Makes the matrices from the neighbours of some rows among all, which pass twice."""
     progress = partial(run.progress, label="activations and neighbours", unit="batches")
     asked = draw(comparison.total, comparison.extract.rows, comparison.seed)
     return compute_sampled(
         comparison.measures,
-        partial(rows.of_layers, range(len(comparison.layers)), progress),
+        partial(rows.stream_layers, range(len(comparison.layers)), progress),
         QueryRows(torch.from_numpy(asked), comparison.total, comparison.documents_apart(0)),
         names=comparison.names,
         seed=comparison.seed,
@@ -43,6 +43,6 @@ def of_sampled_rows(run: Run, rows: Rows, comparison: Comparison) -> Matrices:
 
 
 BY_ESTIMATE: Mapping[str, Callable[[Run, Rows, Comparison], Matrices]] = {
-    "moments": by_moments,
-    "sampled": of_sampled_rows,
+    "moments": compute_from_moments,
+    "sampled": compute_from_neighbours,
 }

@@ -30,14 +30,14 @@ def raise_first(label: str, undefined: Undefined) -> None:
         raise error
 
 
-def with_stand_ins(make: Callable[[int], Any], count: int) -> tuple[list[Any], dict[int, Degenerate]]:
+def make_with_stand_ins(make: Callable[[int], Any], count: int) -> tuple[list[Any], dict[int, Degenerate]]:
     """Makes something of each representation, or of another one where it raises Degenerate; returns these errors too.
 
     >>> def make(place):
     ...     if place == 1:
     ...         raise Degenerate("constant")
     ...     return "abc"[place]
-    >>> with_stand_ins(make, 3)
+    >>> make_with_stand_ins(make, 3)
     (['a', 'a', 'c'], {1: Degenerate('constant')})
     """
     made: dict[int, Any] = {}
@@ -50,10 +50,10 @@ def with_stand_ins(make: Callable[[int], Any], count: int) -> tuple[list[Any], d
     return [made.get(place, next(iter(made.values()), None)) for place in range(count)], failed
 
 
-def cells_of(rows: Mapping[int, Degenerate], columns: Mapping[int, Degenerate], count: int) -> Undefined:
+def list_undefined_cells(rows: Mapping[int, Degenerate], columns: Mapping[int, Degenerate], count: int) -> Undefined:
     """All cells of these rows and columns.
 
-    >>> list(cells_of({1: Degenerate("")}, {}, 2))
+    >>> list(list_undefined_cells({1: Degenerate("")}, {}, 2))
     [(1, 0), (1, 1)]
     """
     cells = {(a, b): error for a, error in rows.items() for b in range(count)}
@@ -69,7 +69,7 @@ def mask(values: Tensor, undefined: Undefined) -> Tensor:
     return values
 
 
-def value_of(
+def compute_defined_values(
     measure: InnerProduct,
     cross: Matrix,
     norms: Float[Tensor, " k"],
@@ -89,13 +89,13 @@ def value_of(
         return inner_values(measure, cross, norms, rows, columns)
     except Degenerate:
         places = range(len(cross))
-        alone = with_stand_ins(lambda a: of([a]), len(cross))[1]
+        alone = make_with_stand_ins(lambda a: of([a]), len(cross))[1]
         left = [a for a in places if a not in alone]
         values = torch.full_like(cross, torch.nan)
         if left:
             values[torch.tensor(left)[:, None], torch.tensor(left)] = of(left)
         errors = {a: Degenerate(f"{names[a]}: {measure.name}: {error}") for a, error in alone.items()}
-        undefined.update(cells_of(errors, errors, len(cross)))
+        undefined.update(list_undefined_cells(errors, errors, len(cross)))
         return values
 
 

@@ -35,7 +35,7 @@ LEAST = 25  # documents that shifts need, if those that are alike count as one
 Group = Int[np.ndarray, "k l"]
 
 
-def dependence(
+def measure_dependence(
     x: Float[Tensor, "n d"], groups: Sequence[Group], properties: Mapping[str, Sequence[np.ndarray]], seed: int
 ) -> Float[Tensor, "found 3"]:
     """Measures, by FOUND, how much of the variance between documents it explains beyond chance, the variance of that by
@@ -104,7 +104,7 @@ def _encode(values: np.ndarray, name: str) -> Float[Tensor, "k c"]:
     return torch.from_numpy(columns)
 
 
-def reasons(
+def explain_invalid_null(
     found: Float[Tensor, "r found 3"], batches: int, places: Sequence[slice], order: str, documents: float
 ) -> list[str]:
     """Says why the null does not hold: by what two models have, or the only one.

@@ -34,8 +34,8 @@ def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
     said: dict[tuple[int, int, str], list[str]] = {}
     for label, (why, cells, some) in found.items():
         if some and why:
-            said.setdefault((len(why), cells, reasons(why)), []).append(label)
-    none = {label: reasons(why) for label, (why, _, some) in found.items() if not some}
+            said.setdefault((len(why), cells, join_reasons(why)), []).append(label)
+    none = {label: join_reasons(why) for label, (why, _, some) in found.items() if not some}
     if len(none) == len(found):
         why = "; ".join(f"{', '.join(labels)} ({text})" for text, labels in invert(none).items())
         raise NoValue(f"measure: no two layers have a value under any measure, got {why}; read other layers or data")
@@ -46,10 +46,10 @@ def measures_with_values(run: Run, found: Mapping[str, Lacking]) -> list[str]:
     return [label for label in found if label not in none]
 
 
-def reasons(why: Iterable[str]) -> str:
+def join_reasons(why: Iterable[str]) -> str:
     """Each reason once, without its advice.
 
-    >>> reasons(["a: all rows are equal, got 3; drop it", "a: all rows are equal, got 3; drop it"])
+    >>> join_reasons(["a: all rows are equal, got 3; drop it", "a: all rows are equal, got 3; drop it"])
     'a: all rows are equal'
     """
     distinct = list(dict.fromkeys(text.partition(", got ")[0] for text in why))

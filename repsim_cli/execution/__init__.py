@@ -17,10 +17,10 @@ EXECUTORS = {
 }
 
 
-def executor_of(hardware: Hardware, threads: int, memory: float = 0.0) -> Executor:
+def make_executor(hardware: Hardware, threads: int, memory: float = 0.0) -> Executor:
     """The executor of these settings, not started. threads: of each unit. memory: bytes that a worker takes, about."""
     module, _, name = EXECUTORS[hardware.executor].partition(":")
     return getattr(importlib.import_module(module), name)(hardware, threads, memory)
 
 
-__all__ = ["EXECUTORS", "Executor", "Job", "Record", "Unit", "executor_of"]
+__all__ = ["EXECUTORS", "Executor", "Job", "Record", "Unit", "make_executor"]

@@ -16,8 +16,8 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.plain import slug
 from repsim_cli.execution.base import REFUSED, Executor, Job, Record, Unit
 from repsim_cli.execution.records import note
-from repsim_cli.execution.worker import PASSED, packages, token_file
-from repsim_cli.runs.cache import root
+from repsim_cli.execution.worker import PASSED, identify_packages, token_file
+from repsim_cli.runs.cache import find_cache_folder
 from repsim_cli.runs.results import Run
 
 FAILURES = 3  # attempts at a unit that may fail
@@ -124,7 +124,7 @@ class Driver:
 
 def drop_tokens() -> None:
     """Removes the token files of drivers that were killed."""
-    for file in root().glob("run-*.lock"):
+    for file in find_cache_folder().glob("run-*.lock"):
         with suppress(filelock.Timeout, OSError), filelock.FileLock(file, timeout=0):
             file.unlink(missing_ok=True)
 
@@ -150,9 +150,11 @@ def start_driver(
     session, config, threads: as of `Job`.
     """
     try:
-        root().mkdir(parents=True, exist_ok=True)
+        find_cache_folder().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"REPSIM_CACHE: cannot be written, got {root()} ({error.strerror}); set another") from None
+        raise BadInput(
+            f"REPSIM_CACHE: cannot be written, got {find_cache_folder()} ({error.strerror}); set another"
+        ) from None
     drop_tokens()
     token = uuid.uuid4().hex
     file = token_file(token)
@@ -164,11 +166,11 @@ def start_driver(
                 Job(
                     session=session,
                     config=config,
-                    environment={**choose_variables(), "REPSIM_CACHE": str(root().resolve())},
+                    environment={**choose_variables(), "REPSIM_CACHE": str(find_cache_folder().resolve())},
                     token=token,
                     folder=str(Path.cwd()),
                     threads=threads,
-                    packages=packages(),
+                    packages=identify_packages(),
                 )
             )
             yield driver

@@ -21,7 +21,7 @@ def perform(checked: RunConfig, run: Run, *, drawn: bool = True) -> None:
         run.warn(note)
     perform_ahead(checked, run)
     trained.train_missing(checked.models, run, keys.hardware.get("threads"))
-    short = trained.shortfalls(checked.models, run)
+    short = trained.find_shortfalls(checked.models, run)
     facts = {label: dataclasses.asdict(about) for label, about in checked.facts.items()}
     reasons = {label: shortfall.why for label, shortfall in short.items()}
     about = {"facts": facts, "measures": checked.measures, "base": keys.base, "options": checked.options}

@@ -21,7 +21,7 @@ LOOK = 5.0  # seconds between two looks, while there is nothing to do, at whethe
 LONGEST_PAUSE = 0.2  # seconds between two looks for orders
 
 
-def files(folder: Path, name: str) -> tuple[Lines, Lines]:
+def open_worker_files(folder: Path, name: str) -> tuple[Lines, Lines]:
     """Orders to a worker, and its answers."""
     return Lines(folder / f"{name}.orders"), Lines(folder / f"{name}.answers")
 
@@ -38,20 +38,20 @@ def is_driven(token: str) -> bool:
         return True
 
 
-def work(folder: Path, name: str) -> None:
+def perform_orders(folder: Path, name: str) -> None:
     """Performs what is ordered. Raises FileNotFoundError where the driver has removed the folder.
 
     A worker has several lives if the scheduler starts it anew; each heeds its own orders only.
     """
-    orders, answers = files(folder, name)
+    orders, answers = open_worker_files(folder, name)
     orders.skip()
     job = json.loads((folder / JOB).read_text())
     os.environ |= job["environment"]
     life = uuid.uuid4().hex
     answers.write()  # ends what a former life may have left of a line
-    threading.Thread(target=_beat, args=(answers, life), daemon=True).start()
+    threading.Thread(target=_send_heartbeats, args=(answers, life), daemon=True).start()
     held = Held(name)
-    ready = held.ready(job)
+    ready = held.prepare_worker(job)
     answers.write(life=life, ready=ready)
     if ready["error"]:
         return
@@ -72,7 +72,7 @@ def work(folder: Path, name: str) -> None:
         time.sleep(min(LONGEST_PAUSE, 0.001 + (now - last) / 20))
 
 
-def _beat(answers: Lines, life: str) -> None:
+def _send_heartbeats(answers: Lines, life: str) -> None:
     while True:
         time.sleep(BEAT)
         try:
@@ -83,6 +83,6 @@ def _beat(answers: Lines, life: str) -> None:
 
 if __name__ == "__main__":
     try:
-        work(Path(sys.argv[1]), sys.argv[2])
+        perform_orders(Path(sys.argv[1]), sys.argv[2])
     except FileNotFoundError as error:
         sys.exit(f"the driver has ended: {error}")

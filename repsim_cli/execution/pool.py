@@ -19,15 +19,16 @@ class LostWorker(Exception):
 
 
 def count_fitting(cpus: float, room: float, threads: int, memory: float, gpus: float = 0.0, share: float = 0.0) -> int:
-    """How many workers of so many threads, bytes and GPUs (`share`) a machine of so many CPUs, bytes and GPUs takes."""
+    """Counts the workers of so many threads, bytes and GPUs (`compute_gpu_share`) that a machine of so many CPUs,
+    bytes and GPUs takes."""
     most = int(min(cpus // threads, room // max(memory, 1.0)))
     return min(most, int(gpus) * int(1 / share) if share <= 1 else int(gpus // share)) if share else most
 
 
-def share(memory: float, gpu: float) -> float:
+def compute_gpu_share(memory: float, gpu: float) -> float:
     """Of a GPU with so many bytes, for a worker of `memory` bytes: 1 / N where N of them fit, in Ray's steps of 0.0001.
 
-    >>> share(20e9, 85e9), share(25e9, 85e9), share(60e9, 85e9)
+    >>> compute_gpu_share(20e9, 85e9), compute_gpu_share(25e9, 85e9), compute_gpu_share(60e9, 85e9)
     (0.25, 0.3333, 1.0)
     """
     return int(1e4 / max(gpu // max(memory, 1.0), 1)) / 1e4
@@ -56,7 +57,7 @@ class Pool(Executor):
 
     @abstractmethod
     def begin(self, name: str, job: Job) -> Any:
-        """Starts a worker; the future of its `ready`."""
+        """Starts a worker; the future of its `prepare_worker`."""
 
     @abstractmethod
     def call(self, name: str, unit: Unit) -> Any:
@@ -162,7 +163,7 @@ class Held:
         self.name = name
         self.worker: Worker | None = None
 
-    def ready(self, job: Mapping[str, Any]) -> dict[str, Any]:
+    def prepare_worker(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """The host, or why this process cannot take part."""
         try:
             self.worker = Worker(Job(**job), self.name)

@@ -12,10 +12,10 @@ from repsim_cli.execution.pool import Held, LostWorker, Pool, count_fitting
 _held: Held | None = None  # of a process that works
 
 
-def _ready(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
+def _prepare_worker(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
     global _held
     _held = Held(name)
-    return _held.ready(job)
+    return _held.prepare_worker(job)
 
 
 def _run(unit: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Processes(Pool):
 
     def begin(self, name: str, job: Job) -> WorkerProcess:
         self._workers[name] = WorkerProcess.start()
-        self._workers[name].ask(_ready, name, asdict(job))
+        self._workers[name].ask(_prepare_worker, name, asdict(job))
         return self._workers[name]
 
     def call(self, name: str, unit: Unit) -> WorkerProcess:

@@ -17,7 +17,7 @@ import torch
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.execution.base import Job, Unit
-from repsim_cli.execution.pool import Held, LostWorker, Pool, count_fitting, share
+from repsim_cli.execution.pool import Held, LostWorker, Pool, compute_gpu_share, count_fitting
 
 LAST_PORT = 65535
 REACH = 10.0  # seconds for a cluster's port to answer
@@ -28,16 +28,16 @@ START = (
 STORE = 100 * 10**6  # bytes of the object store of a cluster of our own: records are small
 
 
-def gpus_of(hardware: Hardware, memory: float) -> float:
+def count_worker_gpus(hardware: Hardware, memory: float) -> float:
     """Of each worker; where it is not set, the share of this machine's GPU that `memory` bytes are."""
     if not hardware.device.startswith("cuda"):
         return 0.0
     if hardware.gpus_per_worker is not None or hardware.shard == "auto":
         return hardware.gpus_per_worker or 1.0
-    return share(memory, float(torch.cuda.get_device_properties(hardware.device).total_memory))
+    return compute_gpu_share(memory, float(torch.cuda.get_device_properties(hardware.device).total_memory))
 
 
-def _own_token() -> None:
+def _write_own_token() -> None:
     """Writes a token that this user alone can read, where there is none; Ray's own file is readable to all."""
     if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         return
@@ -57,7 +57,7 @@ class Ray(Pool):
     def __init__(self, hardware: Hardware, threads: int, memory: float = 0.0, slots: int = 1):
         super().__init__(hardware.processes or 0, slots)
         self.address, self.threads, self.memory = hardware.address, threads, memory
-        self.gpus = gpus_of(hardware, memory)
+        self.gpus = count_worker_gpus(hardware, memory)
         self._ray: Any = None
         self._actors: dict[str, Any] = {}
 
@@ -67,7 +67,7 @@ class Ray(Pool):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         guarded = os.environ.setdefault("RAY_AUTH_MODE", "token").lower() == "token"  # else anyone may run code in it
         if guarded and self.address == "local":
-            _own_token()
+            _write_own_token()
         self._ray = ray = import_module("ray")
         handler = signal.getsignal(signal.SIGTERM)
         where = {}
@@ -124,7 +124,7 @@ class Ray(Pool):
             max_restarts=0,
         ).remote(name)
         self._actors[name] = actor
-        return actor.ready.remote(asdict(job))
+        return actor.prepare_worker.remote(asdict(job))
 
     def call(self, name: str, unit: Unit) -> Any:
         return self._actors[name].run.remote(asdict(unit))

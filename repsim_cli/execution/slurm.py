@@ -26,9 +26,9 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.base.signals import delay
 from repsim_cli.execution.base import Job, Unit
 from repsim_cli.execution.lines import Lines
-from repsim_cli.execution.pilot import JOB, files, is_driven
+from repsim_cli.execution.pilot import JOB, is_driven, open_worker_files
 from repsim_cli.execution.pool import LostWorker, Pool
-from repsim_cli.runs.cache import root
+from repsim_cli.runs.cache import find_cache_folder
 
 log = logging.getLogger("repsim")
 QUEUE = 5.0  # seconds between two looks at SLURM's queue
@@ -52,7 +52,7 @@ class Awaited:
     answer: Any = None
 
 
-def slurm(*words: str, given: str = "") -> str:
+def run_slurm(*words: str, given: str = "") -> str:
     """What a command of SLURM prints. Raises BadInput with its own message.
 
     It runs in a session of its own: an interrupt in the terminal ends the driver, which then ends its workers.
@@ -72,7 +72,7 @@ def slurm(*words: str, given: str = "") -> str:
     return done.stdout
 
 
-def request(hardware: Hardware, threads: int) -> list[str]:
+def list_sbatch_options(hardware: Hardware, threads: int) -> list[str]:
     """The options of sbatch for a worker."""
     gpus = int(hardware.gpus_per_worker or 1) if hardware.device.startswith("cuda") else 0
     return [
@@ -85,7 +85,7 @@ def request(hardware: Hardware, threads: int) -> list[str]:
     ]
 
 
-def refusal(reason: str, partition: str | None, partitions: Iterable[str]) -> BadInput:
+def explain_refusal(reason: str, partition: str | None, partitions: Iterable[str]) -> BadInput:
     """Why SLURM does not take the job array, by what sbatch says."""
     if partition and "partition" in reason.lower() and partition not in (known := list(partitions)):
         return BadInput(f"hardware.partition: unknown to SLURM, got '{partition}'; {did_you_mean(partition, known)}")
@@ -101,21 +101,21 @@ def _partitions() -> list[str]:
     if shutil.which("sinfo") is None:
         return []
     with suppress(BadInput):
-        return slurm("sinfo", "--noheader", "--format=%R").split()
+        return run_slurm("sinfo", "--noheader", "--format=%R").split()
     return []
 
 
-def states(listed: str) -> dict[str, tuple[str, str]]:
+def parse_task_states(listed: str) -> dict[str, tuple[str, str]]:
     """State and reason of each task, of lines TASK|STATE|REASON.
 
-    >>> states("7_0|RUNNING|None")
+    >>> parse_task_states("7_0|RUNNING|None")
     {'7_0': ('RUNNING', 'None')}
     """
     rows = [line.split("|", 2) for line in listed.splitlines() if line.count("|") >= 2]
     return {task: (state, reason) for task, state, reason in rows}
 
 
-def last_line(file: Path) -> str:
+def read_last_line(file: Path) -> str:
     """Of the log of a worker."""
     try:
         lines = file.read_text(errors="replace").split("\n")
@@ -144,11 +144,11 @@ class Slurm(Pool):
 
     def open(self, job: Job) -> None:
         _tidy()
-        self.token, self.folder = job.token, root().resolve() / f"run-{job.token}"
+        self.token, self.folder = job.token, find_cache_folder().resolve() / f"run-{job.token}"
         self.folder.mkdir(mode=0o700)  # orders name what the user works on
         (self.folder / JOB).write_text(json.dumps(asdict(job)))
         for number in range(self.count):
-            pair = self._files[f"worker-{number}"] = files(self.folder, f"worker-{number}")
+            pair = self._files[f"worker-{number}"] = open_worker_files(self.folder, f"worker-{number}")
             for lines in pair:
                 lines.path.touch()
         self._submit([f"worker-{number}" for number in range(self.count)])
@@ -158,15 +158,15 @@ class Slurm(Pool):
         command = [sys.executable, "-m", "repsim_cli.execution.pilot", str(self.folder)]
         with delay():  # else an interrupt might leave a job that nobody knows
             try:
-                answer = slurm(
+                answer = run_slurm(
                     *("sbatch", "--parsable", "--requeue", "--open-mode=append", f"--job-name={_job_name(self.token)}"),
                     f"--array={numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"--array={numbers[0]}",
                     f"--output={self.folder}/worker-%a.log",
-                    *request(self.hardware, self.threads),
+                    *list_sbatch_options(self.hardware, self.threads),
                     given=f"#!/bin/sh\nexec {shlex.join(command)} worker-$SLURM_ARRAY_TASK_ID\n",
                 )
             except BadInput as error:
-                raise refusal(str(error), self.hardware.partition, _partitions()) from None
+                raise explain_refusal(str(error), self.hardware.partition, _partitions()) from None
             array = answer.strip().partition(";")[0]
             self._arrays.append(array)
             self._tasks |= {name: f"{array}_{number}" for name, number in zip(names, numbers, strict=True)}
@@ -247,7 +247,7 @@ class Slurm(Pool):
         """Finds the workers that ended, wait again, or are silent."""
         try:
             options = ("--me", "--noheader", "--array", "--states=all", "--format=%i|%T|%r")
-            tasks = states(slurm("squeue", *options, f"--name={_job_name(self.token)}"))
+            tasks = parse_task_states(run_slurm("squeue", *options, f"--name={_job_name(self.token)}"))
         except BadInput as error:  # its controller restarts, or is busy
             log.warning("SLURM's queue cannot be read: %s", error)
             return
@@ -256,7 +256,7 @@ class Slurm(Pool):
             self._read(name)
             if state == "gone" or state in ENDED:
                 del self._tasks[name]
-                said = last_line(self.folder / f"{name}.log")
+                said = read_last_line(self.folder / f"{name}.log")
                 self._lose(name, f"SLURM's task {task} ended ({state})" + (f": {said}" if said else ""))
             elif state in WAITING and name in self._lives:
                 self._lose(name, f"SLURM requeued the task {task} ({reason})")
@@ -290,18 +290,18 @@ def _job_name(token: str) -> str:
 def _cancel(*words: str) -> None:
     """Never raises: workers also end when the driver's lock is gone."""
     try:
-        slurm("scancel", *words)
+        run_slurm("scancel", *words)
     except BadInput as error:
         log.warning("SLURM cannot cancel %s: %s", " ".join(words), error)
 
 
 def _tidy() -> None:
     """Cancels what drivers that were killed left in the queue. Their workers end by themselves after their unit."""
-    for folder in root().glob("run-*"):
+    for folder in find_cache_folder().glob("run-*"):
         token = folder.name.removeprefix("run-")
         if not os.access(folder / JOB, os.R_OK) or is_driven(token):  # another user's, or of a driver that works
             continue
         name = f"--name={_job_name(token)}"
         _cancel("--me", "--state=PENDING", name)
-        if not slurm("squeue", "--me", "--noheader", name).strip():
+        if not run_slurm("squeue", "--me", "--noheader", name).strip():
             shutil.rmtree(folder, ignore_errors=True)

@@ -13,9 +13,9 @@ import torch
 
 from repsim_cli.activations.inputs import name_errors
 from repsim_cli.base.settings import Hardware
-from repsim_cli.config.run import RunConfig, of_keys
+from repsim_cli.config.run import RunConfig, build_from_keys
 from repsim_cli.engine.unit import Unit
-from repsim_cli.execution import executor_of
+from repsim_cli.execution import make_executor
 from repsim_cli.execution.driver import start_driver
 from repsim_cli.models.sizes import weight_bytes
 from repsim_cli.models.source import Series, Source
@@ -23,7 +23,7 @@ from repsim_cli.runs.results import Run, scratch
 
 BASE = 1e9  # bytes of a worker without a model
 TRAINED = 5  # times its weights: gradients, two moments, a batch
-SESSION = f"{__name__}:session"
+SESSION = f"{__name__}:open_session"
 
 
 def perform_ahead(checked: RunConfig, run: Run) -> None:
@@ -33,7 +33,7 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
         return
     threads = hardware.threads or torch.get_num_threads()
     with start_driver(
-        partial(executor_of, hardware, threads, worker_bytes(checked.models, hardware)),
+        partial(make_executor, hardware, threads, worker_bytes(checked.models, hardware)),
         run,
         name=hardware.executor,
         session=SESSION,
@@ -46,7 +46,7 @@ def perform_ahead(checked: RunConfig, run: Run) -> None:
 
 def perform_phases(checked: RunConfig, run: Run, driver: Any) -> None:
     """What a phase leaves, the next one reads."""
-    driver.perform(trainings(checked.models), "trainings")
+    driver.perform(list_training_units(checked.models), "trainings")
     for label, units in checked.study.units(run):
         driver.perform(units, label)
 
@@ -62,16 +62,16 @@ def worker_bytes(models: Mapping[str, Any], hardware: Hardware) -> float:
     return BASE + max(weights, default=0.0)
 
 
-def trainings(models: Mapping[str, Any]) -> list[Unit]:
+def list_training_units(models: Mapping[str, Any]) -> list[Unit]:
     """A unit per model, or series of checkpoints, that is trained when it is first needed."""
     made = [label for label, model in models.items() if isinstance(model, Source | Series) and model.make]
     return [Unit(kind="model", name=f"training of {label}", args={"label": label}) for label in made]
 
 
-def session(config: Mapping[str, Any], threads: int) -> Callable[[str, Mapping[str, Any]], bool]:
+def open_session(config: Mapping[str, Any], threads: int) -> Callable[[str, Mapping[str, Any]], bool]:
     """Raises BadConfig where the run cannot be checked here: a model that is missing, a device, memory."""
     torch.set_num_threads(threads)
-    checked = of_keys(dict(config))
+    checked = build_from_keys(dict(config))
     kinds = {"model": partial(_train, checked.models), **checked.study.worker()}
 
     def perform(kind: str, args: Mapping[str, Any]) -> bool:

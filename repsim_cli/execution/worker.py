@@ -22,7 +22,7 @@ import xxhash
 from repsim_cli.base import environment
 from repsim_cli.base.errors import BadInput, RepsimError
 from repsim_cli.execution.base import Job, Record, Unit
-from repsim_cli.runs.cache import root
+from repsim_cli.runs.cache import find_cache_folder
 
 PACKAGES = ("repsim-cli", "torch", "transformers", "tokenizers", "numpy", "scipy")
 # variables of the driver that workers get: where models are found, never a token
@@ -41,16 +41,16 @@ MOST_LOG = 50_000  # characters of a unit's log
 
 
 def token_file(token: str) -> Path:
-    return root() / f"run-{token}.lock"
+    return find_cache_folder() / f"run-{token}.lock"
 
 
 @cache
-def packages() -> dict[str, str | None]:
+def identify_packages() -> dict[str, str | None]:
     """The versions that results may depend on, and a hash of this code."""
     here, hashed = Path(__file__).parent.parent, xxhash.xxh3_64()
     for file in sorted(here.rglob("*.py")):
         hashed.update(f"{file.relative_to(here)}\0".encode() + file.read_bytes())
-    return {**{name: environment.version(name) for name in PACKAGES}, "its code": hashed.hexdigest()}
+    return {**{name: environment.read_version(name) for name in PACKAGES}, "its code": hashed.hexdigest()}
 
 
 class Worker:
@@ -70,7 +70,7 @@ class Worker:
 
     def _check(self, job: Job) -> None:
         for package, wanted in job.packages.items():
-            if (here := packages().get(package)) != wanted:
+            if (here := identify_packages().get(package)) != wanted:
                 raise BadInput(f"{package} differs, got {here}, the run has {wanted}; install the same on all machines")
         try:
             os.chdir(job.folder)
@@ -80,12 +80,14 @@ class Worker:
             ) from None
         file = token_file(job.token)
         if not file.is_file():
-            raise BadInput(f"another cache than that of the run, got {root()}; set REPSIM_CACHE to a shared folder")
+            raise BadInput(
+                f"another cache than that of the run, got {find_cache_folder()}; set REPSIM_CACHE to a shared folder"
+            )
         try:
             with filelock.FileLock(file, timeout=0):
                 raise BadInput(
-                    f"locks do not hold between machines in {root()}, got the lock of the run; mount it with locks "
-                    "(NFS 4, Lustre with flock)"
+                    f"locks do not hold between machines in {find_cache_folder()}, got the lock of the run; mount it "
+                    "with locks (NFS 4, Lustre with flock)"
                 )
         except filelock.Timeout:
             pass
@@ -111,7 +113,7 @@ class Worker:
             started=started,
             seconds=time.monotonic() - begin,
             cpu_seconds=time.process_time() - cpu,
-            kernels=kernels(),
+            kernels=identify_kernels(),
             log=log.getvalue()[-MOST_LOG:],
         )
 
@@ -133,7 +135,7 @@ def capture() -> Iterator[io.StringIO]:
         top.removeHandler(handler)
 
 
-def kernels() -> Mapping[str, Any]:
+def identify_kernels() -> Mapping[str, Any]:
     """What the bits of results may depend on beside the code, as far as this process has loaded it."""
     torch = sys.modules.get("torch")
     if torch is None:

@@ -18,7 +18,7 @@ class Chance:
     high: float
 
 
-def level_of(
+def choose_chance_level(
     record: Mapping[str, Any] | None, null: Mapping[str, Any] | None, drawn: Sequence[np.ndarray], across: np.ndarray
 ) -> tuple[Chance | None, str]:
     """The level of chance, and what it is; where it is not known, that of untrained models.
@@ -30,7 +30,7 @@ def level_of(
     cells = np.concatenate([np.empty(0), *(part.ravel() for part in drawn)])
     if (cells := cells[np.isfinite(cells)]).size:
         if record is not None:
-            return _mark_at(cells), f"chance, {pairings(record)}"
+            return _mark_at(cells), f"chance, {say_pairings(record)}"
         if null:
             some = f" of {100 * share:.0f} % of the rows" if (share := null.get("share", 1)) < 1 else ""
             return _mark_at(cells), f"closer than {100 * (1 - null['alpha']):g} % of random pairings{some}"
@@ -39,10 +39,10 @@ def level_of(
     return None, ""
 
 
-def pairings(record: Mapping[str, Any]) -> str:
+def say_pairings(record: Mapping[str, Any]) -> str:
     """Says what chance is the mean over, and of which rows, where these are not nearly all.
 
-    >>> pairings({"units": "documents", "partnered": 0.8, "batches": 3})
+    >>> say_pairings({"units": "documents", "partnered": 0.8, "batches": 3})
     'random pairings of documents, 80 % of the rows'
     """
     share = record.get("partnered", 1.0)

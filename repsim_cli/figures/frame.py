@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.plain import escape, once
+from repsim_cli.base.plain import escape, make_unique_filename
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.layout import entitle, name_powers, narrow, room
-from repsim_cli.figures.texts import axes_of
+from repsim_cli.figures.texts import find_axis_objects
 from repsim_cli.runs.results import Progress, quiet, write
 
 DPI = 150
@@ -102,10 +102,10 @@ class Figures(Style):
 SCREEN = Style()
 
 
-def settings_of(given: str | Mapping[str, Any]) -> dict[str, Any]:
+def read_figure_settings(given: str | Mapping[str, Any]) -> dict[str, Any]:
     """The settings of Figures from the value of the key `figures`: a word, or a mapping.
 
-    >>> settings_of("all"), settings_of({"format": ["png", "pdf"]})
+    >>> read_figure_settings("all"), read_figure_settings({"format": ["png", "pdf"]})
     ({'which': 'all'}, {'format': ('png', 'pdf')})
     """
     if isinstance(given, str):
@@ -133,7 +133,7 @@ def save(
     settings: Any = {**matplotlib.rcParamsDefault, **STYLE, **smaller, "image.cmap": style.colours}
     with matplotlib.rc_context(settings):
         given: dict[str, tuple[str, ...]] = {}
-        jobs = [(once(name, given), make) for name, make in jobs]
+        jobs = [(make_unique_filename(name, given), make) for name, make in jobs]
         for name, make in progress(jobs, label="figures", unit="figures"):
             figure = _fit_figure(make, style, folder / KEY)
             folder.mkdir(parents=True, exist_ok=True)  # not before: of what cannot be drawn nothing is left
@@ -192,7 +192,7 @@ def _legible(make: Callable[[], Any], font: str, key: Path) -> Any:
     lacking = _find_lacking(figure, families)
     if not lacking:
         return figure
-    families += _others(lacking)
+    families += _find_other_families(lacking)
     with matplotlib.rc_context({"font.family": families}):
         figure = _strip_control(make)
     if lacking := _find_lacking(figure, families):
@@ -211,7 +211,7 @@ def _words(figure: Any) -> Iterator[Any]:
     """All pieces of text, tick labels among them."""
     from matplotlib.text import Text
 
-    for axis in axes_of(figure):
+    for axis in find_axis_objects(figure):
         axis.get_ticklabels()  # they have no text before
     yield from figure.findobj(Text)
 
@@ -240,7 +240,7 @@ def _number(figure: Any, lacking: Collection[str], key: Path) -> None:
 
 def _change(figure: Any, changed: Callable[[str], str]) -> None:
     """Puts changed(text) for each text of a figure."""
-    for axis in axes_of(figure):
+    for axis in find_axis_objects(figure):
         labels = [label.get_text() for label in axis.get_ticklabels()]
         if (others := list(map(changed, labels))) != labels:
             axis.set_ticks(axis.get_ticklocs(), others)
@@ -265,7 +265,7 @@ def _characters(family: str) -> frozenset[int]:
     return frozenset(FT2Font(fontManager.findfont(family)).get_charmap())
 
 
-def _others(lacking: Collection[str]) -> list[str]:
+def _find_other_families(lacking: Collection[str]) -> list[str]:
     """Installed families that together have as many of these characters as possible, few of them."""
     left, chosen = {ord(c) for c in lacking}, []
     known = sorted(family for family in _list_fonts() if family.startswith(OTHER_SCRIPTS))
@@ -301,7 +301,7 @@ def line_styles(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def shades(count: int) -> list[Any]:
+def choose_shades(count: int) -> list[Any]:
     """As many colours in order, from dark to bright."""
     import numpy as np
     from matplotlib import colormaps

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.figures.chance import Chance
-from repsim_cli.figures.layout import MATRIX, available
-from repsim_cli.figures.panels import bar_beside, edges, headline, panels, path
-from repsim_cli.figures.texts import distinct, shorten
+from repsim_cli.figures.layout import MATRIX, find_available_width
+from repsim_cli.figures.panels import bar_beside, draw_path, find_outer_panels, make_panels, set_headline
+from repsim_cli.figures.texts import shorten, shorten_names
 
 WRITTEN = 144  # cells up to which their values are written into them
 INCHES_PER_CELL = 0.32
@@ -40,7 +40,7 @@ class Beside:
     colours: str
 
 
-def heatmap(
+def draw_heatmap(
     values: np.ndarray,
     rows: list[str],
     columns: list[str],
@@ -57,20 +57,21 @@ def heatmap(
     """A matrix with the names of its rows and columns; values are written into the cells where there are few.
 
     starts: where tick labels begin anew (the first layer of each model). crossed: cells that are crossed out. chance:
-    its level, marked on the colour bar. Returns the figure and its axes; those of the matrix beside are `pair(figure)`.
+    its level, marked on the colour bar. Returns the figure and its axes; `find_matrix_axes(figure)` has those of the
+        matrix beside.
     """
     from matplotlib.figure import Figure
 
-    cell = inches(max(values.shape)) / max(values.shape)
+    cell = compute_matrix_inches(max(values.shape)) / max(values.shape)
     height, width = (max(cell * n, 1.2) for n in values.shape)
     aside = beside is not None
-    if (limit := available()) is not None:
+    if (limit := find_available_width()) is not None:
         half = (limit - APART) / 2 - BAR - BAR_GAP
         aside = aside and half >= min(HALF, width)
         most = max(0.5, half if aside else limit - BAR - BAR_GAP)
         cell, height, width = (size * min(1.0, most / width) for size in (cell, height, width))
     longest = LONGEST if limit is None else NARROW if len(starts) > 1 else MOST
-    rows, columns = distinct(rows, longest), distinct(columns, longest)
+    rows, columns = shorten_names(rows, longest), shorten_names(columns, longest)
     matrix_width = width + BAR + BAR_GAP
     parts = [(values, bar_label, limits, colours)]
     parts += [] if beside is None else [(beside.values, beside.label, beside.limits, beside.colours)]
@@ -107,8 +108,8 @@ def heatmap(
             points = 72 * cell
             for ink, thick in (("white", points / 5), ("black", points / 11)):
                 axes.scatter(j, i, marker="x", s=(0.8 * points) ** 2, c=ink, linewidths=min(1.6, thick))
-    first = pair(figure)[0]
-    headline(figure, title if marked else note_lacking(title, values))
+    first = find_matrix_axes(figure)[0]
+    set_headline(figure, title if marked else note_lacking(title, values))
     return figure, first
 
 
@@ -123,7 +124,7 @@ def note_lacking(title: str, *matrices: np.ndarray) -> str:
     return f"{title}\nhatched: no value, in {count:,} of {sum(x.size for x in matrices):,} cells" if count else title
 
 
-def pair(figure: Any) -> list[Any]:
+def find_matrix_axes(figure: Any) -> list[Any]:
     """The axes of a heatmap and of the one beside it."""
     return [axes for axes in figure.axes if axes.get_label() == MATRIX]
 
@@ -133,7 +134,7 @@ def _name_layers(axis: Any, names: list[str], room: float, starts: Sequence[int]
     if len(starts) > 1 and room < 2 * TICK * len(starts):
         axis.set_ticks([])
         return
-    if TICK * len(names) > room >= TIGHT * len(heads := together(names)) and len(heads) < len(names):
+    if TICK * len(names) > room >= TIGHT * len(heads := merge_head_names(names)) and len(heads) < len(names):
         axis.set_ticks(*zip(*heads, strict=True), fontsize=6, parse_math=False)
         return
     step = max(1, int(np.ceil(TICK * len(names) / room)))
@@ -186,15 +187,19 @@ def small_heatmaps(
     """Small matrices side by side in one scale of colours: each with its name, and the layers of its rows and columns.
     chance: its level, marked on the colour bar. Returns the figure and the axes of each."""
     low, high = colour_range(np.concatenate([values.ravel() for _, values, _, _ in matrices]), card, "values")
-    figure, used = panels(len(matrices), min(ACROSS, len(matrices)), SMALL, SMALL, gaps=(0.14, 0.32), least=SMALLER)
+    figure, used = make_panels(
+        len(matrices), min(ACROSS, len(matrices)), SMALL, SMALL, gaps=(0.14, 0.32), least=SMALLER
+    )
     side = used[0].get_window_extent().width / figure.dpi
     image: Any = None
-    for axes, (first, lowest), (name, values, rows, columns) in zip(used, edges(used), matrices, strict=True):
-        image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high)
+    for axes, (first, lowest), (name, values, rows, columns) in zip(
+        used, find_outer_panels(used), matrices, strict=True
+    ):
+        image = axes.imshow(values, cmap=choose_card_colours(card, "values"), vmin=low, vmax=high)
         hatch(axes)
         axes.set_title(shorten(name, int(14 * side)), fontsize=7, pad=3, parse_math=False)
         for axis, layers, shown in ((axes.yaxis, rows, first), (axes.xaxis, columns, lowest)):
-            names, _ = by_block(layers)
+            names, _ = name_by_block(layers)
             step = max(1, int(np.ceil(TICK * len(names) / side)))
             at = range(0, len(names), step)
             axis.set_ticks(at, [names[i] for i in at] if shown else [], fontsize=6, parse_math=False)
@@ -203,7 +208,7 @@ def small_heatmaps(
     bar = bar_beside(figure, image, bar_label(card))
     if chance is not None:
         _mark(bar, chance)
-    headline(figure, note_lacking(title, *(values for _, values, _, _ in matrices)))
+    set_headline(figure, note_lacking(title, *(values for _, values, _, _ in matrices)))
     return figure, used
 
 
@@ -226,17 +231,19 @@ def measure_maps(
     """Small matrices of the same layers under several measures, bright where layers are close, each on the whole range
     of its measure: one bar of colours where all have one scale, else one each, with the level of chance. models: those
     of the rows and of the columns."""
-    scales = [(*part.limits, colours(part.card, "values")) for part in parts]
+    scales = [(*part.limits, choose_card_colours(part.card, "values")) for part in parts]
     common = len(set(scales)) == 1 and not any(part.chance for part in parts)
     gap = 0.14 if common else 0.5
     across = min(MEASURES_ACROSS, len(parts))
-    figure, used = panels(len(parts), across, SMALL, SMALL, gaps=(gap, 0.32), least=SMALLEST_MEASURE)
+    figure, used = make_panels(len(parts), across, SMALL, SMALL, gaps=(gap, 0.32), least=SMALLEST_MEASURE)
     width = figure.get_size_inches()[0]
     image: Any = None
-    for axes, (first, lowest), part, (low, high, scale) in zip(used, edges(used), parts, scales, strict=True):
+    for axes, (first, lowest), part, (low, high, scale) in zip(
+        used, find_outer_panels(used), parts, scales, strict=True
+    ):
         image = axes.imshow(part.values, cmap=scale, vmin=low, vmax=high, aspect="auto")
         hatch(axes)
-        path(axes, part.path)
+        draw_path(axes, part.path)
         axes.set_title(part.name, loc="left", fontsize=6.5, pad=3, parse_math=False)
         side = axes.get_window_extent().width / figure.dpi
         for axis, names, model, shown in (
@@ -263,23 +270,23 @@ def measure_maps(
                 bar.plot([-0.5], [at], marker=">", markersize=4, markeredgewidth=0, **place)
     if common:
         same = len({part.card["label"] for part in parts}) == 1
-        bar_beside(figure, image, bar_label(parts[0].card) if same else direction(parts[0].card))
-    headline(figure, note_lacking(title, *(part.values for part in parts)))
+        bar_beside(figure, image, bar_label(parts[0].card) if same else say_direction(parts[0].card))
+    set_headline(figure, note_lacking(title, *(part.values for part in parts)))
     return figure
 
 
 BLOCK = re.compile(r"(\w+)@(\d+)|((?=.*\.)(?:[^@]*\.)?)(\d+)((?:\.[^@]*)?)")  # of a hook point, or a module's path
 
 
-def by_block(names: Sequence[str]) -> tuple[list[str], str]:
+def name_by_block(names: Sequence[str]) -> tuple[list[str], str]:
     """The names of layers as their blocks alone where those of blocks are all of one hook point, or of one module in
     each block, and what is then said once.
 
-    >>> by_block(["embed", "resid_post@0", "resid_post@1"])
+    >>> name_by_block(["embed", "resid_post@0", "resid_post@1"])
     (['embed', '0', '1'], 'resid_post by block')
-    >>> by_block(["encoder.0.mlp", "encoder.1.mlp"])
+    >>> name_by_block(["encoder.0.mlp", "encoder.1.mlp"])
     (['0', '1'], 'encoder.*.mlp by block')
-    >>> by_block(["attn_out@0", "resid_post@0"])
+    >>> name_by_block(["attn_out@0", "resid_post@0"])
     (['attn_out@0', 'resid_post@0'], '')
     """
     matches = [BLOCK.fullmatch(name) for name in names]
@@ -290,10 +297,10 @@ def by_block(names: Sequence[str]) -> tuple[list[str], str]:
     return shown, f"{kinds.pop()} by block"
 
 
-def together(names: Sequence[str]) -> list[tuple[float, str]]:
+def merge_head_names(names: Sequence[str]) -> list[tuple[float, str]]:
     """The heads of one hook point under one name, at their middle.
 
-    >>> together(["q@0.h0", "q@0.h1", "resid_post@0"])
+    >>> merge_head_names(["q@0.h0", "q@0.h1", "resid_post@0"])
     [(0.5, 'q@0'), (2.0, 'resid_post@0')]
     """
     stems = [name.partition(".h")[0] for name in names]
@@ -301,7 +308,7 @@ def together(names: Sequence[str]) -> list[tuple[float, str]]:
     return [((run[0] + run[-1]) / 2, stems[run[0]] if len(run) > 1 else names[run[0]]) for run in runs]
 
 
-def inches(cells: int) -> float:
+def compute_matrix_inches(cells: int) -> float:
     return float(np.clip(INCHES_PER_CELL * cells, SMALLEST, LARGEST))
 
 
@@ -349,17 +356,17 @@ def colour_range(values: np.ndarray, card: Mapping[str, Any], what: str) -> tupl
 
 
 def bar_label(card: Mapping[str, Any]) -> str:
-    return f"{card['label']} ({direction(card)})"
+    return f"{card['label']} ({say_direction(card)})"
 
 
-def direction(card: Mapping[str, Any]) -> str:
+def say_direction(card: Mapping[str, Any]) -> str:
     return f"{'larger' if card['larger_is_closer'] else 'smaller'} is closer"
 
 
-def colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:
+def choose_card_colours(card: Mapping[str, Any], what: str, scale: str = "") -> str:
     """Bright is close. scale: by default that of the style of figures.
 
-    >>> [colours({"larger_is_closer": False}, "values", name) for name in ("viridis", "magma_r")]
+    >>> [choose_card_colours({"larger_is_closer": False}, "values", name) for name in ("viridis", "magma_r")]
     ['viridis_r', 'magma']
     """
     if what == "se":

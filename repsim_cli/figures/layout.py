@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.texts import axes_of, fold, part_ticks, shorten, shorten_ticks, titles_of
+from repsim_cli.figures.texts import find_axis_objects, fold, list_titles, part_ticks, shorten, shorten_ticks
 
 LEAST = 5.0  # points: smaller text inside axes is left out
 NARROWEST = 1.1  # inches: panels side by side are not made narrower
@@ -44,7 +44,7 @@ def room(inches: float | None) -> Iterator[Room]:
         _ROOM.reset(token)
 
 
-def available() -> float | None:
+def find_available_width() -> float | None:
     """The inches that axes and the colour bars beside them have in all; None: as many as they ask for. A figure that
     asks is drawn for its room, and not scaled."""
     given = _ROOM.get(Room(None))
@@ -57,7 +57,7 @@ def narrow(figure: Any, width: float, asked: bool) -> float:
     labels that would touch are folded, turned or left out; text inside axes shrinks with them, down to where it cannot
     be read. asked: whether it was drawn for its room. Returns by how many inches such a figure, which is not scaled, is
     still too wide."""
-    before, legends = figure.get_size_inches()[0], _without_wide_legends(figure, width)
+    before, legends = figure.get_size_inches()[0], _remove_wide_legends(figure, width)
     surplus, scale = 0.0, 1.0
     if asked:
         surplus = _surround(figure, width)
@@ -73,7 +73,7 @@ def narrow(figure: Any, width: float, asked: bool) -> float:
         for text in (text for text in axes.texts if inside.overlaps(text.get_window_extent())):
             text.set_fontsize(text.get_fontsize() * scale)
             text.set_visible(text.get_fontsize() >= LEAST)
-    for axis in axes_of(figure):
+    for axis in find_axis_objects(figure):
         part_ticks(axis)
     for legend in legends:
         _legend_below(figure, legend, width)
@@ -121,9 +121,9 @@ def _surround(figure: Any, width: float) -> float:
     pair = [axes for axes in figure.axes if axes.get_label() == MATRIX]
     if len(pair) == 2 and pair[0].get_position().y0 > pair[1].get_position().y1:
         _part(figure, *pair)
-    titled = [axes for axes in figure.axes if any(title.get_text() for title in titles_of(axes))]
+    titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
     for axes in titled:
-        fold([*titles_of(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
+        fold([*list_titles(axes), axes.xaxis.label], axes.get_window_extent().width / figure.dpi + CLEAR)
     if titled:
         _spread_rows(figure, titled)
     if figure._supxlabel is not None:
@@ -159,7 +159,7 @@ def _spread_rows(figure: Any, panels: Sequence[Any]) -> None:
         rows.setdefault(round(axes.get_position().y0 * height, 2), []).append(axes)
     old, new, above = [], [], 0.0
     for number, (bottom, line) in enumerate(rows.items()):
-        box, sides = line[0].get_position(), [_around(axes) for axes in line]
+        box, sides = line[0].get_position(), [_measure_margins(axes) for axes in line]
         start = bottom
         if number:
             start = new[-1] + max(bottom - old[-1], above + max(side[2] for side in sides) + CLEAR)
@@ -182,7 +182,7 @@ def _part(figure: Any, upper: Any, lower: Any) -> None:
     """Moves axes above each other apart by what stands below the upper ones."""
     width, height = figure.get_size_inches()
     places = [(axes, axes.get_position(original=True)) for axes in figure.axes]
-    more = _around(upper)[2] + 0.12 - (upper.get_position().y0 - lower.get_position().y1) * height
+    more = _measure_margins(upper)[2] + 0.12 - (upper.get_position().y0 - lower.get_position().y1) * height
     middle, total = lower.get_position().y1, height + more
     figure.set_size_inches(width, total)
     for axes, box in places:
@@ -193,13 +193,13 @@ def _part(figure: Any, upper: Any, lower: Any) -> None:
 def _shrink(figure: Any, width: float) -> None:
     """Scales a figure of unlike panels until it is so many inches wide with what stands around its axes, which does not
     shrink."""
-    titled = [axes for axes in figure.axes if any(title.get_text() for title in titles_of(axes))]
+    titled = [axes for axes in figure.axes if any(title.get_text() for title in list_titles(axes))]
     columns = {round(axes.get_position().x0, 2) for axes in titled}
     if titled:
         first = min(axes.get_window_extent().x0 for axes in titled) / figure.dpi
         left = first - min(axes.get_tightbbox(for_layout_only=True).x0 for axes in figure.axes) / figure.dpi
         for axes in titled:
-            fold(titles_of(axes), 0.97 * (width - left) / len(columns))
+            fold(list_titles(axes), 0.97 * (width - left) / len(columns))
     # text takes more of a small panel: only squares have to shrink in height as in width
     taller = 0.3 if all(axes.get_aspect() == "auto" for axes in figure.axes) else 1.0
     for turn in range(12):  # that ticks change with the size may take more turns
@@ -233,7 +233,7 @@ def _stack(figure: Any, width: float) -> float:
     new, left, between, across = 0.0, 0.0, 0.0, columns
     for across in range(columns, 0, -1):
         _show_outer(panels, across)
-        sides = [_around(axes) for axes in panels]
+        sides = [_measure_margins(axes) for axes in panels]
         left = max(side[0] for side in sides[::across])
         right = max(side[1] for side in sides)
         inner = [side[0] for i, side in enumerate(sides) if i % across]
@@ -247,17 +247,17 @@ def _stack(figure: Any, width: float) -> float:
     for axes in panels:
         fold([axes.yaxis.label], high)
         if across == 1 and left > new:  # long names leave little: texts may stand above and below these
-            for text in (*titles_of(axes), axes.xaxis.label):
+            for text in (*list_titles(axes), axes.xaxis.label):
                 text.set(x=1, ha="right")
-            fold([*titles_of(axes), axes.xaxis.label], left + new)
+            fold([*list_titles(axes), axes.xaxis.label], left + new)
         else:
-            fold(titles_of(axes), new)
+            fold(list_titles(axes), new)
             fold([axes.xaxis.label], new + (between if across > 1 else 0))
-    grown = max(_around(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
+    grown = max(_measure_margins(axes)[0] for axes in panels[::across]) - left  # by labels that were folded
     left, new = left + grown, new - grown / across
     down = -(-len(panels) // across)
     for _ in range(2):  # what stands above and below panels depends on their size
-        sides = [_around(axes) for axes in panels]
+        sides = [_measure_margins(axes) for axes in panels]
         lines = [sides[i * across : (i + 1) * across] for i in range(down)]
         above, below = ([max(side[k] for side in line) for line in lines] for k in (3, 2))
         total = sum(above) + sum(below) + down * high + 0.08 * (down - 1)
@@ -289,7 +289,7 @@ def _show_outer(panels: Sequence[Any], across: int) -> None:
             axes.set_xlabel(*labels if number == last + (len(panels) - 1 - last) // 2 else ("",))
 
 
-def _around(axes: Any) -> tuple[float, float, float, float]:
+def _measure_margins(axes: Any) -> tuple[float, float, float, float]:
     """The inches that names, labels and titles take to the left, right, below and above of axes."""
     box, whole = axes.get_window_extent(), axes.get_tightbbox(for_layout_only=True)
     parts = box.x0 - whole.x0, whole.x1 - box.x1, box.y0 - whole.y0, whole.y1 - box.y1
@@ -297,7 +297,7 @@ def _around(axes: Any) -> tuple[float, float, float, float]:
     return left, right, below, above
 
 
-def _without_wide_legends(figure: Any, width: float) -> list[Any]:
+def _remove_wide_legends(figure: Any, width: float) -> list[Any]:
     """Takes away the legends that stand beside all axes, and wider ones than the figure, and returns them."""
     away = []
     for axes in figure.axes:

@@ -9,10 +9,10 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, line_styles
-from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.figures.layout import SHADED
-from repsim_cli.figures.panels import headline, list_models, panels
-from repsim_cli.figures.texts import distinct
+from repsim_cli.figures.panels import list_models, make_panels, set_headline
+from repsim_cli.figures.texts import shorten_names
 from repsim_cli.runs.content import Band, Curve
 
 PANEL = (4.4, 3.2)  # inches
@@ -33,7 +33,7 @@ TITLES = {
 }
 
 
-def of_layers(
+def list_layer_figures(
     curves: Mapping[str, Curve], analysis: str, seeds: Mapping[str, str]
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """by-layer-QUANTITY for the curves over layers that an analysis made, with those of all models in one figure; and
@@ -41,12 +41,12 @@ def of_layers(
     kept = [curve for curve in curves.values() if curve.analysis == analysis and curve.x.name == "layer"]
     for quantity in dict.fromkeys(curve.about["quantity"] for curve in kept):
         models = [curve for curve in kept if curve.about["quantity"] == quantity]
-        yield slug("by-layer", quantity), partial(by_layer, models)
-        if len(merged := over_seeds(models, seeds)) < len(models):
-            yield slug("by-layer", quantity, "seeds"), partial(by_layer, merged)
+        yield slug("by-layer", quantity), partial(draw_by_layer, models)
+        if len(merged := merge_seeds(models, seeds)) < len(models):
+            yield slug("by-layer", quantity, "seeds"), partial(draw_by_layer, merged)
 
 
-def over_seeds(curves: Sequence[Curve], seeds: Mapping[str, str]) -> list[Curve]:
+def merge_seeds(curves: Sequence[Curve], seeds: Mapping[str, str]) -> list[Curve]:
     """The curves of seeds of one training as one: their mean, with the range over seeds as a band. Curves of other
     models, and over other layers, stay as they are."""
     by_training: dict[Any, list[Curve]] = {}
@@ -61,7 +61,7 @@ def _merge(name: str, curves: Sequence[Curve]) -> Curve:
         return curves[0]
     lines, bands = {}, {}
     for way in curves[0].lines:
-        values = np.array([gaps(curve.lines[way]) for curve in curves])
+        values = np.array([mark_gaps(curve.lines[way]) for curve in curves])
         mean, low, high = ([None if np.isnan(x) else x for x in line.tolist()]
                            for line in (values.mean(0), values.min(0), values.max(0)))  # fmt: skip
         lines[way], bands[way] = mean, Band(low=low, high=high, of="range over seeds")
@@ -69,13 +69,13 @@ def _merge(name: str, curves: Sequence[Curve]) -> Curve:
     return replace(curves[0], lines=lines, bands=bands, errors={}, about=about)
 
 
-def by_layer(curves: Sequence[Curve]) -> Any:
+def draw_by_layer(curves: Sequence[Curve]) -> Any:
     """A panel per line of the curves (`row`, `column`); each curve is of one model."""
     from matplotlib.figure import Figure
 
     ways = list(curves[0].lines)
     # of a symmetric measure row and column are the same
-    if len(ways) == 2 and all(_same(*curve.lines.values()) for curve in curves):
+    if len(ways) == 2 and all(_have_same_values(*curve.lines.values()) for curve in curves):
         ways = ways[:1]
     figure = Figure(figsize=(len(ways) * PANEL[0], PANEL[1]))
     axes = figure.subplots(1, len(ways), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
@@ -84,13 +84,13 @@ def by_layer(curves: Sequence[Curve]) -> Any:
         drawn = _draw_models(panel, curves, way, line_styles(len(curves)))
         if len(ways) > 1:
             panel.set_title(TITLES[way], loc="left", fontsize=9)
-    from_zero([*axes])
+    start_at_zero([*axes])
     name_bands(axes[-1], [band.of for curve in curves for band in curve.bands.values()])
     if any(curve.errors for curve in curves):
         name_bands(axes[-1], ["one standard error"])
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     name_lines(axes[-1], drawn)
-    headline(figure, _say_seen(curves))
+    set_headline(figure, _say_seen(curves))
     return figure
 
 
@@ -100,9 +100,9 @@ def _say_seen(curves: Sequence[Curve]) -> str:
     return f"{list_models(models)}: {curves[0].y} over depth".replace("\n", " ")
 
 
-def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
+def draw_quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) -> Any:
     """A panel per quantity; in each, a line per model over its layers. logarithmic: the quantities on such an axis."""
-    figure, axes = panels(len(groups), min(2, len(groups)), 3.1, 2.1, gaps=(0.6, 0.9))
+    figure, axes = make_panels(len(groups), min(2, len(groups)), 3.1, 2.1, gaps=(0.6, 0.9))
     models = list(dict.fromkeys(curve.about["model"] for curves in groups for curve in curves))
     style_of = dict(zip(models, line_styles(len(models)), strict=True))
     for panel, curves in zip(axes, groups, strict=True):
@@ -117,7 +117,7 @@ def quantities(groups: Sequence[Sequence[Curve]], logarithmic: Collection[str]) 
             low = min(0.0, float(panel.dataLim.y0))
             panel.set_ylim(1.05 * low, 1.02 * curves[0].bounds[1])
         else:
-            from_zero([panel])
+            start_at_zero([panel])
     drawn = [curve for curves in groups for curve in curves]
     shaded = [band.of for curve in drawn for band in curve.bands.values()]
     shaded += ["one standard error"] * any(curve.errors for curve in drawn)
@@ -130,15 +130,15 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str, styles: Sequenc
     """A line of each curve over its layers, in the style of its model. Returns the lines."""
     drawn = []
     longest = max((curve.at for curve in curves), key=len)
-    names, said = by_block(longest)
+    names, said = name_by_block(longest)
     for curve, style in zip(curves, styles, strict=True):
         for low, high in _bands(curve, line):
             panel.fill_between(range(len(curve.at)), low, high, color=style["color"], alpha=0.15, linewidth=0)
-        values, name = gaps(curve.lines[line]), curve.about["model"]
+        values, name = mark_gaps(curve.lines[line]), curve.about["model"]
         drawn += panel.plot(range(len(curve.at)), values, **style, markersize=3.5, linewidth=1.3, label=name)
     draw_levels(panel, curves[0].about.get("levels"))
     if all(curve.at == longest[: len(curve.at)] for curve in curves):
-        at, shown = range(0, len(longest), -(-len(longest) // NAMED)), distinct(names, MOST)
+        at, shown = range(0, len(longest), -(-len(longest) // NAMED)), shorten_names(names, MOST)
         panel.set_xticks(at, [shown[i] for i in at], rotation=0 if said else 90, fontsize=7, parse_math=False)
         panel.set_xlabel(said, parse_math=False)
     else:
@@ -148,7 +148,7 @@ def _draw_models(panel: Any, curves: Sequence[Curve], line: str, styles: Sequenc
     return drawn
 
 
-def from_zero(panels: Sequence[Any]) -> None:
+def start_at_zero(panels: Sequence[Any]) -> None:
     """Lets the y axis that panels share begin at 0 where no value is below it, and end at 1 where what is drawn comes
     near: small differences then look small."""
     low, high = (float(end([x.dataLim.intervaly[k] for x in panels])) for k, end in enumerate((np.min, np.max)))
@@ -236,22 +236,22 @@ def _bands(curve: Curve, way: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The bands of a curve that are of no other line, and one standard error about this line."""
     for name, band in curve.bands.items():
         if name == way or name not in curve.lines:
-            yield gaps(band.low), gaps(band.high)
+            yield mark_gaps(band.low), mark_gaps(band.high)
     if way in curve.errors:
-        line, error = gaps(curve.lines[way]), gaps(curve.errors[way])
+        line, error = mark_gaps(curve.lines[way]), mark_gaps(curve.errors[way])
         yield line - error, line + error
 
 
-def _same(first: Sequence[float | int | None], second: Sequence[float | int | None]) -> bool:
-    return np.allclose(gaps(first), gaps(second), equal_nan=True)
+def _have_same_values(first: Sequence[float | int | None], second: Sequence[float | int | None]) -> bool:
+    return np.allclose(mark_gaps(first), mark_gaps(second), equal_nan=True)
 
 
-def gaps(values: Sequence[float | int | None]) -> np.ndarray:
+def mark_gaps(values: Sequence[float | int | None]) -> np.ndarray:
     """None as NaN, where a line breaks."""
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def plain(axes: Any) -> None:
+def draw_light_grid(axes: Any) -> None:
     """A light grid, without the frame's top and right."""
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.layout import available
+from repsim_cli.figures.layout import find_available_width
 
 Item = TypeVar("Item")
 ACROSS = 4  # panels side by side, or more where there are many
@@ -14,16 +14,16 @@ FRAME = 0.46 * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])  # about
 THICK, LONG = 0.1, (0.8, 2.2)  # of a colour bar, inches
 
 
-def columns(panels: int) -> int:
+def count_columns(panels: int) -> int:
     """How many panels stand side by side.
 
-    >>> columns(3), columns(14), columns(30)
+    >>> count_columns(3), count_columns(14), count_columns(30)
     (3, 4, 6)
     """
     return min(panels, max(ACROSS, int(np.ceil(panels**0.5))))
 
 
-def panels(
+def make_panels(
     count: int, across: int, width: float, height: float, *, gaps: tuple[float, float], least: float | None = None
 ) -> tuple[Any, list[Any]]:
     """A figure with so many panels, so many of them side by side, each of this size in inches. gaps: inches between
@@ -31,7 +31,7 @@ def panels(
     stand side by side. None: they are placed anew when the figure is fitted into its width."""
     from matplotlib.figure import Figure
 
-    if least is not None and (limit := available()) is not None:
+    if least is not None and (limit := find_available_width()) is not None:
         across = max(1, min(across, int((limit + gaps[0]) / (least + gaps[0]))))
         narrow = min(width, (limit - (across - 1) * gaps[0]) / across)
         width, height = narrow, height * narrow / width if width == height else height
@@ -44,10 +44,10 @@ def panels(
     return figure, list(grid.flat[:count])
 
 
-def pages(name: str, items: Sequence[Item], most: int) -> Iterator[tuple[str, Sequence[Item]]]:
+def split_into_pages(name: str, items: Sequence[Item], most: int) -> Iterator[tuple[str, Sequence[Item]]]:
     """The items in figures of so many at most, as even as can be, numbered where there are several.
 
-    >>> [(name, list(items)) for name, items in pages("all", range(5), 2)]
+    >>> [(name, list(items)) for name, items in split_into_pages("all", range(5), 2)]
     [('all-01', [0, 1]), ('all-02', [2, 3]), ('all-03', [4])]
     """
     count = -(-len(items) // most)
@@ -56,7 +56,7 @@ def pages(name: str, items: Sequence[Item], most: int) -> Iterator[tuple[str, Se
         yield slug(name, f"{number + 1:02d}") if count > 1 else name, items[number * each : (number + 1) * each]
 
 
-def edges(axes: Sequence[Any]) -> list[tuple[bool, bool]]:
+def find_outer_panels(axes: Sequence[Any]) -> list[tuple[bool, bool]]:
     """Whether each panel is the first of its row, and the lowest of its column."""
     across = axes[0].get_subplotspec().get_gridspec().ncols
     return [(number % across == 0, number + across >= len(axes)) for number in range(len(axes))]
@@ -72,7 +72,7 @@ def bar_beside(figure: Any, image: Any, label: str, **options: Any) -> Any:
     return axes
 
 
-def headline(figure: Any, *lines: str) -> None:
+def set_headline(figure: Any, *lines: str) -> None:
     """The title of a figure: what is seen, of which models; then, small, the measure, the rows and what was done to
     them. `layout.entitle` places it."""
     figure.suptitle("\n".join(filter(None, lines)), parse_math=False)
@@ -94,7 +94,7 @@ def name_panels(axes: Sequence[Any], names: Sequence[str]) -> None:
         panel.set_title(name, fontsize=7, pad=2, loc="left", parse_math=False)
 
 
-def path(axes: Any, columns: Sequence[int | None], *, outlined: bool = False) -> None:
+def draw_path(axes: Any, columns: Sequence[int | None], *, outlined: bool = False) -> None:
     """A line through the given column of each row of a matrix, broken where a row has none. outlined: these cells have
     a frame instead, where values are written into them."""
     at = np.array([np.nan if column is None else column for column in columns])

@@ -80,27 +80,27 @@ def shorten_ticks(axis: Any, inches: float) -> None:
     size = labels[0].get_fontsize()
     smaller = max(5.0, size * share)
     most = int(max(len(label.get_text()) for label in labels) * share * size / smaller)
-    names = distinct([label.get_text() for label in axis.get_ticklabels()], most)
+    names = shorten_names([label.get_text() for label in axis.get_ticklabels()], most)
     axis.set_ticks(axis.get_ticklocs(), names, fontsize=smaller)
 
 
-def distinct(names: Sequence[str], most: int) -> list[str]:
+def shorten_names(names: Sequence[str], most: int) -> list[str]:
     """The names with so many letters at most; without their common ends where they would be the same else.
 
-    >>> distinct(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
+    >>> shorten_names(["encoder.0.attention.output", "encoder.1.attention.output"], 12)
     ['…0.…', '…1.…']
     """
     short = [shorten(name, most) for name in names]
     if len(set(short)) == len(set(names)):
         return short
     parts = [re.split(r"(?<=[._@/])", name) for name in names]
-    first = _alike(parts)
-    last = min(_alike([part[::-1] for part in parts]), min(map(len, parts)) - first - 1)
+    first = _count_alike(parts)
+    last = min(_count_alike([part[::-1] for part in parts]), min(map(len, parts)) - first - 1)
     middles = [shorten("".join(part[first : len(part) - last]), most - 2) for part in parts]
     return [f"{'…' * bool(first)}{middle}{'…' * bool(last)}" for middle in middles]
 
 
-def _alike(parts: Sequence[Sequence[str]]) -> int:
+def _count_alike(parts: Sequence[Sequence[str]]) -> int:
     """With how many parts all begin."""
     return len(list(itertools.takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))))
 
@@ -121,11 +121,11 @@ def shorten(name: str, most: int) -> str:
     return f"{name[: most // 2]}…{name[len(name) - (most - 1) // 2 :]}"
 
 
-def axes_of(figure: Any) -> list[Any]:
+def find_axis_objects(figure: Any) -> list[Any]:
     from matplotlib.axis import Axis
 
     return figure.findobj(Axis)
 
 
-def titles_of(axes: Any) -> list[Any]:
+def list_titles(axes: Any) -> list[Any]:
     return [axes.title, axes._left_title, axes._right_title]

@@ -10,10 +10,10 @@ import scipy
 import scipy.cluster.hierarchy as hierarchy
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.figures.heatmap import add_tree, choose_colours, heatmap
+from repsim_cli.figures.heatmap import add_tree, choose_colours, draw_heatmap
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.distances import tree
+from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.runs.content import Matrix, Side, Table
 
 COLUMNS = ["measure", "mean with the others", "closest", "with the closest"]
@@ -30,7 +30,7 @@ class Agreement:
             raise BadInput(f"3 measures are needed, got {len(planned.measures)}; select more")
 
 
-def correlations(maps: Mapping[str, tuple[np.ndarray, bool]]) -> np.ndarray:
+def correlate_measures(maps: Mapping[str, tuple[np.ndarray, bool]]) -> np.ndarray:
     """(m, m): Spearman's rho between measures over all ordered pairs of different layers, distances taken with minus.
 
     maps: by measure the (r, r) values, and whether larger is closer.
@@ -68,16 +68,18 @@ def agreement_map(rho: np.ndarray, names: Sequence[str], over: str, label: str) 
     below = rho < 0
     crosses = "; ×: below 0" if below.any() else ""
     title = f"Which measures say the same\nSpearman's rho over {over}{crosses}"
-    figure, axes = heatmap(rho, [*names], [*names], title, label, (0.0, 1.0), choose_colours(), "{:.2f}", crossed=below)
-    add_tree(figure, axes, tree(1 - rho), "1 - rho")
+    figure, axes = draw_heatmap(
+        rho, [*names], [*names], title, label, (0.0, 1.0), choose_colours(), "{:.2f}", crossed=below
+    )
+    add_tree(figure, axes, build_linkage_tree(1 - rho), "1 - rho")
     return figure
 
 
 @analysis(studies=("similarity", "attention"), figures=figures)
 def agreement(run: Finished, options: Agreement, claims: Sequence[Claim]) -> Part:
     maps = {label: (x.values, x.measure.larger_is_closer) for label, x in run.maps.items()}
-    rho, labels = correlations(maps), list(maps)
-    order = hierarchy.leaves_list(tree(1 - rho))
+    rho, labels = correlate_measures(maps), list(maps)
+    order = hierarchy.leaves_list(build_linkage_tree(1 - rho))
     others = np.where(np.eye(len(labels), dtype=bool), np.nan, rho)
     closest = np.nanargmax(others, axis=1)
     names = Side(model="measures", layers=[labels[i] for i in order])

@@ -9,7 +9,7 @@ from typing import Any
 from repsim_cli.base import environment, registry
 from repsim_cli.base.errors import BadConfig, BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import Figures, Style, save, settings_of
+from repsim_cli.figures.frame import Figures, Style, read_figure_settings, save
 from repsim_cli.findings.analysis import Analysis, Finished, Part, Planned
 from repsim_cli.findings.claims import Claim, find_claims
 from repsim_cli.findings.complete import complete
@@ -31,10 +31,10 @@ def choose_options(
     that is of other studies, or that the plan of the run does not suit.
     """
     tested = find_claims(claims)
-    cards = {name: card_of(name) for name in registry.analyses.names()}
+    cards = {name: find_analysis_card(name) for name in registry.analyses.names()}
     of_claims = {claim.analysis for claim in tested}
     problems = [
-        f"claims: {claim.name} is about {_of_other_studies(cards[claim.analysis], planned)}"
+        f"claims: {claim.name} is about {_say_other_studies(cards[claim.analysis], planned)}"
         for claim in tested
         if planned.study not in cards[claim.analysis].studies
     ]
@@ -51,7 +51,7 @@ def choose_options(
                 options[name] = card.options()
     for name, settings in options.items():
         if planned.study not in cards[name].studies:
-            problems.append(f"analyses.{name}: it is about {_of_other_studies(cards[name], planned)}")
+            problems.append(f"analyses.{name}: it is about {_say_other_studies(cards[name], planned)}")
             continue
         if planned.options.get("within") and not cards[name].within and name in {*given, *of_claims}:
             key = f"analyses.{name}" if name in given else "claims"
@@ -74,11 +74,11 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.default is field.default_factory is dataclasses.MISSING
 
 
-def _of_other_studies(card: Analysis, planned: Planned) -> str:
+def _say_other_studies(card: Analysis, planned: Planned) -> str:
     return f"runs of the study {' or '.join(card.studies)}, got {planned.study}; drop it"
 
 
-def card_of(name: str) -> Analysis:
+def find_analysis_card(name: str) -> Analysis:
     """Raises BadInput for an analysis that does not exist."""
     return registry.analyses.get(name).card
 
@@ -89,22 +89,22 @@ def analyse(run: Run, options: Mapping[str, Any], claims: Sequence[Claim], level
     Raises RunFailed where one cannot be made; what was measured, and the analyses before it, are kept.
     """
     whole = reader.read_results(run.folder)
-    finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.of_study(), level=level)
+    finished = Finished(folder=run.folder, manifest=run.manifest, results=whole.leave_out_analyses(), level=level)
     given, left_out = complete(finished)
     for warning in left_out if options else ():
         run.warn(warning)
-    code = environment.code()
+    code = environment.describe_code()
     try:
         for name, settings in options.items():
             tested = [claim for claim in claims if claim.analysis == name]
             try:
-                part = Part() if given is None else card_of(name).compute(given, settings, tested)
+                part = Part() if given is None else find_analysis_card(name).compute(given, settings, tested)
             except (BadInput, Degenerate) as error:
                 raise RunFailed(f"{ANALYSES}{name}: {error}") from error
             part = dataclasses.replace(part, claims=note_short(part.claims, finished, tested))
             for warning in part.warnings:
                 run.warn(warning)
-            kept = whole.without(name).without_claims({claim.name for claim in tested})
+            kept = whole.leave_out_analysis(name).leave_out_claims({claim.name for claim in tested})
             whole = add_part(run, kept, name, part, {"options": dataclasses.asdict(settings), "code": code})
     finally:
         run.write_results(whole)
@@ -148,7 +148,7 @@ def add_part(run: Run, whole: Results, name: str, part: Part, record: Mapping[st
 def read_drawing(folder: Path) -> Figures:
     """Which figures the configuration of a run asks for, and how they are drawn."""
     given = reader.read_config(folder).get("figures", {}) if (folder / "config.yaml").is_file() else {}
-    return Figures(**settings_of(given))
+    return Figures(**read_figure_settings(given))
 
 
 def draw(
@@ -174,7 +174,7 @@ def draw(
     def jobs(shown: Results) -> list[tuple[str, Any]]:
         run = Finished(folder=folder, manifest=manifest, results=shown)
         given = {name: run if name == MAPS else complete(run)[0] for name in drawn}
-        makers = {name: card_of(name).figures for name in drawn}
+        makers = {name: find_analysis_card(name).figures for name in drawn}
         return [job for name, its in given.items() if its and (make := makers[name]) for job in make(its, whole)]
 
     # files are named by the models' labels, figures show these with their marks

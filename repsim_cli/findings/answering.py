@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.figures.heatmap import by_block
+from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.runs.content import CHANCE, Matrix, Measured
 
 COLUMNS = ["measure", "model", "layer", "other_model", "closest_layer", "value", CHANCE, "margin"]
@@ -51,7 +51,7 @@ class ClosestLayer(NamedTuple):
     margin: float | None
 
 
-def sides_of(measured: Measured, read: Read, first: str = "", second: str = "") -> Iterator[Sides]:
+def list_directed_pairs(measured: Measured, read: Read, first: str = "", second: str = "") -> Iterator[Sides]:
     """Gives every two models of a measure in both directions, or the two that are named; a measure that has a direction
     has a matrix for each."""
     models = {first, second} if first else None
@@ -61,9 +61,9 @@ def sides_of(measured: Measured, read: Read, first: str = "", second: str = "") 
             yield from _ways(measured, matrix, read)
 
 
-def two_models(measured: Measured, read: Read, first: str, second: str) -> list[Sides]:
+def find_both_directions(measured: Measured, read: Read, first: str, second: str) -> list[Sides]:
     """Gives two models in both directions, from the first to the second first; none where the measure lacks them."""
-    return sorted(sides_of(measured, read, first, second), key=lambda sides: sides.first != first)
+    return sorted(list_directed_pairs(measured, read, first, second), key=lambda sides: sides.first != first)
 
 
 def _ways(measured: Measured, matrix: Matrix, read: Read) -> Iterator[Sides]:
@@ -94,7 +94,7 @@ def say_closest(
     >>> say_closest(("a", "b"), ["resid_post@0", "resid_post@1"], ["resid_post@0", "resid_post@4"], [0, 1])
     "a's blocks 0 and 1 are closest to b's 0 and 4"
     """
-    shown, said = by_block([*rows, *columns])
+    shown, said = name_by_block([*rows, *columns])
     blocks = [i for i, row in enumerate(rows) if not said or shown[i] != row]  # the others have names of their own
     known = [i for i in blocks if closest[i] is not None]
     if not known:
@@ -108,11 +108,11 @@ def say_closest(
     return f"{models[0]}'s {kind} {first} {verb} closest to {models[1]}'s {second}"
 
 
-def answers(sides: Sides) -> list[ClosestLayer]:
+def find_closest_layers(sides: Sides) -> list[ClosestLayer]:
     """Finds the closest layer of each layer that has a value.
 
     >>> values = np.array([[0.9, 0.7], [0.2, np.nan]])
-    >>> [(each.closest, each.value) for each in answers(Sides("a", "b", "xy", "pq", values, None, True))]
+    >>> [(each.closest, each.value) for each in find_closest_layers(Sides("a", "b", "xy", "pq", values, None, True))]
     [('p', 0.9), ('p', 0.2)]
     """
     found = []
@@ -126,30 +126,30 @@ def answers(sides: Sides) -> list[ClosestLayer]:
     return found
 
 
-def table(measures: Sequence[Measured], read: Read) -> list[list[Any]]:
+def tabulate_closest_layers(measures: Sequence[Measured], read: Read) -> list[list[Any]]:
     """Lists for each layer of each model the closest of each other model, under every measure: rows of `COLUMNS`."""
     return [
         [measured.label, sides.first, layer, sides.second, *rest]
         for measured in measures
-        for sides in sides_of(measured, read)
-        for layer, *rest in answers(sides)
+        for sides in list_directed_pairs(measured, read)
+        for layer, *rest in find_closest_layers(sides)
     ]
 
 
-def along(sides: Sides) -> list[tuple[str, float]]:
+def list_layer_values(sides: Sides) -> list[tuple[str, float]]:
     """Gives the layers in order with their values: of the same layer where both models have it, else of the closest."""
     if sides.same_layers:
         values = zip(sides.rows, sides.values.diagonal().tolist(), strict=True)
         return [(layer, value) for layer, value in values if not np.isnan(value)]
-    return [(each.layer, each.value) for each in answers(sides)]
+    return [(each.layer, each.value) for each in find_closest_layers(sides)]
 
 
-def trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
+def describe_depth_trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
     """Says how closeness changes with depth; empty where it neither rises, falls nor stays.
 
     >>> like = {"larger_is_closer": True, "bounds": [0, 1]}
-    >>> trend([0.5, 0.6, 0.7], like), trend([0.5, 0.51, 0.5], like), trend([3.0, 2.0, 2.5, 3.1], like)
-    ('more alike with depth', 'about as alike at every depth', '')
+    >>> [describe_depth_trend(values, like) for values in ([0.5, 0.6, 0.7], [0.5, 0.51, 0.5], [3.0, 2.0, 2.5, 3.1])]
+    ['more alike with depth', 'about as alike at every depth', '']
     """
     if len(values) < 2:
         return ""
@@ -163,17 +163,17 @@ def trend(values: Sequence[float], card: Mapping[str, Any]) -> str:
     return MORE if rho >= TREND else LESS if rho <= -TREND else ""
 
 
-def form(values: Float[np.ndarray, "r c"]) -> str:
+def choose_number_format(values: Float[np.ndarray, "r c"]) -> str:
     """Chooses how the numbers of a map are written: with two decimals, or in three digits where all are small or some
     are large.
 
-    >>> form(np.array([[0.2, 0.9]])), form(np.array([[2e-4, 3e-4]])), form(np.array([[np.nan, 12345.0]]))
-    ('z.2f', '.3g', '.3g')
+    >>> [choose_number_format(np.array([values])) for values in ([0.2, 0.9], [2e-4, 3e-4], [np.nan, 12345.0])]
+    ['z.2f', '.3g', '.3g']
     """
     return "z.2f" if 0.1 <= np.nanmax(np.abs(values), initial=0.0) < 100 else ".3g"
 
 
-def extremes(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
+def pick_extreme_pairs(sides: Sides, count: int) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
     """Picks the closest pairs of layers and the furthest, the most extreme first; a layer of the first model once in
     each."""
     flat = sides.closeness.ravel()
@@ -196,6 +196,6 @@ def layer_words(names: Sequence[str]) -> tuple[Callable[[str], str], str]:
     >>> word("embed"), word("resid_post@0"), said
     ('embed', 'block 0', 'resid_post by block')
     """
-    shown, said = by_block(names)
+    shown, said = name_by_block(names)
     words = {name: f"block {block}" if block != name else name for name, block in zip(names, shown, strict=True)}
     return lambda name: words[name], said

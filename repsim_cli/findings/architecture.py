@@ -30,10 +30,10 @@ class ArchitectureOptions:
     factor: Annotated[float, Field(gt=1, le=1e9)] = 1.5
 
 
-def to_neighbours(values: Sequence[int]) -> list[float | None]:
+def compute_neighbour_ratios(values: Sequence[int]) -> list[float | None]:
     """Each value over the median of its neighbours; None where it has fewer than two.
 
-    >>> to_neighbours([64, 64, 256, 128])
+    >>> compute_neighbour_ratios([64, 64, 256, 128])
     [0.4, 0.5, 4.0, 0.8]
     """
     ratios: list[float | None] = []
@@ -43,15 +43,15 @@ def to_neighbours(values: Sequence[int]) -> list[float | None]:
     return ratios
 
 
-def ratios_of(models: Mapping[str, Facts]) -> dict[str, float | None]:
+def compare_head_widths(models: Mapping[str, Facts]) -> dict[str, float | None]:
     """Features per head over the median of the neighbours', by model, the smallest first."""
     order = sorted(models, key=lambda label: models[label].parameters or 0)
-    return dict(zip(order, to_neighbours([models[label].head_width or 0 for label in order]), strict=True))
+    return dict(zip(order, compute_neighbour_ratios([models[label].head_width or 0 for label in order]), strict=True))
 
 
-def table(models: Mapping[str, Facts], factor: float) -> Table:
+def tabulate_architectures(models: Mapping[str, Facts], factor: float) -> Table:
     rows = []
-    for label, ratio in ratios_of(models).items():
+    for label, ratio in compare_head_widths(models).items():
         model = models[label]
         apart = "" if ratio is None or 1 / factor <= ratio <= factor else "small" if ratio < 1 else "large"
         shape = [model.blocks, model.width, model.heads, model.head_width, model.rotary, model.parameters]
@@ -68,7 +68,7 @@ def table(models: Mapping[str, Facts], factor: float) -> Table:
 )
 def pythia_2_8b_has_a_small_head(models: Mapping[str, Facts]) -> Fact | Untestable:
     """2.8b has an unexpectedly small attention head."""
-    for label, ratio in ratios_of(models).items():
+    for label, ratio in compare_head_widths(models).items():
         model = models[label]
         if (model.family, model.blocks, model.width) == PYTHIA_2_8B and ratio is not None:
             return Fact(ratio, HOLDS if ratio < SMALL else FAILS)
@@ -78,4 +78,4 @@ def pythia_2_8b_has_a_small_head(models: Mapping[str, Facts]) -> Fact | Untestab
 @analysis(studies=("architecture",), unasked=lambda planned: True)
 def architecture(run: Finished, options: ArchitectureOptions, claims: Sequence[Claim]) -> Part:
     verdicts = [each.verdict("d_head", run.models) for each in claims]
-    return Part(tables={"architecture": table(run.models, options.factor)}, claims=verdicts)
+    return Part(tables={"architecture": tabulate_architectures(run.models, options.factor)}, claims=verdicts)

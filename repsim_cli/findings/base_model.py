@@ -11,13 +11,20 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.plain import free, slug
-from repsim_cli.figures.heatmap import by_block, small_heatmaps
-from repsim_cli.figures.lines import of_layers
+from repsim_cli.base.plain import find_free_key, slug
+from repsim_cli.figures.heatmap import name_by_block, small_heatmaps
+from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, select_claims
 from repsim_cli.findings.chance import chance_levels, level_in
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import DEEP, FEWEST, by_jackknife, by_units, thirds, with_trend
+from repsim_cli.findings.evidence import (
+    DEEP,
+    FEWEST,
+    compare_outer_thirds,
+    require_shared_trend,
+    weigh_by_jackknife,
+    weigh_mean,
+)
 from repsim_cli.findings.layer_maps import ClaimMap, map_of
 from repsim_cli.runs.content import Axis, Curve, Table
 
@@ -40,7 +47,9 @@ class BaseModel:
             raise BadInput("no base to compare with, got base=null; set base=LABEL")
 
 
-def to_base(values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str) -> dict[str, Float[np.ndarray, " l"]]:
+def compute_similarity_to_base(
+    values: Float[np.ndarray, "r r"], whole: ClaimMap, base: str
+) -> dict[str, Float[np.ndarray, " l"]]:
     """Of every model that may come from the base, being of its architecture, depth and widths: the similarity of its
     layers with the same layers of the base, the base's layer explained by the model's."""
     rows = whole.models[base]
@@ -57,7 +66,7 @@ def compare_with_base(
     """By model, the similarity of its layers with the same layers of the base (BASE), and the mean similarity with
     those of other seeds of its training (SEEDS) and of models of other trainings (OTHERS), where every model has such.
     """
-    bases = to_base(values, whole, base)
+    bases = compute_similarity_to_base(values, whole, base)
     lines = {label: {BASE: line} for label, line in bases.items()}
     for name, same in ((SEEDS, True), (OTHERS, False)):
         beside = {
@@ -93,14 +102,16 @@ def _changes_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | Untest
     if whole.base is None:
         return Untestable(BASES)
     by_training: dict[str, list[np.ndarray]] = {}
-    for label, curve in to_base(values, whole, whole.base).items():
+    for label, curve in compute_similarity_to_base(values, whole, whole.base).items():
         if label not in whole.untrained and len(curve) >= DEEP:
             by_training.setdefault(whole.entry(label), []).append(curve)
     if not by_training:
         return Untestable(BASES)
     curves = [np.mean(of_seeds, axis=0) for of_seeds in by_training.values()]
-    falls = [thirds(curve) for curve in curves]
-    return Weighed(float(np.mean(falls)), with_trend(by_units(falls, 0.0, "task"), [-curve for curve in curves]))
+    falls = [compare_outer_thirds(curve) for curve in curves]
+    return Weighed(
+        float(np.mean(falls)), require_shared_trend(weigh_mean(falls, 0.0, "task"), [-curve for curve in curves])
+    )
 
 
 @claim(
@@ -114,7 +125,7 @@ def tasks_diverge_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | U
     """Bottom layers remain similar to one another even when fine-tuning on different tasks, top layers diverge."""
     if whole.base is None:
         return Untestable(BASES)
-    tuned = [label for label in to_base(values, whole, whole.base) if label not in whole.untrained]
+    tuned = [label for label in compute_similarity_to_base(values, whole, whole.base) if label not in whole.untrained]
     curves = {
         (a, b): (values[whole.models[a], whole.models[b]] + values[whole.models[b], whole.models[a]].T).diagonal() / 2
         for a, b in combinations(tuned, 2)
@@ -123,24 +134,28 @@ def tasks_diverge_at_the_top(whole: ClaimMap, values: np.ndarray) -> Weighed | U
     if not curves or len(next(iter(curves.values()))) < DEEP:
         return Untestable(BASES)
 
-    def mean(left_out: str = "") -> np.ndarray:
+    def average_over_model_pairs(left_out: str = "") -> np.ndarray:
         """Over pairs of models; pairs share trainings, so trainings are left out."""
         rest = [x for pair, x in curves.items() if left_out not in map(whole.entry, pair)]
         return np.mean(rest, axis=0) if rest else np.full(len(next(iter(curves.values()))), np.nan)
 
-    without = [thirds(mean(training)) for training in dict.fromkeys(map(whole.entry, tuned))]
-    evidence = by_jackknife(thirds(mean()), 0.0, without, "task")
-    return Weighed(thirds(mean()), with_trend(evidence, [-mean()]))
+    without = [
+        compare_outer_thirds(average_over_model_pairs(training)) for training in dict.fromkeys(map(whole.entry, tuned))
+    ]
+    evidence = weigh_by_jackknife(compare_outer_thirds(average_over_model_pairs()), 0.0, without, "task")
+    return Weighed(
+        compare_outer_thirds(average_over_model_pairs()), require_shared_trend(evidence, [-average_over_model_pairs()])
+    )
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-MEASURE_with_BASE, MEASURE-with-BASE"""
-    yield from of_layers(run.results.curves, "base_model", run.seeds)
+    yield from list_layer_figures(run.results.curves, "base_model", run.seeds)
     for label, layers in run.maps.items() if run.base in run.models else ():
-        yield slug(label, "with", str(run.base)), partial(_beside_base, run, layers, str(run.base))
+        yield slug(label, "with", str(run.base)), partial(_draw_beside_base, run, layers, str(run.base))
 
 
-def _beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
+def _draw_beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
     """Of every model a small matrix: the layers of the base against its layers."""
     measure, rows = layers.measure, layers.places[base]
     matrices = [
@@ -148,7 +163,7 @@ def _beside_base(run: Finished, layers: LayerMap, base: str) -> Any:
         for model, place in layers.places.items()
         if model != base
     ]
-    _, said = by_block(layers.names)
+    _, said = name_by_block(layers.names)
     title = f"{measure.card['label']} with {base}" + (f", {said}" if said else "")
     owners = [model for model, place in layers.places.items() for _ in layers.names[place]]
     chance, level = level_in(run, measure, layers.values, owners, owners)
@@ -186,7 +201,7 @@ def base_model(run: Finished, options: BaseModel, claims: Sequence[Claim]) -> Pa
         by_model = compare_with_base(layers.values, whole, str(run.base))
         name, levels = f"{label} with {run.base}", chance_levels(run, layers)
         for model, values in by_model.items():
-            lines[free(f"{name}, {model}", lines)] = Curve(
+            lines[find_free_key(f"{name}, {model}", lines)] = Curve(
                 x=Axis(name="layer"),
                 y=Axis(
                     name=layers.measure.card["label"]

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from repsim_cli.base.plain import free
-from repsim_cli.figures.lines import of_layers
+from repsim_cli.base.plain import find_free_key
+from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import Axis, Curve, Table
 
 COLUMNS = ["measure", "model", "largest drop", "similarity there", "median elsewhere"]
@@ -26,10 +26,10 @@ class Blocks:
     least: int = 4
 
 
-def neighbours(values: np.ndarray) -> np.ndarray:
+def average_adjacent_layers(values: np.ndarray) -> np.ndarray:
     """(l - 1,): of each layer with the next, both directions averaged.
 
-    >>> neighbours(np.array([[1.0, 0.8, 0.1], [0.6, 1.0, 0.2], [0.1, 0.4, 1.0]])).round(6).tolist()
+    >>> average_adjacent_layers(np.array([[1.0, 0.8, 0.1], [0.6, 1.0, 0.2], [0.1, 0.4, 1.0]])).round(6).tolist()
     [0.7, 0.3]
     """
     return (values.diagonal(1) + values.diagonal(-1)) / 2
@@ -37,7 +37,7 @@ def neighbours(values: np.ndarray) -> np.ndarray:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_MEASURE"""
-    yield from of_layers(run.results.curves, "blocks", run.seeds)
+    yield from list_layer_figures(run.results.curves, "blocks", run.seeds)
 
 
 @analysis(studies=("similarity", "attention"), figures=figures)
@@ -47,15 +47,15 @@ def blocks(run: Finished, options: Blocks, claims: Sequence[Claim]) -> Part:
         levels = chance_levels(run, layers)
         lowest = np.argmin if layers.measure.larger_is_closer else np.argmax
         for model, place in layers.places.items():
-            order = in_order(layers.names[place])
+            order = order_layers(layers.names[place])
             names, values = [layers.names[place][i] for i in order], layers.values[place, place]
             if len(names) < max(options.least, 3):
                 continue
-            steps = neighbours(values[np.ix_(order, order)])
+            steps = average_adjacent_layers(values[np.ix_(order, order)])
             drop = int(lowest(steps))
             between = f"{names[drop]} and {names[drop + 1]}"
             rows.append([label, model, between, float(steps[drop]), float(np.median(np.delete(steps, drop)))])
-            curves[free(f"neighbours, {label}, {model}", curves)] = Curve(
+            curves[find_free_key(f"neighbours, {label}, {model}", curves)] = Curve(
                 x=Axis(name="layer"),
                 y=Axis(name=f"{layers.measure.card['label']} with the layer before"),
                 at=names[1:],

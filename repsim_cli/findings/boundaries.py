@@ -14,24 +14,39 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
+from repsim_cli.figures.panels import (
+    bar_beside,
+    count_columns,
+    find_outer_panels,
+    make_panels,
+    name_panels,
+    set_headline,
+)
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis, select_claims
-from repsim_cli.findings.blocks import neighbours
+from repsim_cli.findings.blocks import average_adjacent_layers
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import compute_adjusted_rand
 from repsim_cli.findings.evidence import FEWEST as LEAST
 from repsim_cli.findings.evidence import (
     FLIPS,
-    by_jackknife,
-    by_lone,
-    by_rank,
-    by_units,
     log_of,
-    opposite,
-    too_few,
+    negate_evidence,
+    report_too_few,
+    weigh_by_jackknife,
+    weigh_lone_value,
+    weigh_mean,
+    weigh_rank_correlation,
 )
-from repsim_cli.findings.layers import block_of, point_of
-from repsim_cli.findings.partitions import FEWEST, Labels, Square, agreement, distances, divide, segments
+from repsim_cli.findings.layers import read_block_number, read_hook_point
+from repsim_cli.findings.partitions import (
+    FEWEST,
+    Labels,
+    Square,
+    compare_partitions,
+    convert_to_distances,
+    divide,
+    find_contiguous_segments,
+)
 from repsim_cli.runs.content import Table
 
 OUTPUT = "resid_post"  # what a block is compared by
@@ -64,7 +79,7 @@ class Boundaries:
 
 
 def _outputs(names: Sequence[str]) -> int:
-    return sum(point_of(name) == OUTPUT for name in names)
+    return sum(read_hook_point(name) == OUTPUT for name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +105,12 @@ class ModelBlocks:
         return float(self.apart[np.triu_indices(len(self.apart), k=1)].mean())
 
 
-def blocks_of(values: Square, larger_is_closer: bool) -> ModelBlocks | None:
+def find_model_blocks(values: Square, larger_is_closer: bool) -> ModelBlocks | None:
     """values: between the outputs of blocks, in the order of the network. None where all are the same."""
-    suggested, apart = segments(values, larger_is_closer, count=None), distances(values, larger_is_closer)
+    suggested, apart = (
+        find_contiguous_segments(values, larger_is_closer, count=None),
+        convert_to_distances(values, larger_is_closer),
+    )
     if not suggested.scores:
         return None
     _, starts = divide(apart, 2)
@@ -156,7 +174,7 @@ def fine_tuning_parts_blocks(parted: Parted) -> Weighed | Untestable:
         return Untestable("the models have different numbers of blocks")
     far = {label: log_of(blocks.mean) for label, blocks in parted.models.items()}
     others = [far[label] for label in parted.tuned]
-    return Weighed(float(np.mean(others)) - far[base], opposite(by_lone(far[base], others, "model")))
+    return Weighed(float(np.mean(others)) - far[base], negate_evidence(weigh_lone_value(far[base], others, "model")))
 
 
 @claim(
@@ -176,7 +194,7 @@ def sparser_models_differ_less(parted: Parted) -> Weighed | Untestable:
     means = np.array([parted.models[label].mean for label in known])
     if len(set(means)) < 2:
         return Untestable("all models have the same mean distance")
-    return Weighed(*by_rank(shares, means, -0.5, "model"))
+    return Weighed(*weigh_rank_correlation(shares, means, -0.5, "model"))
 
 
 @claim(
@@ -195,13 +213,16 @@ def boundaries_are_stable_over_seeds(parted: Parted) -> Weighed | Untestable:
     if len({len(parted.models[label].apart) for label in labels}) > 1:
         return Untestable("the models have different numbers of blocks")
 
-    def mean(left_out: str = "") -> float:
+    def compute_kept_agreement(left_out: str = "") -> float:
         kept = [(parted.models[a], parted.models[b]) for a, b in pairs if left_out not in (a, b)]
         return compute_agreement(kept) if kept else float("nan")
 
     if len(labels) < FLIPS:  # of three that are anywhere all may agree
-        return Weighed(mean(), too_few(len(labels), "seed", FLIPS))
-    return Weighed(mean(), by_jackknife(mean(), 0.5, [mean(label) for label in labels], "seed"))
+        return Weighed(compute_kept_agreement(), report_too_few(len(labels), "seed", FLIPS))
+    return Weighed(
+        compute_kept_agreement(),
+        weigh_by_jackknife(compute_kept_agreement(), 0.5, [compute_kept_agreement(label) for label in labels], "seed"),
+    )
 
 
 # ---- claims on several measures ----
@@ -226,7 +247,7 @@ def gromov_wasserstein_is_clearest(parted: ByMeasure) -> Weighed | Untestable:
     gaps = [blocks.clearness - max(other[label].clearness for other in others) for label, blocks in clear.items()]
     if not gaps:
         return Untestable(f"needs {LEAST} fine-tuned models")
-    return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, "model"))
+    return Weighed(float(np.mean(gaps)), weigh_mean(gaps, 0.0, "model"))
 
 
 # ---- tables ----
@@ -238,8 +259,8 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
     for measure, parted in every.items():
         layers = run.maps[measure]
         for label, blocks in parted.models.items():
-            names, values = outputs(layers, layers.places[label])
-            steps = neighbours(values)
+            names, values = select_block_outputs(layers, layers.places[label])
+            steps = average_adjacent_layers(values)
             largest = int((steps.argmin if layers.measure.larger_is_closer else steps.argmax)())
             numbers = [blocks.groups, blocks.clearness, blocks.mean, parted.sparsity.get(label)]
             rows.append([measure, label, names[blocks.cut - 1], blocks.cut / len(names), names[largest], *numbers])
@@ -251,25 +272,25 @@ def tables(run: Finished, every: Mapping[str, Parted]) -> dict[str, Table]:
         near = sum(abs(cut - most) <= 1 for cut in cuts)
         mean = compute_agreement(list(combinations(blocks, 2))) if len(blocks) > 1 else None
         on_measures.append([label, f"{OUTPUT}@{most - 1}", len(cuts), there, near, mean])
-    over_seeds = [row for measure, parted in every.items() for row in _over_seeds(measure, parted)]
+    over_seeds = [row for measure, parted in every.items() for row in _list_seed_agreements(measure, parted)]
     by_name = {TABLE: rows, AGREEMENT: on_measures, STABILITY: over_seeds}
     return {name: Table(columns=COLUMNS[name], rows=lines) for name, lines in by_name.items() if lines}
 
 
-def _over_seeds(measure: str, parted: Parted) -> Iterator[list[Any]]:
+def _list_seed_agreements(measure: str, parted: Parted) -> Iterator[list[Any]]:
     """Of every entry with two seeds the mean agreement over pairs of them."""
     for entry in dict.fromkeys(parted.entries.values()):
         of_entry = [blocks for label, blocks in parted.models.items() if parted.entries.get(label) == entry]
         pairs = list(combinations(of_entry, 2))
         if pairs:
-            of_segments = float(np.mean([agreement(a.labels, b.labels) for a, b in pairs]))
+            of_segments = float(np.mean([compare_partitions(a.labels, b.labels) for a, b in pairs]))
             yield [measure, entry, len(of_entry), compute_agreement(pairs), of_segments]
 
 
-def outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
+def select_block_outputs(layers: LayerMap, place: slice) -> tuple[list[str], Square]:
     """The names of a model's block outputs and the values between them, in the order of the network."""
-    at = [i for i in range(place.start, place.stop) if point_of(layers.names[i]) == OUTPUT]
-    at.sort(key=lambda i: block_of(layers.names[i]) or 0)
+    at = [i for i in range(place.start, place.stop) if read_hook_point(layers.names[i]) == OUTPUT]
+    at.sort(key=lambda i: read_block_number(layers.names[i]) or 0)
     return [layers.names[i] for i in at], layers.values[np.ix_(at, at)]
 
 
@@ -291,17 +312,21 @@ def _steps(run: Finished) -> Any:
     records = [dict(zip(COLUMNS[TABLE], row, strict=True)) for row in run.results.tables[TABLE].rows]
     models = list(dict.fromkeys(record["model"] for record in records))[:MOST]
     measures = list(dict.fromkeys(record["measure"] for record in records))
-    depth = max(len(outputs(run.maps[r["measure"]], run.maps[r["measure"]].places[r["model"]])[0]) for r in records)
+    depth = max(
+        len(select_block_outputs(run.maps[r["measure"]], run.maps[r["measure"]].places[r["model"]])[0]) for r in records
+    )
     width, height = max(1.2, CELL * (depth - 1)), max(0.5, ROW * len(measures))
-    figure, axes = panels(len(models), columns(len(models)), width, height, gaps=(0.15, 0.25), least=NARROWEST)
+    figure, axes = make_panels(
+        len(models), count_columns(len(models)), width, height, gaps=(0.15, 0.25), least=NARROWEST
+    )
     name_panels(axes, models)
     image: Any = None
-    for model, panel, (first, lowest) in zip(models, axes, edges(axes), strict=True):
+    for model, panel, (first, lowest) in zip(models, axes, find_outer_panels(axes), strict=True):
         shown = np.full((len(measures), depth - 1), np.nan)
         for record in (record for record in records if record["model"] == model):
             layers, row = run.maps[record["measure"]], measures.index(record["measure"])
-            names, values = outputs(layers, layers.places[model])
-            steps = distances(values, layers.measure.larger_is_closer).diagonal(1)
+            names, values = select_block_outputs(layers, layers.places[model])
+            steps = convert_to_distances(values, layers.measure.larger_is_closer).diagonal(1)
             shown[row, : len(steps)] = steps / steps.max()
             cut = names.index(record["boundary after"])
             clear = record["clearness"] is not None and record["clearness"] > 0
@@ -318,7 +343,7 @@ def _steps(run: Finished) -> Any:
     handles = [axes[-1].plot([], [], color=COLOURS[1], label=name, **style)[0] for name, style in names.items()]
     below = -0.42 / figure.get_figheight()
     figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, below), ncols=2, fontsize=7, frameon=False)
-    headline(figure, "Where a model changes most from block to block")
+    set_headline(figure, "Where a model changes most from block to block")
     return figure
 
 
@@ -333,7 +358,7 @@ def boundaries(run: Finished, options: Boundaries, claims: Sequence[Claim]) -> P
     every: dict[str, Parted] = {}
     for label, layers in run.maps.items():
         divided = {
-            model: blocks_of(outputs(layers, place)[1], layers.measure.larger_is_closer)
+            model: find_model_blocks(select_block_outputs(layers, place)[1], layers.measure.larger_is_closer)
             for model, place in layers.places.items()
             if _outputs(layers.names[place]) >= FEWEST
         }

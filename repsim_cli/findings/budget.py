@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import say_count, slug
-from repsim_cli.figures.heatmap import by_block
-from repsim_cli.figures.lines import NAMED, plain
-from repsim_cli.figures.panels import headline, name_panels, panels
-from repsim_cli.figures.texts import distinct
+from repsim_cli.figures.heatmap import name_by_block
+from repsim_cli.figures.lines import NAMED, draw_light_grid
+from repsim_cli.figures.panels import make_panels, name_panels, set_headline
+from repsim_cli.figures.texts import shorten_names
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import block_of
+from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import BUDGET, BY_TOKEN, CHANCE, MADE_OF, P_BEYOND, Table
 
 PANEL, ACROSS = (3.4, 2.2), 3  # inches; panels side by side
@@ -46,7 +46,7 @@ class Budget:
     the layers that share most beyond the first two in a sentence; of runs with significance.budget=true."""
 
 
-def rows_of(table: Table) -> list[list[Row]]:
+def group_rows_by_pair(table: Table) -> list[list[Row]]:
     """The rows of a table by pair of models, and by measure where there are several."""
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     return [list(group) for _, group in groupby(rows, key=lambda row: (row.get("measure"), *_pair(row)))]
@@ -74,7 +74,7 @@ def say_most_shared(rows: Sequence[Row]) -> str:
     known = [row for row in known if row["learned"] is not None] or known  # of some layers without a twin
     if not known:
         return ""
-    row = max(known, key=_surely_beyond)
+    row = max(known, key=_compute_lower_end)
     if row["learned"] is None:
         of = f"{row['rest']:z.2f} ± {row['± rest']:.2f} beyond it, no untrained twin telling what was learned"
     else:
@@ -85,7 +85,7 @@ def say_most_shared(rows: Sequence[Row]) -> str:
     found = (
         f"; p < {ALPHA} beyond the token in {sum(p < ALPHA for p in tested)} of {len(tested)} pairs" if tested else ""
     )
-    return f"of {row['value']:z.2f} in {_where(row)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
+    return f"of {row['value']:z.2f} in {_say_where(row)}, {row['token']:z.2f} is the token, {of}{alone}{found}"
 
 
 def say_neighbours(rows: Sequence[Row]) -> str:
@@ -95,20 +95,20 @@ def say_neighbours(rows: Sequence[Row]) -> str:
         return ""
     row = max(known, key=lambda row: row["other tokens"])
     return (
-        f"of {row['value']:z.2f} in {_where(row)} by {row['measure']}, {row[CHANCE]:z.2f} is chance, "
+        f"of {row['value']:z.2f} in {_say_where(row)} by {row['measure']}, {row[CHANCE]:z.2f} is chance, "
         f"{row['same token']:z.2f} neighbours of the same token, {row['other tokens']:z.2f} of other tokens"
     )
 
 
-def _surely_beyond(row: Row) -> float:
+def _compute_lower_end(row: Row) -> float:
     """The lower end of the interval: the largest share may be the one that is known least."""
     part = "rest" if row["learned"] is None else "learned"
     return row[part] - (row[f"± {part}"] or 0.0)
 
 
-def _where(row: Row) -> str:
+def _say_where(row: Row) -> str:
     names = [row["layer a"], row["layer b"]]
-    blocks = [block_of(name) for name in names]
+    blocks = [read_block_number(name) for name in names]
     where = [name if block is None else f"block {block}" for name, block in zip(names, blocks, strict=True)]
     if where[0] == where[1] and names[0] == names[1]:
         return where[0]
@@ -119,10 +119,10 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """budget, by-token_MEASURE: a panel per pair of models"""
     for name, stacked in STACKED.items():
         if name in run.results.tables:
-            groups = rows_of(run.results.tables[name])
+            groups = group_rows_by_pair(run.results.tables[name])
             for measure, pairs in groupby(groups, key=lambda rows: rows[0].get("measure")):
                 file = "budget" if measure is None else slug("by-token", measure)
-                yield file, partial(by_depth, list(pairs), stacked, _headline(run, measure))
+                yield file, partial(draw_parts_by_depth, list(pairs), stacked, _headline(run, measure))
 
 
 def _headline(run: Finished, measure: str | None) -> str:
@@ -131,10 +131,10 @@ def _headline(run: Finished, measure: str | None) -> str:
     return f"{what}, by what it is made of\n{say_count(about['rows'], 'row')} of {about['documents']:,} documents"
 
 
-def by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tuple[str, str]], title: str) -> Any:
+def draw_parts_by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tuple[str, str]], title: str) -> Any:
     """A panel per pair of models: the parts on top of each other, negative ones below zero, and the value with its
     interval."""
-    figure, axes = panels(len(pairs), min(ACROSS, len(pairs)), *PANEL, gaps=(0.5, 0.75))
+    figure, axes = make_panels(len(pairs), min(ACROSS, len(pairs)), *PANEL, gaps=(0.5, 0.75))
     for panel, rows in zip(axes, pairs, strict=True):
         _draw(panel, rows, stacked)
     name_panels(axes, [" x ".join(_pair(rows[0])) for rows in pairs])
@@ -142,7 +142,7 @@ def by_depth(pairs: Sequence[Sequence[Row]], stacked: Mapping[str, tuple[str, st
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     last = axes[min(ACROSS, len(axes)) - 1]
     last.legend(handles.values(), handles.keys(), loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False, fontsize=7)
-    headline(figure, title)
+    set_headline(figure, title)
     return figure
 
 
@@ -160,21 +160,21 @@ def _draw(panel: Any, rows: Sequence[Row], stacked: Mapping[str, tuple[str, str]
     known = bool(np.isfinite(errors).any())
     shown = "the value" + (", with its interval" if known else "")
     panel.errorbar(at, values, errors if known else None, fmt="k.", markersize=3, linewidth=0.8, label=shown)
-    names, unit = by_block([row["layer a"] for row in rows])
+    names, unit = name_by_block([row["layer a"] for row in rows])
     step = -(-len(rows) // NAMED)
     panel.set_xticks(
-        at[::step], distinct(names, MOST)[::step], rotation=0 if unit else 90, fontsize=7, parse_math=False
+        at[::step], shorten_names(names, MOST)[::step], rotation=0 if unit else 90, fontsize=7, parse_math=False
     )
     panel.set_xlabel(unit and f"{unit} of {rows[0]['model a']}", fontsize=7, parse_math=False)
     panel.tick_params(axis="y", labelsize=7)
     panel.axhline(0, color="0.3", linewidth=0.6)
-    plain(panel)
+    draw_light_grid(panel)
 
 
 @analysis(studies=("similarity",), unasked=lambda planned: planned.budget, figures=figures)
 def budget(run: Finished, options: Budget, claims: Sequence[Claim]) -> Part:
     tables = run.results.tables
     say = say_most_shared if BUDGET in tables else say_neighbours
-    groups = rows_of(tables.get(BUDGET) or tables[BY_TOKEN])
+    groups = group_rows_by_pair(tables.get(BUDGET) or tables[BY_TOKEN])
     sentences = [[" x ".join(_pair(rows[0])), sentence] for rows in groups if (sentence := say(rows))]
     return Part(tables={MADE_OF: Table(columns=["models", "what"], rows=sentences)})

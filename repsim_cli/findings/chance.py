@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from repsim_cli.figures.chance import Chance, level_of
+from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings.analysis import Finished, LayerMap
 from repsim_cli.runs.content import CHANCE, Measured
 
@@ -22,7 +22,7 @@ def chance_in(
     untrained = [model for model, facts in run.manifest.get("facts", {}).items() if not facts.get("trained", True)]
     fresh = [np.isin(side, untrained) for side in (rows, columns)]
     across = fresh[0][:, None] != fresh[1]
-    return level_of(measured.chance, measured.null, drawn, np.empty(0) if across.all() else values[across])
+    return choose_chance_level(measured.chance, measured.null, drawn, np.empty(0) if across.all() else values[across])
 
 
 def level_in(

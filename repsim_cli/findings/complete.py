@@ -23,8 +23,10 @@ def complete(run: Finished) -> tuple[Finished | None, list[str]]:
     out = {layer for layer, count in counts.items() if 2 * count >= len(run.results.measures)}
     if run.groups:  # whose models have the same layers
         names = {name for _, name in out}
-        out = {layer for measured in run.results.measures for layer in layers_of(measured) if layer[1] in names}
-    left, kept = without(run, out), []
+        out = {
+            layer for measured in run.results.measures for layer in list_measured_layers(measured) if layer[1] in names
+        }
+    left, kept = leave_out_layers(run, out), []
     for measured in left.results.measures:
         if not any(np.isnan(left.array(matrix.values)).any() for matrix in measured.matrices):
             kept.append(measured)
@@ -36,7 +38,7 @@ def complete(run: Finished) -> tuple[Finished | None, list[str]]:
     return None if empty else replace(left, results=replace(left.results, measures=kept)), warnings
 
 
-def layers_of(measured: Measured) -> set[Layer]:
+def list_measured_layers(measured: Measured) -> set[Layer]:
     return {(side.model, name) for x in measured.matrices for side in (x.rows, x.columns) for name in side.layers}
 
 
@@ -47,18 +49,18 @@ def find_lacking(run: Finished, measured: Measured) -> Iterator[Layer]:
         has = np.isfinite(run.array(matrix.values))
         for side, counts in ((matrix.rows, has.sum(1)), (matrix.columns, has.sum(0))):
             known.update({(side.model, name): int(n) for name, n in zip(side.layers, counts, strict=True)})
-    return (layer for layer in layers_of(measured) if not known[layer])
+    return (layer for layer in list_measured_layers(measured) if not known[layer])
 
 
-def without(run: Finished, out: Collection[Layer]) -> Finished:
+def leave_out_layers(run: Finished, out: Collection[Layer]) -> Finished:
     """Leaves out these layers, and steps of a training that have none left."""
     left, models = {}, run.manifest.get("models", {})
 
-    def some(side: Side) -> list[int]:
+    def find_kept_layers(side: Side) -> list[int]:
         return [i for i, name in enumerate(side.layers) if (side.model, name) not in out]
 
     def drop_layers(matrix: Matrix) -> Matrix:
-        places = some(matrix.rows), some(matrix.columns)
+        places = find_kept_layers(matrix.rows), find_kept_layers(matrix.columns)
         left.update(dict.fromkeys([*matrix.cells.values(), *matrix.details.values()], np.ix_(*places)))
         rows, columns = (
             replace(side, layers=[side.layers[i] for i in at])
@@ -77,7 +79,7 @@ def without(run: Finished, out: Collection[Layer]) -> Finished:
     matrices = {k: drop_layers(x) if x.about.get("kind") == REMEDY else x for k, x in results.matrices.items()}
     facts = {}
     for model, about in run.manifest.get("facts", {}).items():
-        at = some(Side(model=model, layers=about["layers"]))
+        at = find_kept_layers(Side(model=model, layers=about["layers"]))
         facts[model] = {**about, **{key: [about[key][i] for i in at] for key in ("layers", "widths")}}
     manifest = {**run.manifest, "facts": facts}
     return replace(run, manifest=manifest, results=replace(results, measures=measures, matrices=matrices), left=left)

@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import Any
 
 from repsim_cli.base.settings import Positive, Share
-from repsim_cli.figures.lines import quantities
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_quantities
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import block_of, in_order, point_of
+from repsim_cli.findings.layers import order_layers, read_block_number, read_hook_point
 from repsim_cli.runs.content import (
     DIAGNOSTICS,
     FEATURE_SHARE,
@@ -76,7 +76,9 @@ def shorten(names: Sequence[str]) -> str:
     return ", ".join(joined)
 
 
-def warnings(run: Finished, layers: dict[str, list[dict[str, Any]]], options: Diagnostics) -> Iterator[str]:
+def describe_concentrated_layers(
+    run: Finished, layers: dict[str, list[dict[str, Any]]], options: Diagnostics
+) -> Iterator[str]:
     """A line per model that has layers to be named."""
     cards = {measured.label: measured.card for measured in run.results.measures}
     used = run.manifest.get("remedies", {})
@@ -117,23 +119,23 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _draw(groups: Sequence[Sequence[Curve]]) -> Any:
-    figure = quantities(groups, (PARTICIPATION, RATIO))
-    headline(figure, "How much of each layer a few features, or a few rows, are")
+    figure = draw_quantities(groups, (PARTICIPATION, RATIO))
+    set_headline(figure, "How much of each layer a few features, or a few rows, are")
     return figure
 
 
-def by_point(layers: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def group_by_hook_point(layers: Mapping[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """The layers of each model and hook point, where a model has several of these: a line of its own for each."""
     parted: dict[str, list[dict[str, Any]]] = {}
     for model, rows in layers.items():
-        points = {point_of(row["layer"]) for row in rows if block_of(row["layer"]) is not None}
+        points = {read_hook_point(row["layer"]) for row in rows if read_block_number(row["layer"]) is not None}
         for row in rows:
-            point = point_of(row["layer"])
+            point = read_hook_point(row["layer"])
             parted.setdefault(f"{model}, {point}" if len(points) > 1 and point in points else model, []).append(row)
     return parted
 
 
-def ratio(row: dict[str, Any]) -> float | None:
+def compute_norm_ratio(row: dict[str, Any]) -> float | None:
     first, elsewhere = row[NORMS[0]], row[NORMS[PLACES]]
     return first / elsewhere if first is not None and elsewhere else None
 
@@ -145,11 +147,11 @@ def diagnostics(run: Finished, options: Diagnostics, claims: Sequence[Claim]) ->
     for values in table.rows:
         row = dict(zip(table.columns, values, strict=True))
         layers.setdefault(row["model"], []).append(row)
-    layers = {model: [rows[i] for i in in_order([row["layer"] for row in rows])] for model, rows in layers.items()}
+    layers = {model: [rows[i] for i in order_layers([row["layer"] for row in rows])] for model, rows in layers.items()}
     curves = {}
     for quantity in (FEATURE_SHARE, ROWS_SHARE, PARTICIPATION, RATIO):
-        for model, rows in by_point(layers).items():
-            line = [ratio(row) if quantity == RATIO else row[quantity] for row in rows]
+        for model, rows in group_by_hook_point(layers).items():
+            line = [compute_norm_ratio(row) if quantity == RATIO else row[quantity] for row in rows]
             if any(value is not None for value in line):
                 curves[f"{quantity}, {model}"] = Curve(
                     x=Axis(name="layer"),
@@ -159,4 +161,4 @@ def diagnostics(run: Finished, options: Diagnostics, claims: Sequence[Claim]) ->
                     bounds=[0.0, BOUNDS.get(quantity)],
                     about={"quantity": quantity, "model": model},
                 )
-    return Part(curves=curves, warnings=list(warnings(run, layers, options)))
+    return Part(curves=curves, warnings=list(describe_concentrated_layers(run, layers, options)))

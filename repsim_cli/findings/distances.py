@@ -15,13 +15,21 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Members
 from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
-from repsim_cli.figures.heatmap import add_tree, choose_colours, heatmap
-from repsim_cli.figures.lines import PANEL, plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.heatmap import add_tree, choose_colours, draw_heatmap
+from repsim_cli.figures.lines import PANEL, draw_light_grid
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import arrangements, by_jackknife
-from repsim_cli.findings.groups import Permuted, at_points, codes, compute_separation, kinds, no_groups, permute_groups
+from repsim_cli.findings.evidence import list_group_arrangements, weigh_by_jackknife
+from repsim_cli.findings.groups import (
+    Permuted,
+    compute_separation,
+    list_depths_at_points,
+    number_groups,
+    pair_models_by_group,
+    permute_groups,
+    say_why_untestable,
+)
 from repsim_cli.runs.content import Matrix, Side, Table
 
 ROUNDING = 1e-6  # by which a cosine may leave [-1, 1]
@@ -53,7 +61,7 @@ def has_distance(card: Mapping[str, Any]) -> bool:
     return card["is_metric"] or card["cosine"]
 
 
-def angles(similarities: Float[np.ndarray, "m m l"]) -> Float[np.ndarray, "m m l"]:
+def convert_to_angles(similarities: Float[np.ndarray, "m m l"]) -> Float[np.ndarray, "m m l"]:
     """arccos of normalised inner products, in radians.
 
     A negative one (unbiased CKA may be) is an angle above pi/2: U-centred Gram matrices have inner products like any
@@ -67,14 +75,14 @@ def angles(similarities: Float[np.ndarray, "m m l"]) -> Float[np.ndarray, "m m l
     return np.arccos(np.clip(similarities, -1, 1))
 
 
-def over_layers(layers: Float[np.ndarray, "m m l"]) -> Square:
+def combine_layer_distances(layers: Float[np.ndarray, "m m l"]) -> Square:
     """sqrt(sum over layers of d^2), a metric where d is one of counterparts (Brown et al. 2023, eq. 2)."""
     whole = np.sqrt(np.square((layers + layers.transpose(1, 0, 2)) / 2).sum(2))
     np.fill_diagonal(whole, 0)
     return whole
 
 
-def clusters(values: Square, count: int) -> dict[str, Int[np.ndarray, " m"]]:
+def cluster_models(values: Square, count: int) -> dict[str, Int[np.ndarray, " m"]]:
     """`count` clusters each: hierarchical by average linkage, spectral from the affinity exp(-d^2 / (2 s^2)), s the
     median distance.
 
@@ -87,17 +95,20 @@ def clusters(values: Square, count: int) -> dict[str, Int[np.ndarray, " m"]]:
         raise BadInput("half of the pairs of models are the same, got a median of 0; drop copies")
     affinity = np.exp(-np.square(values / scale) / 2)
     spectral = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
-    return {"hierarchical": hierarchical(values, count), "spectral": np.asarray(spectral.fit_predict(affinity))}
+    return {
+        "hierarchical": cluster_by_average_linkage(values, count),
+        "spectral": np.asarray(spectral.fit_predict(affinity)),
+    }
 
 
-def tree(values: Square) -> Float[np.ndarray, "n 4"]:
+def build_linkage_tree(values: Square) -> Float[np.ndarray, "n 4"]:
     """The merges of an average-linkage clustering."""
     return hierarchy.linkage(squareform(values, checks=False), "average", optimal_ordering=True)
 
 
-def hierarchical(values: Square, count: int) -> Int[np.ndarray, " m"]:
+def cluster_by_average_linkage(values: Square, count: int) -> Int[np.ndarray, " m"]:
     """`count` clusters by average linkage."""
-    return hierarchy.cut_tree(tree(values), count)[:, 0]
+    return hierarchy.cut_tree(build_linkage_tree(values), count)[:, 0]
 
 
 def compute_adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, " m"]) -> Float[np.ndarray, " k"]:
@@ -118,9 +129,12 @@ def compute_adjusted_rand(labels: Int[np.ndarray, "k m"], cut: Int[np.ndarray, "
 
 def compute_recovery(groups: Members, cut: Int[np.ndarray, " m"], seed: int) -> Permuted:
     """The adjusted Rand index of clusters and groups, against all other ways to group the models."""
-    labels, exact = arrangements(codes(groups), seed)
+    labels, exact = list_group_arrangements(number_groups(groups), seed)
     return permute_groups(
-        compute_adjusted_rand(labels, cut), float(compute_adjusted_rand(codes(groups)[None], cut)[0]), exact, len(cut)
+        compute_adjusted_rand(labels, cut),
+        float(compute_adjusted_rand(number_groups(groups)[None], cut)[0]),
+        exact,
+        len(cut),
     )
 
 
@@ -135,9 +149,9 @@ class GroupDistances:
     agreement: Mapping[str, Permuted] = field(default_factory=dict)
 
 
-def between(groups: Members, values: Square, seed: int) -> GroupDistances:
-    """Raises BadInput as `clusters` does."""
-    cut = clusters(values, len(groups))
+def make_group_distances(groups: Members, values: Square, seed: int) -> GroupDistances:
+    """Raises BadInput as `cluster_models` does."""
+    cut = cluster_models(values, len(groups))
     return GroupDistances(
         groups, values, cut, {method: compute_recovery(groups, labels, seed) for method, labels in cut.items()}
     )
@@ -154,7 +168,7 @@ def between(groups: Members, values: Square, seed: int) -> GroupDistances:
 )
 def between_group_distances_are_larger(models: GroupDistances) -> Weighed | Untestable:
     """Models of two groups are farther apart than models of one."""
-    if why := no_groups(models.groups):
+    if why := say_why_untestable(models.groups):
         return Untestable(why)
     apart = compute_separation(models.values, models.groups, seed=0)
     return Weighed(apart.value, apart.evidence)
@@ -168,16 +182,16 @@ def between_group_distances_are_larger(models: GroupDistances) -> Weighed | Unte
 )
 def clusters_are_the_groups(models: GroupDistances) -> Weighed | Untestable:
     """The groups form two distinct clusters; here these come from distances alone."""
-    if why := no_groups(models.groups):
+    if why := say_why_untestable(models.groups):
         return Untestable(why)
-    agreed, numbers = models.agreement["hierarchical"], codes(models.groups)
+    agreed, numbers = models.agreement["hierarchical"], number_groups(models.groups)
 
-    def without(model: int) -> float:
+    def compute_without(model: int) -> float:
         kept = np.delete(np.arange(len(numbers)), model)
-        cut = hierarchical(models.values[np.ix_(kept, kept)], len(models.groups))
+        cut = cluster_by_average_linkage(models.values[np.ix_(kept, kept)], len(models.groups))
         return float(compute_adjusted_rand(numbers[kept][None], cut)[0])
 
-    evidence = by_jackknife(agreed.value, 0.5, [without(model) for model in range(len(numbers))], "model")
+    evidence = weigh_by_jackknife(agreed.value, 0.5, [compute_without(model) for model in range(len(numbers))], "model")
     how = f"{evidence.how}, and {agreed.evidence.how}"
     return Weighed(agreed.value, replace(evidence, above=max(evidence.above, agreed.p), how=how))
 
@@ -200,7 +214,7 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     """Box, violin and the points of every kind of pair."""
     from matplotlib.figure import Figure
 
-    whole, by_kind = run.array(matrix.values), kinds(run.groups)
+    whole, by_kind = run.array(matrix.values), pair_models_by_group(run.groups)
     figure = Figure(figsize=(PANEL[0], 0.3 + BOX * len(by_kind)))
     axes = figure.add_axes((0, 0, 1, 1))
     rng = np.random.default_rng(0)  # points beside each other, the same in every drawing
@@ -222,8 +236,8 @@ def _distances(run: Finished, matrix: Matrix) -> Any:
     axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(f"distance (root of the sum over layers of {matrix.about['layers']}²)", fontsize=8)
-    plain(axes)
-    headline(figure, "How far apart models are, within and between groups", matrix.about["distance"])
+    draw_light_grid(axes)
+    set_headline(figure, "How far apart models are, within and between groups", matrix.about["distance"])
     return figure
 
 
@@ -232,7 +246,7 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     from matplotlib import colormaps
 
     name, whole = matrix.about["distance"], run.array(matrix.values)
-    merges = tree(whole)
+    merges = build_linkage_tree(whole)
     order = hierarchy.leaves_list(merges)
     values, names = whole[np.ix_(order, order)], [matrix.rows.layers[i] for i in order]
     agreed = [f"{row[1]} {row[2]:.2f} (p = {row[3]:.2g})" for row in run.results.tables[AGREEMENT].rows
@@ -242,9 +256,9 @@ def _models(run: Finished, matrix: Matrix) -> Any:
     limits = (float(apart.min()), float(apart.max()))
     # a model and itself stand apart: white, below the scale of different models
     scale = colormaps[choose_colours(small_is_bright=True)].with_extremes(under="white")
-    figure, axes = heatmap(values, names, names, title, matrix.label, limits, scale, "{:.2f}")
+    figure, axes = draw_heatmap(values, names, names, title, matrix.label, limits, scale, "{:.2f}")
     colours = cycle(COLOURS[::2] + COLOURS[1::2], len(run.groups))
-    of_models = dict(zip(matrix.rows.layers, codes(run.groups), strict=True))
+    of_models = dict(zip(matrix.rows.layers, number_groups(run.groups), strict=True))
     for axis in (axes.xaxis, axes.yaxis):
         for label in axis.get_ticklabels():
             label.set_color(colours[of_models[label.get_text()]])
@@ -262,7 +276,7 @@ def distances(run: Finished, options: Distances, claims: Sequence[Claim]) -> Par
     matrices: dict[str, tuple[np.ndarray, Matrix]] = {}
     rows: dict[str, list[list[Any]]] = {table: [] for table in COLUMNS}
     verdicts = []
-    for name, measure, _, _, depths in at_points(run):
+    for name, measure, _, _, depths in list_depths_at_points(run):
         if not has_distance(measure.card):
             continue
         groups, card = depths.groups, measure.card
@@ -270,8 +284,10 @@ def distances(run: Finished, options: Distances, claims: Sequence[Claim]) -> Par
             models = GroupDistances(groups, depths.values[..., 0])
         else:
             try:
-                values = over_layers(depths.values if card["is_metric"] else angles(depths.values))
-                models = between(groups, values, run.seed)
+                values = combine_layer_distances(
+                    depths.values if card["is_metric"] else convert_to_angles(depths.values)
+                )
+                models = make_group_distances(groups, values, run.seed)
             except BadInput as error:
                 raise BadInput(f"{name}: {error}") from None
             layers = card["label"] if card["is_metric"] else f"arccos {card['label']}"
@@ -293,7 +309,7 @@ def _rows(name: str, models: GroupDistances) -> dict[str, list[list[Any]]]:
     """Of one distance, by table."""
     labels = [(model, group) for group, members in models.groups.items() for model in members]
     spread = []
-    for kind, pairs in kinds(models.groups).items():
+    for kind, pairs in pair_models_by_group(models.groups).items():
         values = models.values[tuple(np.array(pairs).T)]
         deviation = float(values.std(ddof=1)) if len(values) > 1 else None
         numbers = [float(values.mean()), deviation, float(values.min()), float(values.max())]

@@ -42,7 +42,7 @@ def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     most = f"{list_models([names[i] for i in top])} ({rows} of {len(shares)} rows) make {share:.0f} %"
     unit = "texts" if about["tokens"] is None else f"{about['unit']}s"
     said = f"the {unit} behind it, at {where}: {most} of the similarity"
-    alike = agreement(arrays["nearest"][layers[0]], arrays["nearest"][layers[1]])
+    alike = count_shared_neighbours(arrays["nearest"][layers[0]], arrays["nearest"][layers[1]])
     enough = [i for i, group in enumerate(groups) if about["tokens"] is None or len(group) >= FEWEST]
     least = sorted(enough, key=lambda i: float(alike[groups[i]].mean()))[:MOST]
     if least:
@@ -51,10 +51,10 @@ def say_driving(kept: Kept, first: str, second: str) -> Iterator[str]:
     yield said
 
 
-def agreement(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"]) -> Int[np.ndarray, " n"]:
+def count_shared_neighbours(a: Int[np.ndarray, "n k"], b: Int[np.ndarray, "n k"]) -> Int[np.ndarray, " n"]:
     """Counts of each row how many of its nearest rows two layers share.
 
-    >>> agreement(np.array([[1, 2]]), np.array([[2, 3]])).tolist()
+    >>> count_shared_neighbours(np.array([[1, 2]]), np.array([[2, 3]])).tolist()
     [1]
     """
     return (a[:, :, None] == b[:, None, :]).sum((1, 2))

@@ -52,7 +52,9 @@ def log_of(value: float | np.floating) -> float:
     return math.log(max(float(value), np.finfo(float).tiny))
 
 
-def by_error(value: float, threshold: float, se: float, freedom: float | int, how: str, units: int) -> Evidence:
+def weigh_by_standard_error(
+    value: float, threshold: float, se: float, freedom: float | int, how: str, units: int
+) -> Evidence:
     """Student's t of the distance to the threshold. freedom: degrees of freedom of the standard error."""
     gap = value - threshold
     t = gap / se if se else math.copysign(math.inf, gap) if gap else 0.0
@@ -60,70 +62,74 @@ def by_error(value: float, threshold: float, se: float, freedom: float | int, ho
     return Evidence(above, below, how, se=se, units=units)
 
 
-def too_few(units: int, unit: str, least: int = FEWEST) -> Evidence:
+def report_too_few(units: int, unit: str, least: int = FEWEST) -> Evidence:
     """Gives the evidence of fewer units than `least`: none."""
     return Evidence(1.0, 1.0, say_count(units, unit), smallest=1.0, units=units, needs=say_count(least, unit))
 
 
-def over(units: int, unit: str) -> str:
+def say_standard_error(units: int, unit: str) -> str:
     return f"standard error over {say_count(units, unit)}"
 
 
-def by_units(values: Sequence[float] | np.ndarray, threshold: float, unit: str) -> Evidence:
+def weigh_mean(values: Sequence[float] | np.ndarray, threshold: float, unit: str) -> Evidence:
     """Tests the mean of independent values, three or more, against the threshold."""
     count = len(values)
     if count < FEWEST:
-        return too_few(count, unit)
+        return report_too_few(count, unit)
     se = float(np.std(values, ddof=1)) / math.sqrt(count)
-    return by_error(float(np.mean(values)), threshold, se, count - 1, over(count, unit), count)
+    return weigh_by_standard_error(
+        float(np.mean(values)), threshold, se, count - 1, say_standard_error(count, unit), count
+    )
 
 
-def by_two(first: Sequence[float], second: Sequence[float], unit: str) -> Evidence:
+def weigh_mean_difference(first: Sequence[float], second: Sequence[float], unit: str) -> Evidence:
     """Tests the mean of three or more values minus that of three or more others, by Welch's t."""
     if (least := min(len(first), len(second))) < FEWEST:
-        return replace(too_few(least, unit), needs=f"{say_count(FEWEST, unit)} of each kind")
+        return replace(report_too_few(least, unit), needs=f"{say_count(FEWEST, unit)} of each kind")
     shares = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
     spread = sum(share**2 / (len(side) - 1) for share, side in zip(shares, (first, second), strict=True))
     freedom = sum(shares) ** 2 / spread if spread else 1.0
     gap, count = float(np.mean(first) - np.mean(second)), len(first) + len(second)
-    return by_error(gap, 0.0, math.sqrt(sum(shares)), freedom, over(count, unit), count)
+    return weigh_by_standard_error(gap, 0.0, math.sqrt(sum(shares)), freedom, say_standard_error(count, unit), count)
 
 
-def by_lone(value: float, others: Sequence[float], unit: str) -> Evidence:
+def weigh_lone_value(value: float, others: Sequence[float], unit: str) -> Evidence:
     """Tests one value minus the mean of three or more others, all of which may vary as these do."""
     count = len(others)
     if count < FEWEST:
-        return too_few(count, unit)
+        return report_too_few(count, unit)
     se = float(np.std(others, ddof=1)) * math.sqrt(1 + 1 / count)
-    return by_error(value - float(np.mean(others)), 0.0, se, count - 1, f"spread of {say_count(count, unit)}", count)
+    return weigh_by_standard_error(
+        value - float(np.mean(others)), 0.0, se, count - 1, f"spread of {say_count(count, unit)}", count
+    )
 
 
-def opposite(evidence: Evidence) -> Evidence:
+def negate_evidence(evidence: Evidence) -> Evidence:
     """Turns the evidence into that of minus the statistic."""
     return replace(evidence, above=evidence.below, below=evidence.above)
 
 
-def by_jackknife(value: float, threshold: float, left_out: Sequence[float] | np.ndarray, unit: str) -> Evidence:
+def weigh_by_jackknife(value: float, threshold: float, left_out: Sequence[float] | np.ndarray, unit: str) -> Evidence:
     """left_out: the statistic without each of three or more units, NaN where it has no value."""
     count = len(left_out)
     if count < FEWEST or not np.isfinite(left_out).all():
-        return too_few(count, unit, max(FEWEST, count + 1))
+        return report_too_few(count, unit, max(FEWEST, count + 1))
     se = float(np.std(left_out)) * math.sqrt(count - 1)
-    return by_error(value, threshold, se, count - 1, over(count, unit), count)
+    return weigh_by_standard_error(value, threshold, se, count - 1, say_standard_error(count, unit), count)
 
 
-def by_chance(value: float, others: Float[np.ndarray, " k"], how: str, units: int, needs: str) -> Evidence:
+def weigh_against_null(value: float, others: Float[np.ndarray, " k"], how: str, units: int, needs: str) -> Evidence:
     """others: the statistic under every arrangement of the units, or under those that were drawn; `value` is one."""
     near = ROUNDING * max(1.0, abs(value))
 
-    def beyond(statistic: float) -> tuple[float, float]:
+    def compute_tails(statistic: float) -> tuple[float, float]:
         return float((others >= statistic - near).mean()), float((others <= statistic + near).mean())
 
-    smallest = min(beyond(float(others.max()))[0], beyond(float(others.min()))[1])
-    return Evidence(*beyond(value), how, smallest, units=units, needs=needs)
+    smallest = min(compute_tails(float(others.max()))[0], compute_tails(float(others.min()))[1])
+    return Evidence(*compute_tails(value), how, smallest, units=units, needs=needs)
 
 
-def by_sign(count: int, cases: int, unit: str) -> Evidence:
+def weigh_by_sign_test(count: int, cases: int, unit: str) -> Evidence:
     """Tests in how many of five or more units something is so, against so in every second one."""
     above, below = scipy.stats.binom.sf(count - 1, cases, 0.5), scipy.stats.binom.cdf(count, cases, 0.5)
     how = f"{say_count(cases, unit)}, each as likely so as not"
@@ -132,16 +138,18 @@ def by_sign(count: int, cases: int, unit: str) -> Evidence:
     )  # fmt: skip
 
 
-def by_rank(x: Values, y: Values, threshold: float, unit: str) -> tuple[float, Evidence]:
+def weigh_rank_correlation(x: Values, y: Values, threshold: float, unit: str) -> tuple[float, Evidence]:
     """Spearman's rho over independent units, against a true one of the threshold: p from samples as large, with the
     same ties, of a normal distribution of two variables with that rank correlation."""
-    places, count = ranks(x), len(x)
-    value = float(places @ ranks(y))
+    places, count = normalise_ranks(x), len(x)
+    value = float(places @ normalise_ranks(y))
     null = _rhos(tuple(np.sort(places).tolist()), threshold)
     smallest, needs = _ends(null), ""
     if smallest > LEVEL:
         needs = say_count(next(n for n in itertools.count(count) if _ends(_list_untied(n, threshold)) <= LEVEL), unit)
-    found = by_chance(value, null, f"{say_count(count, unit)} against a true rho of {threshold:g}", count, needs)
+    found = weigh_against_null(
+        value, null, f"{say_count(count, unit)} against a true rho of {threshold:g}", count, needs
+    )
     return value, replace(found, smallest=smallest)
 
 
@@ -158,7 +166,7 @@ def _rhos(places: tuple[float, ...], threshold: float) -> Float[np.ndarray, " k"
 
 
 def _list_untied(count: int, threshold: float) -> Float[np.ndarray, " k"]:
-    return _rhos(tuple(ranks(range(count)).tolist()), threshold)
+    return _rhos(tuple(normalise_ranks(range(count)).tolist()), threshold)
 
 
 def _ends(null: Float[np.ndarray, " k"]) -> float:
@@ -166,7 +174,7 @@ def _ends(null: Float[np.ndarray, " k"]) -> float:
     return float(max((null >= null.max() - ROUNDING).mean(), (null <= null.min() + ROUNDING).mean()))
 
 
-def with_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: float = 0.0) -> Evidence:
+def require_shared_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: float = 0.0) -> Evidence:
     """Evidence over units whose curves may all follow one smooth curve: what they share must be steady, too.
 
     curves: of every unit, over its layers or checkpoints, rising where the statistic is positive. Models of one suite,
@@ -178,7 +186,7 @@ def with_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: floa
         how = f"curves of {size} points"
         return replace(evidence, above=1.0, below=1.0, how=how, smallest=1.0, needs=f"{DEEP} layers or checkpoints")
     at = np.linspace(0, 1, size)
-    rises, falls = steady(np.mean([np.interp(at, np.linspace(0, 1, len(y)), y) for y in curves], axis=0))
+    rises, falls = compute_trend_p(np.mean([np.interp(at, np.linspace(0, 1, len(y)), y) for y in curves], axis=0))
     above, below = max(evidence.above, rises), max(evidence.below, falls)
     return replace(
         evidence,
@@ -188,7 +196,7 @@ def with_trend(evidence: Evidence, curves: Sequence[np.ndarray], threshold: floa
     )
 
 
-def steady(curve: Float[np.ndarray, " n"]) -> tuple[float, float]:
+def compute_trend_p(curve: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """One-sided p of a rise, and of a fall, of a single curve that may wander: Student's t of its mean step.
 
     The steps of a curve that wanders at random have the mean 0. Of n steps that resemble the next ones n (1 - r) /
@@ -202,11 +210,11 @@ def steady(curve: Float[np.ndarray, " n"]) -> tuple[float, float]:
     r = min(max(r + UPPER / math.sqrt(count), 0.0), 0.9)
     counts = max(2.0, count * (1 - r) / (1 + r))
     se = math.sqrt(spread / (count - 1) / counts)
-    found = by_error(float(steps.mean()), 0.0, se, counts - 1, "", count)
+    found = weigh_by_standard_error(float(steps.mean()), 0.0, se, counts - 1, "", count)
     return found.above, found.below
 
 
-def arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarray, "k m"], bool]:
+def list_group_arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarray, "k m"], bool]:
     """All ways to give the models groups of the same sizes (True), or, of more than 200 000, `codes` and 9999 drawn."""
     sizes = np.bincount(codes)
     if math.factorial(len(codes)) // math.prod(math.factorial(int(size)) for size in sizes) > EXACT:
@@ -221,7 +229,7 @@ def arrangements(codes: Int[np.ndarray, " m"], seed: int) -> tuple[Int[np.ndarra
     return rows, True
 
 
-def all_of(parts: Sequence[Evidence]) -> Evidence:
+def require_all_parts(parts: Sequence[Evidence]) -> Evidence:
     """That every part, over the same units, lies above its threshold; below: that some part does not, corrected for
     their number."""
     return replace(
@@ -231,7 +239,7 @@ def all_of(parts: Sequence[Evidence]) -> Evidence:
     )
 
 
-def orders(sizes: Sequence[int]) -> tuple[list[Orders], str]:
+def list_permutations(sizes: Sequence[int]) -> tuple[list[Orders], str]:
     """For each of the sets of these sizes, its members in k orders, the sets permuted independently of each other, and
     how many there are, in words: all of them, or of more than 5040 the observed one and 1999 drawn."""
     if math.prod(map(math.factorial, sizes)) <= ALL:
@@ -244,7 +252,7 @@ def orders(sizes: Sequence[int]) -> tuple[list[Orders], str]:
     return [np.concatenate([np.arange(len(permuted[0]))[None], permuted]) for permuted in drawn], f"{DRAWN + 1:,} drawn"
 
 
-def ranks(values: Sequence[float | int] | range | np.ndarray) -> Float[np.ndarray, " n"]:
+def normalise_ranks(values: Sequence[float | int] | range | np.ndarray) -> Float[np.ndarray, " n"]:
     """Ranks, centred and of norm 1: the inner product of two is Spearman's rho. NaN where all are equal."""
     ranked = scipy.stats.rankdata(values)
     ranked = ranked - ranked.mean()
@@ -252,7 +260,7 @@ def ranks(values: Sequence[float | int] | range | np.ndarray) -> Float[np.ndarra
     return ranked / norm if norm else np.full(len(ranked), np.nan)
 
 
-def thirds(curve: Float[np.ndarray, " n"]) -> float:
+def compare_outer_thirds(curve: Float[np.ndarray, " n"]) -> float:
     """Mean of the first third of a curve over depths minus that of its last third."""
     third = len(curve) // 3
     return float(np.mean(curve[:third]) - np.mean(curve[-third:]))

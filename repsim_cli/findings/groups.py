@@ -14,17 +14,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from repsim_cli.base.plain import free, slug
+from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.base.settings import Members
 from repsim_cli.figures.frame import legend_beside, line_styles
-from repsim_cli.figures.lines import PANEL, draw_levels, gaps, name_bands, plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import PANEL, draw_levels, draw_light_grid, mark_gaps, name_bands
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import EXACT, LEVEL, ROUNDING, SAMPLED, Evidence, arrangements, by_jackknife
-from repsim_cli.findings.jackknife import interval, over_models, satterthwaite
-from repsim_cli.findings.layers import block_of, point_of
+from repsim_cli.findings.evidence import (
+    EXACT,
+    LEVEL,
+    ROUNDING,
+    SAMPLED,
+    Evidence,
+    list_group_arrangements,
+    weigh_by_jackknife,
+)
+from repsim_cli.findings.jackknife import compute_t_interval, estimate_standard_error, satterthwaite
+from repsim_cli.findings.layers import read_block_number, read_hook_point
 from repsim_cli.runs.content import Axis, Band, Curve, Facts, Measured
 
 Pairs = list[tuple[int, int]]
@@ -69,20 +77,22 @@ class PointLayers(NamedTuple):
     shares: list[float]
 
 
-def points_of(model: Facts) -> dict[str, PointLayers]:
+def group_layers_by_point(model: Facts) -> dict[str, PointLayers]:
     """By hook point, e.g. `mlp_out`; stored activations are one point."""
     if model.blocks is None:
         count = len(model.layers)
         return {"layers": PointLayers(list(range(count)), [(i + 1) / count for i in range(count)])}
     points: dict[str, PointLayers] = {}
     for i, name in enumerate(model.layers):
-        point, block = points.setdefault(point_of(name), PointLayers([], [])), block_of(name)
+        point, block = points.setdefault(read_hook_point(name), PointLayers([], [])), read_block_number(name)
         point.places.append(i)
         point.shares.append(0.0 if block is None else (block + 1) / model.blocks)
     return points
 
 
-def counterparts(layers: LayerMap, models: Sequence[str], places: Sequence[int]) -> Float[np.ndarray, "m m l"]:
+def select_counterpart_similarities(
+    layers: LayerMap, models: Sequence[str], places: Sequence[int]
+) -> Float[np.ndarray, "m m l"]:
     """Of these models in this order, the similarity of layers at the same place. places: among those of each model."""
     starts = np.array([layers.places[model].start for model in models], int)
     at = starts[:, None] + np.array(places)
@@ -99,13 +109,13 @@ class AtPoint(NamedTuple):
     depths: Depths
 
 
-def at_points(run: Finished) -> Iterator[AtPoint]:
+def list_depths_at_points(run: Finished) -> Iterator[AtPoint]:
     """For every measure and hook point; without groups, of no models."""
     models = [model for members in run.groups.values() for model in members]
     for label, layers in run.maps.items():
         first = run.models[next(iter(models or layers.places))]
-        for point, (places, shares) in points_of(first).items():
-            values = counterparts(layers, models, places)
+        for point, (places, shares) in group_layers_by_point(first).items():
+            values = select_counterpart_similarities(layers, models, places)
             depths = Depths(run.groups, values, np.array(shares), layers.measure.larger_is_closer)
             names = [first.layers[place] for place in places]
             yield AtPoint(f"{label}, {point}", layers.measure, point, names, depths)
@@ -114,12 +124,12 @@ def at_points(run: Finished) -> Iterator[AtPoint]:
 # ---- pairs of models ----
 
 
-def codes(groups: Members) -> Int[np.ndarray, " m"]:
+def number_groups(groups: Members) -> Int[np.ndarray, " m"]:
     """The number of each model's group, models in the order of the groups."""
     return np.repeat(np.arange(len(groups)), [len(members) for members in groups.values()])
 
 
-def kinds(groups: Members) -> dict[Kind, Pairs]:
+def pair_models_by_group(groups: Members) -> dict[Kind, Pairs]:
     """All unordered pairs of different models by their groups, as places in the order of the groups."""
     starts = np.cumsum([0, *(len(members) for members in groups.values())])
     places = {name: range(starts[i], starts[i + 1]) for i, name in enumerate(groups)}
@@ -144,16 +154,16 @@ def curves(
     values = depths.symmetric
     names = [model for members in depths.groups.values() for model in members]
     by_name: dict[str, Curve] = {}
-    for kind, pairs in kinds(depths.groups).items():
+    for kind, pairs in pair_models_by_group(depths.groups).items():
         places = np.array(pairs)
         lines, bands = values[places[:, 0], places[:, 1]], {}
         if min(len(depths.groups[name]) for name in kind) >= FEWEST:
             counts = np.array([len(depths.groups[name]) for name in dict.fromkeys(kind)])
-            error = over_models(_leave_out(lines, places, kind), float(satterthwaite(1 / counts, counts)))
-            low, high = interval(lines.mean(0), error, level, bounds)
+            error = estimate_standard_error(_leave_out(lines, places, kind), float(satterthwaite(1 / counts, counts)))
+            low, high = compute_t_interval(lines.mean(0), error, level, bounds)
             of = f"{100 * level:g} % over models"
             bands["models"] = Band(low=low.tolist(), high=high.tolist(), of=of)
-        by_name[free(f"{quantity}, {point}, {'-'.join(kind)}", by_name)] = Curve(
+        by_name[find_free_key(f"{quantity}, {point}, {'-'.join(kind)}", by_name)] = Curve(
             x=Axis(name="layer"),
             y=Axis(name=label),
             at=layers,
@@ -203,7 +213,9 @@ def permute_groups(statistics: Float[np.ndarray, " k"], value: float, exact: boo
     return Permuted(value, p, opposite, len(statistics), exact, models)
 
 
-def separation(values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"]) -> Float[np.ndarray, " k"]:
+def compute_labelling_separations(
+    values: Float[np.ndarray, "m m"], labels: Int[np.ndarray, "k m"]
+) -> Float[np.ndarray, " k"]:
     """Mean over the pairs between groups minus mean over those within, for each way to label the models."""
     a, b = np.triu_indices(len(values), k=1)
     pairs = values[a, b]
@@ -220,9 +232,12 @@ def compute_separation(values: Float[np.ndarray, "m m"], groups: Members, seed: 
 
     Pairs within count alike whichever group they are of: the larger group has more of them.
     """
-    labels, exact = arrangements(codes(groups), seed)
+    labels, exact = list_group_arrangements(number_groups(groups), seed)
     return permute_groups(
-        separation(values, labels), float(separation(values, codes(groups)[None])[0]), exact, len(values)
+        compute_labelling_separations(values, labels),
+        float(compute_labelling_separations(values, number_groups(groups)[None])[0]),
+        exact,
+        len(values),
     )
 
 
@@ -238,7 +253,7 @@ def smallest_p(groups: Members) -> float:
     return alike / count if count <= EXACT else 1 / (1 + SAMPLED)
 
 
-def no_groups(groups: Members) -> str:
+def say_why_untestable(groups: Members) -> str:
     """Why these groups cannot be told apart; empty where they can."""
     if len(groups) < 2:
         return "needs two groups of 4 models"
@@ -246,7 +261,7 @@ def no_groups(groups: Members) -> str:
     return f"groups of this size have no p below {least:.2g}; needs two groups of 4 models" if least > LEVEL else ""
 
 
-def without_each(count: int) -> list[Int[np.ndarray, " kept"]]:
+def leave_out_each(count: int) -> list[Int[np.ndarray, " kept"]]:
     """The places that are left without each model."""
     return [np.delete(np.arange(count), place) for place in range(count)]
 
@@ -257,7 +272,7 @@ def without_each(count: int) -> list[Int[np.ndarray, " kept"]]:
 def late_gap(depths: Depths) -> Weighed | Untestable:
     """How far apart the groups are in late layers, positive where models of one group are closer."""
     late = depths.shares > LATE
-    why = no_groups(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
+    why = say_why_untestable(depths.groups) or ("" if late.any() else "no layer lies beyond 75 % of the depth")
     if why:
         return Untestable(why)
     apart = _compute_separation(depths, late)
@@ -292,23 +307,23 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
     early, late = depths.shares <= EARLY, depths.shares > LATE
     if not early.any() or not late.any():
         return Untestable("needs layers in the first half and beyond 75 % of the depth")
-    if why := no_groups(depths.groups):
+    if why := say_why_untestable(depths.groups):
         return Untestable(why)
     apart = _compute_separation(depths, late)
     if apart.value <= 0 or apart.p > LEVEL:
         return Untestable(f"the groups do not differ in late layers (p = {apart.p:.2g})")
-    numbers, sign = codes(depths.groups), -1 if depths.larger_is_closer else 1
+    numbers, sign = number_groups(depths.groups), -1 if depths.larger_is_closer else 1
     sides = [sign * depths.symmetric[..., at].mean(2) for at in (early, late)]
 
-    def both_gaps(kept: np.ndarray) -> np.ndarray:
-        return np.array([separation(x[np.ix_(kept, kept)], numbers[kept][None])[0] for x in sides])
+    def compute_both_gaps(kept: np.ndarray) -> np.ndarray:
+        return np.array([compute_labelling_separations(x[np.ix_(kept, kept)], numbers[kept][None])[0] for x in sides])
 
-    gap = both_gaps(np.arange(len(numbers)))
-    left_out = np.array([both_gaps(kept) for kept in without_each(len(numbers))])
+    gap = compute_both_gaps(np.arange(len(numbers)))
+    left_out = np.array([compute_both_gaps(kept) for kept in leave_out_each(len(numbers))])
     # alike: the early gap lies above the negative and below the positive share of the late one
-    above = by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], "model")
-    below = by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], "model")
-    share = by_jackknife(float(gap[0] / gap[1]), ALIKE, left_out[:, 0] / left_out[:, 1], "model")
+    above = weigh_by_jackknife(gap[0] - ALIKE * gap[1], 0.0, left_out @ [1, -ALIKE], "model")
+    below = weigh_by_jackknife(gap[0] + ALIKE * gap[1], 0.0, left_out @ [1, ALIKE], "model")
+    share = weigh_by_jackknife(float(gap[0] / gap[1]), ALIKE, left_out[:, 0] / left_out[:, 1], "model")
     p, opposite = max(above.below, below.above), min(1.0, 2 * min(above.above, below.below))
     return Weighed(float(abs(gap[0] / gap[1])), replace(share, above=opposite, below=p))
 
@@ -318,20 +333,20 @@ def groups_alike_early(depths: Depths) -> Weighed | Untestable:
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-POINT-groups"""
-    yield from of_groups(run.results.curves, "groups")
+    yield from list_group_figures(run.results.curves, "groups")
 
 
-def of_groups(every: Mapping[str, Curve], analysis: str) -> Iterator[Job]:
+def list_group_figures(every: Mapping[str, Curve], analysis: str) -> Iterator[Job]:
     """QUANTITY-POINT-groups for the curves of kinds of pairs that an analysis made."""
     by_figure: dict[tuple[str, str], list[Curve]] = {}
     for curve in every.values():
         if curve.analysis == analysis and "pairs_of" in curve.about:
             by_figure.setdefault((curve.about["quantity"], curve.about["point"]), []).append(curve)
     for (quantity, point), kept in by_figure.items():
-        yield slug(quantity, point, "groups"), partial(_by_depth, kept)
+        yield slug(quantity, point, "groups"), partial(_draw_by_depth, kept)
 
 
-def _by_depth(every: Sequence[Curve]) -> Any:
+def _draw_by_depth(every: Sequence[Curve]) -> Any:
     """A line and a band over models for each kind of pair; single pairs where there is no band."""
     from matplotlib.figure import Figure
 
@@ -345,16 +360,16 @@ def _by_depth(every: Sequence[Curve]) -> Any:
         axes.axvspan(late[0] - 0.5, at[-1] + 0.5, color="0.94", linewidth=0, label="beyond 75 % of the depth")
     for curve, style in zip(every, line_styles(len(every)), strict=True):
         colour = style["color"]
-        pairs, mean = len(curve.lines), gaps(curve.mean or [])
+        pairs, mean = len(curve.lines), mark_gaps(curve.mean or [])
         label = f"{' – '.join(curve.about['pairs_of'])} ({pairs} {'pair' if pairs == 1 else 'pairs'})"
         axes.plot(at, mean, **style, markersize=4, linewidth=1.6, label=label, zorder=3)
         if band := curve.bands.get("models"):
-            low, high = gaps(band.low), gaps(band.high)
+            low, high = mark_gaps(band.low), mark_gaps(band.high)
             axes.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
             for edge in (low, high):
                 axes.plot(at, edge, color=colour, alpha=0.6, linewidth=0.6)
         else:
-            lines = np.transpose([gaps(line) for line in curve.lines.values()])
+            lines = np.transpose([mark_gaps(line) for line in curve.lines.values()])
             axes.plot(at, lines, color=colour, alpha=0.3, linewidth=0.6)
     draw_levels(axes, about.get("levels"))
     axes.set_xlim(-0.5, at[-1] + 0.5)
@@ -363,10 +378,10 @@ def _by_depth(every: Sequence[Curve]) -> Any:
     axes.set_xticks(at[::step], names, fontsize=8, parse_math=False)
     axes.set_xlabel("block" if "@" in layers[0] else "layer")
     axes.set_ylabel(str(first.y), parse_math=False)
-    plain(axes)
+    draw_light_grid(axes)
     name_bands(axes, [curve.bands["models"].of for curve in every if "models" in curve.bands])
     legend_beside(axes, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    headline(
+    set_headline(
         figure,
         "How alike groups of models are, layer by layer",
         f"{about['quantity']}, {about['point']}; mean over pairs",
@@ -378,7 +393,7 @@ def _by_depth(every: Sequence[Curve]) -> Any:
 def groups(run: Finished, options: Groups, claims: Sequence[Claim]) -> Part:
     lines: dict[str, Curve] = {}
     verdicts = []
-    for name, measure, point, layers, depths in at_points(run):
+    for name, measure, point, layers, depths in list_depths_at_points(run):
         if run.groups:
             label = measure.card["label"]
             bounds = measure.card["bounds"]

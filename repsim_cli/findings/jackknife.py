@@ -16,7 +16,7 @@ class StandardErrors(NamedTuple):
     freedom: Float[np.ndarray, "..."]
 
 
-def over_models(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.inf) -> StandardErrors:
+def estimate_standard_error(left: Sequence[Float[np.ndarray, "m ..."]], most: float = math.inf) -> StandardErrors:
     """Estimates the standard error of a statistic from what it is without each model (Efron 1982).
 
     left: for every group of models the statistic without each of its models. Groups are taken as independent: their
@@ -37,7 +37,7 @@ def satterthwaite(parts: Float[np.ndarray, "g ..."], counts: Int[np.ndarray, " g
     return np.asarray(parts.sum(0) ** 2 / (parts**2 / freedoms).sum(0))
 
 
-def interval(
+def compute_t_interval(
     value: Float[np.ndarray, "..."] | float,
     error: StandardErrors,
     level: float,

@@ -11,13 +11,20 @@ import scipy
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.plain import free, slug
+from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.panels import bar_beside, columns, edges, headline, name_panels, panels
+from repsim_cli.figures.panels import (
+    bar_beside,
+    count_columns,
+    find_outer_panels,
+    make_panels,
+    name_panels,
+    set_headline,
+)
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.findings.evidence import ROUNDING
-from repsim_cli.findings.groups import PointLayers, points_of
+from repsim_cli.findings.groups import PointLayers, group_layers_by_point
 from repsim_cli.runs.content import Matrix, Side, Table
 
 TABLE = "identification of layers"
@@ -40,7 +47,7 @@ class LayerIdentification:
             raise BadInput(f"two seeds of a network are needed, got {', '.join(labels)}; give e.g. `seeds: [0, 1]`")
 
 
-def seeds_of(run: Finished) -> Seeds:
+def group_models_by_network(run: Finished) -> Seeds:
     """The models of each network of which there are several, by its entry or family."""
     networks: dict[tuple[str, ...], list[str]] = {}
     for model, about in run.models.items():
@@ -48,22 +55,22 @@ def seeds_of(run: Finished) -> Seeds:
     return {network[0]: models for network, models in networks.items() if len(models) > 1}
 
 
-def most_similar(similar: Float[np.ndarray, "l l"]) -> Float[np.ndarray, "l l"]:
+def mark_most_similar(similar: Float[np.ndarray, "l l"]) -> Float[np.ndarray, "l l"]:
     """Of each row the largest entry, as 1; equal ones share it.
 
-    >>> most_similar(np.array([[0.9, 0.2, 0.1], [0.5, 0.5, 0.3], [0.8, 0.1, 0.2]])).tolist()
+    >>> mark_most_similar(np.array([[0.9, 0.2, 0.1], [0.5, 0.5, 0.3], [0.8, 0.1, 0.2]])).tolist()
     [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
     """
     best = similar >= similar.max(1, keepdims=True) - ROUNDING
     return best / best.sum(1, keepdims=True)
 
 
-def blocks_of(layers: LayerMap, models: Sequence[str], point: PointLayers) -> Blocks:
+def find_most_similar_layers(layers: LayerMap, models: Sequence[str], point: PointLayers) -> Blocks:
     """For each ordered pair of models which layer of the second is most similar to each of the first."""
     sign = 1 if layers.measure.larger_is_closer else -1
     at = np.array([[layers.places[model].start + place for place in point.places] for model in models])
     similar = sign * layers.values[at[:, None, :, None], at[None, :, None, :]]
-    return np.array([[most_similar(block) for block in row] for row in similar])
+    return np.array([[mark_most_similar(block) for block in row] for row in similar])
 
 
 def identify(blocks: Blocks) -> Float[np.ndarray, "m m"]:
@@ -73,7 +80,7 @@ def identify(blocks: Blocks) -> Float[np.ndarray, "m m"]:
     return shares
 
 
-def band(shares: Float[np.ndarray, "m m"], level: float) -> tuple[float | None, float | None]:
+def compute_jackknife_interval(shares: Float[np.ndarray, "m m"], level: float) -> tuple[float | None, float | None]:
     """A t interval for the mean from the jackknife over models, within 0 and 1; none of fewer than three models."""
     count = len(shares)
     if count < 3:
@@ -110,7 +117,7 @@ def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
     for row in rows:
         by_measure.setdefault(row["measure"], []).append(row["identified"])
     order = sorted(by_measure, key=lambda measure: -np.mean(by_measure[measure]))
-    figure, axes = panels(len(points), len(points), PANEL, 0.4 + ROW * len(order), gaps=(0.15, 0.0))
+    figure, axes = make_panels(len(points), len(points), PANEL, 0.4 + ROW * len(order), gaps=(0.15, 0.0))
     for number, (axis, point) in enumerate(zip(axes, points, strict=True)):
         here = [row for row in rows if row["hook point"] == point]
         axis.axvline(here[0]["chance"], color="0.5", linestyle="--", linewidth=0.8, zorder=0)
@@ -127,20 +134,22 @@ def _shares(rows: Sequence[Mapping[str, Any]], level: float) -> Any:
         axis.tick_params(axis="x", labelsize=7)
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.spines[["top", "right"]].set_visible(False)
-    name_panels(axes, [f"{point}, {row_of(rows, point)['layers']} layers" for point in points])
+    name_panels(axes, [f"{point}, {find_point_row(rows, point)['layers']} layers" for point in points])
     bands = f"lines: {100 * level:g} % over seeds; " if rows[0]["low"] is not None else ""
     title = f"Layers identified in another seed: {rows[0]['models']}, {rows[0]['seeds']} seeds"
-    headline(figure, title, f"{bands}dashed: chance")
+    set_headline(figure, title, f"{bands}dashed: chance")
     return figure
 
 
-def row_of(rows: Sequence[Mapping[str, Any]], point: str) -> Mapping[str, Any]:
+def find_point_row(rows: Sequence[Mapping[str, Any]], point: str) -> Mapping[str, Any]:
     return next(row for row in rows if row["hook point"] == point)
 
 
 def _draw_found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
-    figure, axes = panels(len(matrices), columns(len(matrices)), SMALL, SMALL, gaps=(0.12, 0.28), least=SMALLEST)
-    for axis, (first, lowest), matrix in zip(axes, edges(axes), matrices, strict=True):
+    figure, axes = make_panels(
+        len(matrices), count_columns(len(matrices)), SMALL, SMALL, gaps=(0.12, 0.28), least=SMALLEST
+    )
+    for axis, (first, lowest), matrix in zip(axes, find_outer_panels(axes), matrices, strict=True):
         axis.imshow(run.array(matrix.values), vmin=0, vmax=1)
         count = len(matrix.rows.layers)
         axis.set_xticks(range(count), range(count) if lowest else [""] * count, fontsize=6)
@@ -148,7 +157,7 @@ def _draw_found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
         axis.tick_params(length=1.5)
     name_panels(axes, [matrix.about["measure"] for matrix in matrices])
     bar_beside(figure, axes[0].images[0], "share of pairs of seeds")
-    headline(figure, "Most similar layer of another seed (columns) to each layer (rows)", point)
+    set_headline(figure, "Most similar layer of another seed (columns) to each layer (rows)", point)
     return figure
 
 
@@ -159,18 +168,18 @@ def _draw_found(run: Finished, matrices: Sequence[Matrix], point: str) -> Any:
 def layer_identification(run: Finished, options: LayerIdentification, claims: Sequence[Claim]) -> Part:
     rows, matrices = [], {}
     for label, layers in run.maps.items():
-        for network, models in seeds_of(run).items():
-            for point, at in points_of(run.models[models[0]]).items():
+        for network, models in group_models_by_network(run).items():
+            for point, at in group_layers_by_point(run.models[models[0]]).items():
                 if len(at.places) < 2:
                     continue
-                blocks = blocks_of(layers, models, at)
+                blocks = find_most_similar_layers(layers, models, at)
                 shares, count = identify(blocks), len(at.places)
-                ends = band(shares, run.level)
+                ends = compute_jackknife_interval(shares, run.level)
                 mean = float(np.nanmean(shares))
                 rows.append([label, network, point, mean, *ends, 1 / count, count, len(models)])
                 names = [run.models[models[0]].layers[place] for place in at.places]
                 pairs = np.array(list(permutations(range(len(models)), 2))).T
-                matrices[free(f"{FOUND}, {label}, {network}, {point}", matrices)] = (
+                matrices[find_free_key(f"{FOUND}, {label}, {network}, {point}", matrices)] = (
                     blocks[pairs[0], pairs[1]].mean(0),
                     Matrix(
                         rows=Side(model=network, layers=names),

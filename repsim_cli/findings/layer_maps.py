@@ -51,7 +51,7 @@ class ClaimMap:
         """Names the model of every layer."""
         return np.repeat(list(self.models), [place.stop - place.start for place in self.models.values()])
 
-    def only(self, kept: np.ndarray) -> "ClaimMap":
+    def keep_layers(self, kept: np.ndarray) -> "ClaimMap":
         """Keeps some layers. kept: whether each stays."""
         at, owners = np.flatnonzero(kept), self.owners()[kept]
         places = {model: np.flatnonzero(owners == model) for model in self.models if (owners == model).any()}
@@ -63,13 +63,16 @@ class ClaimMap:
             widths=[self.widths[i] for i in at.tolist()],
         )
 
-    def of_noise(self, name: str) -> np.ndarray:
+    def compute_values_of_noise(self, name: str) -> np.ndarray:
         """Computes what a measure gives for independent normal rows of these widths: the best of a layer's neurons
         correlates a little with any, and biased CKA of n rows is at most the root of the product of the widths over
         n - 1. Rows count as independent: repeated words raise both further. Of other measures 0."""
         widths = np.array(self.widths, float)
         if name == "neuronsim":
-            return np.broadcast_to([best_of(width, self.rows) for width in self.widths], (len(widths), len(widths)))
+            return np.broadcast_to(
+                [compute_largest_noise_correlation(width, self.rows) for width in self.widths],
+                (len(widths), len(widths)),
+            )
         if name == "cka":
             return np.sqrt(np.outer(widths, widths)) / (self.rows - 1)
         return np.zeros((len(widths), len(widths)))
@@ -95,10 +98,10 @@ def map_of(run: Finished) -> tuple[ClaimMap, dict[str, str]]:
 
 
 @cache
-def best_of(neurons: int, rows: int) -> float:
+def compute_largest_noise_correlation(neurons: int, rows: int) -> float:
     """Computes the largest of so many absolute correlations with independent normal values, on average.
 
-    >>> round(best_of(1, 100), 3), round(best_of(64, 100), 3)
+    >>> round(compute_largest_noise_correlation(1, 100), 3), round(compute_largest_noise_correlation(64, 100), 3)
     (0.08, 0.258)
     """
     r = np.linspace(0, 1, 20_001)
@@ -134,11 +137,11 @@ def find_trained(whole: ClaimMap, values: np.ndarray) -> TrainedMap:
             twins[model] = twin
             free.remove(twin)
 
-    def among(models: Sequence[str]) -> np.ndarray:
+    def take_values_among(models: Sequence[str]) -> np.ndarray:
         at = [i for model in models for i in range(whole.models[model].start, whole.models[model].stop)]
         return values[np.ix_(at, at)]
 
-    part = whole.only(np.isin(whole.owners(), kept)) if kept else replace(whole, models={})
+    part = whole.keep_layers(np.isin(whole.owners(), kept)) if kept else replace(whole, models={})
     if not kept or len(twins) < len(kept):
-        return TrainedMap(part, among(kept), FRESH)
-    return TrainedMap(part, among(kept) - among([twins[model] for model in kept]), TWINS)
+        return TrainedMap(part, take_values_among(kept), FRESH)
+    return TrainedMap(part, take_values_among(kept) - take_values_among([twins[model] for model in kept]), TWINS)

@@ -9,7 +9,7 @@ from pathlib import Path
 FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "grades.csv"
 
 
-def leaderboard() -> dict[str, dict[str, str]]:
+def load_leaderboard() -> dict[str, dict[str, str]]:
     """By measure, the lowest mean rank on language first, columns of the table `measures by grade`; `images` is the
     mean rank on images, `images low` and `images high` its band, and so on."""
     with FILE.open(newline="") as stream:
@@ -20,14 +20,14 @@ def leaderboard() -> dict[str, dict[str, str]]:
 LANGUAGE, IMAGES = ("ahead of", "behind"), ("images ahead of", "images behind")
 
 
-def apart(measure: str, counts: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
+def count_better_and_worse(measure: str, counts: tuple[str, str] = LANGUAGE) -> tuple[int, int] | None:
     """Of how many graded measures it is told to be better, and worse: the interval of the difference of both mean ranks
     does not hold 0; None without a grade.
 
-    >>> apart("no such measure") is None
+    >>> count_better_and_worse("no such measure") is None
     True
     """
-    mine = leaderboard().get(measure, {})
+    mine = load_leaderboard().get(measure, {})
     ahead, behind = (mine.get(name, "") for name in counts)
     return (int(ahead), int(behind)) if ahead and behind else None
 
@@ -38,9 +38,9 @@ def grade(measure: str) -> str:
     >>> grade("no such measure")
     ''
     """
-    told = [apart(measure, counts) for counts in (LANGUAGE, IMAGES)]
+    told = [count_better_and_worse(measure, counts) for counts in (LANGUAGE, IMAGES)]
     of = [f"ahead of {each[0]}, behind {each[1]}" for each in told if each is not None]
-    return f" [of {len(leaderboard())} measures {'; on images '.join(of)}]" if len(of) == len(told) else ""
+    return f" [of {len(load_leaderboard())} measures {'; on images '.join(of)}]" if len(of) == len(told) else ""
 
 
 def trust(measures: Iterable[str]) -> dict[str, float]:
@@ -50,6 +50,6 @@ def trust(measures: Iterable[str]) -> dict[str, float]:
     >>> trust(["no such measure"])
     {'no such measure': 0.5}
     """
-    others = len(leaderboard()) - 1
-    told = {name: apart(name) or (0, 0) for name in measures}
+    others = len(load_leaderboard()) - 1
+    told = {name: count_better_and_worse(name) or (0, 0) for name in measures}
     return {name: (1 + (ahead - behind) / others) / 2 for name, (ahead, behind) in told.items()}

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from repsim_cli.figures.lines import of_layers
+from repsim_cli.figures.lines import list_layer_figures
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import DEEP, FEWEST, by_lone, by_units, ranks, with_trend
+from repsim_cli.findings.evidence import (
+    DEEP,
+    FEWEST,
+    normalise_ranks,
+    require_shared_trend,
+    weigh_lone_value,
+    weigh_mean,
+)
 from repsim_cli.findings.layer_maps import ClaimMap, map_of
 from repsim_cli.runs.content import Axis, Curve
 
@@ -27,11 +34,11 @@ class Localization:
     """
 
 
-def other_means(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:
+def average_over_others(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:
     """Of every layer the mean of its row (its own neurons, followed by the others') and of its column (the others'
     neurons, followed by its own) over all other layers: of the other models and of its own, without itself.
 
-    >>> means = other_means(np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]]))
+    >>> means = average_over_others(np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]]))
     >>> means["row"].round(6).tolist(), means["column"].round(6).tolist()
     ([0.3, 0.7, 0.05], [0.3, 0.15, 0.6])
     """
@@ -39,10 +46,12 @@ def other_means(values: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray,
     return {"row": (values.sum(1) - itself) / others, "column": (values.sum(0) - itself) / others}
 
 
-def localize(neurons: Float[np.ndarray, "r r"], spread: Float[np.ndarray, "r r"]) -> dict[str, Float[np.ndarray, " r"]]:
+def measure_localization(
+    neurons: Float[np.ndarray, "r r"], spread: Float[np.ndarray, "r r"]
+) -> dict[str, Float[np.ndarray, " r"]]:
     """Means of a measure of single neurons minus those of a measure of whole representations (Wu et al. 2020, section
     5.1: neuronsim minus svsim). Higher: more of what a layer shares with others is in single neurons."""
-    single, distributed = other_means(neurons), other_means(spread)
+    single, distributed = average_over_others(neurons), average_over_others(spread)
     return {way: single[way] - distributed[way] for way in single}
 
 
@@ -85,8 +94,8 @@ def localization_rises_with_depth(whole: ClaimMap) -> Weighed | Untestable:
     deep = [scores[place] for place in trained.models.values() if place.stop - place.start >= DEEP]
     if not deep or any(len(set(score)) < 2 for score in deep):
         return Untestable(f"needs {FEWEST} trained models of {DEEP} blocks or more that differ in localization")
-    rhos = [float(ranks(range(len(score))) @ ranks(score)) for score in deep]
-    return Weighed(float(np.mean(rhos)), with_trend(by_units(rhos, 0.5, "model"), deep, 0.5))
+    rhos = [float(normalise_ranks(range(len(score))) @ normalise_ranks(score)) for score in deep]
+    return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, 0.5, "model"), deep, 0.5))
 
 
 @claim(
@@ -117,7 +126,7 @@ def fine_tuning_delocalizes_the_top(whole: ClaimMap) -> Weighed | Untestable:
     others = [float(np.mean(scores)) for scores in by_training.values()]
     if not others:
         return Untestable(f"needs {FEWEST} trainings of models of the base's depth")
-    return Weighed(top[whole.base] - float(np.mean(others)), by_lone(top[whole.base], others, "task"))
+    return Weighed(top[whole.base] - float(np.mean(others)), weigh_lone_value(top[whole.base], others, "task"))
 
 
 def _find_trained_blocks(whole: ClaimMap) -> ClaimMap | str:
@@ -125,17 +134,17 @@ def _find_trained_blocks(whole: ClaimMap) -> ClaimMap | str:
     if absent := [name for name in (NEURONS, WHOLE) if name not in whole.values]:
         return f"needs the measure {absent[0]}"
     kept = np.array([name != "embed" for name in whole.names]) & ~np.isin(whole.owners(), list(whole.untrained))
-    return whole.only(kept) if kept.sum() > 1 else "needs trained models"
+    return whole.keep_layers(kept) if kept.sum() > 1 else "needs trained models"
 
 
 def _scores(whole: ClaimMap) -> np.ndarray:
     """Localization of every layer by row means."""
-    return localize(whole.values[NEURONS], whole.values[WHOLE])["row"]
+    return measure_localization(whole.values[NEURONS], whole.values[WHOLE])["row"]
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-QUANTITY"""
-    yield from of_layers(run.results.curves, "localization", run.seeds)
+    yield from list_layer_figures(run.results.curves, "localization", run.seeds)
 
 
 @analysis(studies=("similarity", "attention"), figures=figures)
@@ -143,11 +152,11 @@ def localization(run: Finished, options: Localization, claims: Sequence[Claim]) 
     lines: dict[str, Curve] = {}
     for label, layers in run.maps.items():
         mean = f"mean {label}"
-        means, levels = other_means(layers.values), chance_levels(run, layers)
+        means, levels = average_over_others(layers.values), chance_levels(run, layers)
         lines |= curves(mean, f"{mean} over all other layers", means, layers, levels)
     named = {layers.measure.name: layers for layers in run.maps.values()}
     if {NEURONS, WHOLE} <= set(named):
-        difference = localize(named[NEURONS].values, named[WHOLE].values)
+        difference = measure_localization(named[NEURONS].values, named[WHOLE].values)
         lines |= curves("localization", f"localization ({NEURONS} - {WHOLE})", difference, named[NEURONS])
     whole, labels = map_of(run)
     measure = " and ".join(labels.get(name, name) for name in (NEURONS, WHOLE))

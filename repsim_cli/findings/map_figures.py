@@ -8,28 +8,28 @@ import numpy as np
 from scipy.cluster import hierarchy
 
 from repsim_cli.base.plain import slug
-from repsim_cli.base.settings import treatment
+from repsim_cli.base.settings import say_treatment
 from repsim_cli.figures.heatmap import (
     WRITTEN,
     Beside,
     Chance,
     add_strips,
     bar_label,
-    by_block,
+    choose_card_colours,
     colour_range,
-    colours,
-    heatmap,
+    draw_heatmap,
+    find_matrix_axes,
+    name_by_block,
     outer_names,
-    pair,
     small_heatmaps,
 )
-from repsim_cli.figures.panels import list_models, path
+from repsim_cli.figures.panels import draw_path, list_models
 from repsim_cli.findings import multiples, sub_networks
 from repsim_cli.findings.analysis import Finished, Job
-from repsim_cli.findings.answering import closest_columns, say_closest, two_models
+from repsim_cli.findings.answering import closest_columns, find_both_directions, say_closest
 from repsim_cli.findings.chance import level_in
-from repsim_cli.findings.distances import tree
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.distances import build_linkage_tree
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.findings.multiples import MOST_PAIRS
 from repsim_cli.findings.sentences import NOTHING, is_chance
 from repsim_cli.runs.content import DIAGNOSTICS, FEATURE_SHARE, ROWS_SHARE, Matrix, Measured
@@ -95,7 +95,7 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
     p = join(choose_tests(measured.null)[0])[cells] if values and measured.null else None
     score = join("calibrated")[cells] if values and matrix_has(measured, "calibrated") else None
     level = level_in(run, measured, raw[cells], owners, owners) if values else None
-    shown, said = by_block(names)
+    shown, said = name_by_block(names)
     mixed = order != "model"
     labels = [f"{model} {name}" for model, name in zip(owners, shown, strict=True)] if mixed else names
     starts = (0,) if mixed else ends[:-1].tolist()
@@ -108,47 +108,49 @@ def _grid(run: Finished, measured: Measured, quantity: str) -> Any:
         line = closest_columns(raw[np.ix_(first, second)], larger)
         seen = _say_seen(run, measured, (models[0], models[1]), layers[models[0]], layers[models[1]], line)
     figure, _ = _draw_measured(measured, drawn, labels, labels, seen=seen, starts=starts)
-    for number, each in enumerate(pair(figure)):
+    for number, each in enumerate(find_matrix_axes(figure)):
         if mixed:
             each.set_xlabel(", ".join(filter(None, [f"layers by {order}", said])), fontsize=7)
             continue
         for end in ends[1:-1]:
             each.axhline(end - 0.5, color="white", linewidth=1.2)
             each.axvline(end - 0.5, color="white", linewidth=1.2)
-        for which in "x" if number and each.get_position().y0 == pair(figure)[0].get_position().y0 else "xy":
+        for which in (
+            "x" if number and each.get_position().y0 == find_matrix_axes(figure)[0].get_position().y0 else "xy"
+        ):
             outer_names(each, which, models, ends, said)
     if values:
         _diagnose(run, figure, list(zip(owners, names, strict=True)))
     return figure
 
 
-def by_depth(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
+def order_by_depth(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
     """Places of all layers by their share of the way through their model. counts: the layers of each model.
 
-    >>> by_depth([2, 3], np.eye(5)).tolist()
+    >>> order_by_depth([2, 3], np.eye(5)).tolist()
     [0, 2, 3, 1, 4]
     """
     return np.argsort(np.concatenate([np.linspace(0, 1, count) for count in counts]), kind="stable")
 
 
-def by_cluster(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
+def order_by_cluster(counts: Sequence[int] | np.ndarray, closeness: np.ndarray) -> np.ndarray:
     """Places of all layers as the leaves of a tree of average linkage, neighbours as close as the tree allows. Pairs
     that were not compared are as far apart as any.
 
-    >>> by_cluster([4], np.array([[3, 0, 2, 0], [0, 3, 0, 2], [2, 0, 3, 1], [0, 2, 1, 3]])).tolist()
+    >>> order_by_cluster([4], np.array([[3, 0, 2, 0], [0, 3, 0, 2], [2, 0, 3, 1], [0, 2, 1, 3]])).tolist()
     [0, 2, 3, 1]
     """
     both = (closeness + closeness.T) / 2
     apart = np.nanmax(both) - np.where(np.isnan(both), np.nanmin(both), both)
     np.fill_diagonal(apart, 0)
-    return hierarchy.leaves_list(tree(apart))
+    return hierarchy.leaves_list(build_linkage_tree(apart))
 
 
 Order = Literal["model", "depth", "cluster"]
 ORDERS: dict[Order, Callable[[Any, np.ndarray], np.ndarray]] = {
     "model": lambda counts, closeness: np.arange(len(closeness)),
-    "depth": by_depth,
-    "cluster": by_cluster,
+    "depth": order_by_depth,
+    "cluster": order_by_cluster,
 }
 
 
@@ -169,7 +171,7 @@ def _diagnose(run: Finished, figure: Any, columns: Sequence[tuple[str, str]]) ->
         name: np.array([rows[layer][share] or 0.0 for layer in columns], float)
         for name, share in (("largest feature", FEATURE_SHARE), ("largest 1 % of rows", ROWS_SHARE))
     }
-    for axes in pair(figure)[:1]:
+    for axes in find_matrix_axes(figure)[:1]:
         add_strips(axes, shares)
 
 
@@ -177,7 +179,7 @@ def _panels(run: Finished, measured: Measured) -> Any:
     """A small matrix per model."""
     matrices = measured.matrices
     squares = [(x.rows.model, run.array(x.values), x.rows.layers, x.rows.layers) for x in matrices]
-    _, said = by_block([name for matrix in matrices for name in matrix.rows.layers])
+    _, said = name_by_block([name for matrix in matrices for name in matrix.rows.layers])
     models = [matrix.rows.model for matrix in matrices]
     chance, level = level_in(run, measured, np.full((len(models), len(models)), np.nan), models, models)
     of = f"{measured.label}, {said}" if said else measured.label
@@ -193,7 +195,8 @@ def _pair(
 ) -> Any:
     """ordered: layers are drawn in the order of the network, not in that of the file."""
     orders = [
-        in_order(side.layers) if ordered else list(range(len(side.layers))) for side in (matrix.rows, matrix.columns)
+        order_layers(side.layers) if ordered else list(range(len(side.layers)))
+        for side in (matrix.rows, matrix.columns)
     ]
     cells = np.ix_(*orders)
     values = run.array(matrix.values)[cells]
@@ -213,10 +216,10 @@ def _pair(
         seen = _say_seen(run, measured, models, down, across, line)
         seen += f"\n{'framed' if written else 'line'}: the closest of {models[1]}"
     figure, axes = _draw_measured(measured, drawn, down, across, seen=seen, limits=run.limits(measured))
-    path(axes, line, outlined=written)
-    _, said = by_block([*down, *across])
+    draw_path(axes, line, outlined=written)
+    _, said = name_by_block([*down, *across])
     axes.set_ylabel(models[0], parse_math=False)
-    for each in pair(figure):
+    for each in find_matrix_axes(figure):
         each.set_xlabel(models[1] + (f"\n{said}" if said else ""), parse_math=False)
     _diagnose(run, figure, [(models[1], layer) for layer in across])
     return figure
@@ -231,7 +234,7 @@ def _say_seen(
     closest: Sequence[int | None],
 ) -> str:
     """Says which layers of two models answer to each other, or that chance would give as much."""
-    found = two_models(measured, run.array, *models)
+    found = find_both_directions(measured, run.array, *models)
     if found and is_chance(measured, found[0]):
         return f"{models[0]} and {models[1]} {NOTHING}"
     return say_closest(models, rows, columns, closest)
@@ -286,13 +289,13 @@ def _draw_measured(
     batches = "1 batch" if estimate["batches"] == 1 else f"{estimate['batches']:,} batches"
     alpha = measured.null["alpha"] if p is not None and measured.null else 1.0
     chance = np.zeros(values.shape, bool) if p is None else ~(p <= alpha) & np.isfinite(values)
-    _, said = by_block([*rows, *columns])
+    _, said = name_by_block([*rows, *columns])
     parts = [
         f"{card['label']}{': standard error' if quantity == 'se' else ''}",
         SAMPLED[estimate["kind"]].format(batches),
         f"{estimate['rows']:,} {estimate.get('unit', 'rows')}",
     ]
-    treated = treatment(estimate.get("remedies", {}))
+    treated = say_treatment(estimate.get("remedies", {}))
     unknown = " or not known" if p is not None and np.isnan(p[chance]).any() else ""
     crosses = (
         f" (×: p > {alpha:g}{unknown}, {choose_tests(measured.null)[1]})" if measured.null and chance.any() else ""
@@ -303,14 +306,14 @@ def _draw_measured(
         level[1] if level else "",
         measured.token_alone if quantity == "values" else "",
     ]
-    return heatmap(
+    return draw_heatmap(
         values,
-        by_block(rows)[0] if said else rows,
-        by_block(columns)[0] if said else columns,
+        name_by_block(rows)[0] if said else rows,
+        name_by_block(columns)[0] if said else columns,
         title="\n".join(filter(None, lines)),
         bar_label="standard error" if quantity == "se" else bar_label(card),
         limits=limits or colour_range(values, card, quantity),
-        colours=colours(card, quantity),
+        colours=choose_card_colours(card, quantity),
         form="{:.2g}" if quantity == "se" or card.get("reads") == "outputs" else "{:.2f}",
         starts=starts,
         crossed=chance,
@@ -326,5 +329,5 @@ def _scale_calibrated(score: np.ndarray, card: Mapping[str, Any]) -> dict[str, A
     return {
         "label": "calibrated score (0: chance)",
         "limits": limits,
-        "colours": colours({"larger_is_closer": True}, ""),
+        "colours": choose_card_colours({"larger_is_closer": True}, ""),
     }

@@ -12,15 +12,15 @@ from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import (
     DEEP,
     FEWEST,
-    arrangements,
-    by_chance,
-    by_jackknife,
-    by_lone,
-    by_units,
+    compare_outer_thirds,
+    list_group_arrangements,
     log_of,
-    ranks,
-    thirds,
-    with_trend,
+    normalise_ranks,
+    require_shared_trend,
+    weigh_against_null,
+    weigh_by_jackknife,
+    weigh_lone_value,
+    weigh_mean,
 )
 from repsim_cli.findings.layer_maps import ClaimMap, TrainedMap, find_trained, map_of
 from repsim_cli.findings.map_figures import Order, figures
@@ -45,8 +45,10 @@ def falls_with_layer_distance(whole: ClaimMap, values: np.ndarray) -> Weighed | 
     squares = found.squares(DEEP + 1)
     if not squares or any(np.ptp(_cells(square)) == 0 for square in squares):
         return Untestable(f"needs {FEWEST} trained models of {DEEP + 1} layers or more that differ in similarity")
-    rhos = [float(ranks(_cells(square)) @ ranks(_lags(len(square)))) for square in squares]
-    evidence = with_trend(by_units(rhos, -0.5, "model"), [_by_lag(square) for square in squares], -0.5)
+    rhos = [float(normalise_ranks(_cells(square)) @ normalise_ranks(_lags(len(square)))) for square in squares]
+    evidence = require_shared_trend(
+        weigh_mean(rhos, -0.5, "model"), [_average_by_lag(square) for square in squares], -0.5
+    )
     return found.weigh(float(np.mean(rhos)), evidence)
 
 
@@ -60,7 +62,7 @@ def _cells(square: np.ndarray) -> np.ndarray:
     return square[np.triu_indices(len(square), k=1)]
 
 
-def _by_lag(square: np.ndarray) -> np.ndarray:
+def _average_by_lag(square: np.ndarray) -> np.ndarray:
     """The mean similarity of layers so far apart, from neighbours on."""
     return np.array([square.diagonal(lag).mean() for lag in range(1, len(square))])
 
@@ -74,7 +76,7 @@ def _by_lag(square: np.ndarray) -> np.ndarray:
 )
 def early_layers_agree(whole: ClaimMap, values: np.ndarray) -> Weighed | Untestable:
     """Across models, early layers are more similar than late ones."""
-    return _over_pairs(find_trained(whole, values), lambda a, b: True, "")
+    return _weigh_decline_over_pairs(find_trained(whole, values), lambda a, b: True, "")
 
 
 @claim(
@@ -91,18 +93,18 @@ def pythia_2_8b_stands_apart(whole: ClaimMap, values: np.ndarray) -> Weighed | U
         return Untestable(f"needs {', '.join(absent)}")
     steps = min(whole.models[name].stop - whole.models[name].start for name in names)
 
-    def far(model: str) -> float:
+    def measure_distance_from_others(model: str) -> float:
         """From the other three; each of the four shares its pairs with these alike."""
         rows = whole.models[model]
-        curves = [_equal_depth(values[rows, whole.models[x]], steps) for x in names if x != model]
+        curves = [_take_equal_depths(values[rows, whole.models[x]], steps) for x in names if x != model]
         return log_of(1 - np.mean(curves))
 
-    away = {name: far(name) for name in names}
+    away = {name: measure_distance_from_others(name) for name in names}
     rest = [away[name] for name in others]
-    return Weighed(away[odd] - float(np.mean(rest)), by_lone(away[odd], rest, "model"))
+    return Weighed(away[odd] - float(np.mean(rest)), weigh_lone_value(away[odd], rest, "model"))
 
 
-def _over_pairs(found: TrainedMap, kept: Callable[[str, str], bool], needs: str) -> Weighed | Untestable:
+def _weigh_decline_over_pairs(found: TrainedMap, kept: Callable[[str, str], bool], needs: str) -> Weighed | Untestable:
     """First third minus last third of the similarity at equal relative depth, mean over pairs of models. Pairs share
     models, so models are left out."""
     places = {label: place for label, place in found.whole.models.items() if place.stop - place.start >= DEEP}
@@ -110,19 +112,19 @@ def _over_pairs(found: TrainedMap, kept: Callable[[str, str], bool], needs: str)
     if not pairs:
         return Untestable(f"needs {FEWEST} trained models of {DEEP} layers or more{needs}")
     steps = min(place.stop - place.start for place in places.values())
-    curves = {(a, b): _equal_depth(found.values[places[a], places[b]], steps) for a, b in pairs}
+    curves = {(a, b): _take_equal_depths(found.values[places[a], places[b]], steps) for a, b in pairs}
     mean = np.mean([*curves.values()], axis=0)
 
-    def without(model: str) -> float:
+    def compute_without(model: str) -> float:
         rest = [curve for pair, curve in curves.items() if model not in pair]
-        return thirds(np.mean(rest, axis=0)) if rest else float("nan")
+        return compare_outer_thirds(np.mean(rest, axis=0)) if rest else float("nan")
 
     models = list(dict.fromkeys(model for pair in pairs for model in pair))
-    over = by_jackknife(thirds(mean), 0.0, [without(model) for model in models], "model")
-    return found.weigh(thirds(mean), with_trend(over, [-mean]))
+    over = weigh_by_jackknife(compare_outer_thirds(mean), 0.0, [compute_without(model) for model in models], "model")
+    return found.weigh(compare_outer_thirds(mean), require_shared_trend(over, [-mean]))
 
 
-def _equal_depth(block: np.ndarray, steps: int) -> np.ndarray:
+def _take_equal_depths(block: np.ndarray, steps: int) -> np.ndarray:
     """The entries at equal relative depth, at so many steps from the first layers to the last."""
     rows, columns = (np.round(np.linspace(0, size - 1, steps)).astype(int) for size in block.shape)
     return block[rows, columns]
@@ -153,10 +155,12 @@ def same_family_is_closer(whole: ClaimMap, values: np.ndarray) -> Weighed | Unte
 
     if len(set(family)) < 2 or not (family[a] == family[b]).any():
         return Untestable("needs two families of trained models, one of them of two; 3 + 3 models would do")
-    labels, exact = arrangements(family, seed=0)
+    labels, exact = list_group_arrangements(family, seed=0)
     how = f"{len(labels):,} {'' if exact else 'drawn '}ways to deal the families to the models"
     value = float(gaps(family[None])[0])
-    evidence = by_chance(value, gaps(labels), how, len(places), "4 models of one family and 3 of another, or more")
+    evidence = weigh_against_null(
+        value, gaps(labels), how, len(places), "4 models of one family and 3 of another, or more"
+    )
     return found.weigh(value, evidence)
 
 
@@ -171,7 +175,7 @@ def lower_layers_agree_across_families(whole: ClaimMap, values: np.ndarray) -> W
     """Across architectures, lower layers are more similar than higher ones."""
     if len(set(whole.families.values())) < 2:
         return Untestable(NO_FAMILIES)
-    return _over_pairs(
+    return _weigh_decline_over_pairs(
         find_trained(whole, values), lambda a, b: whole.families[a] != whole.families[b], ", of two families"
     )  # fmt: skip
 
@@ -193,7 +197,7 @@ def adjacent_layers_are_closer(whole: ClaimMap, values: np.ndarray) -> Weighed |
     for square in squares:
         adjacent = _lags(len(square)) == 1
         gaps.append(float(_cells(square)[adjacent].mean() - _cells(square)[~adjacent].mean()))
-    evidence = with_trend(by_units(gaps, 0.0, "model"), [-_by_lag(square) for square in squares])
+    evidence = require_shared_trend(weigh_mean(gaps, 0.0, "model"), [-_average_by_lag(square) for square in squares])
     return found.weigh(float(np.mean(gaps)), evidence)
 
 
@@ -247,7 +251,7 @@ def _compare_shared(whole: ClaimMap, less: str, more: str) -> Weighed | Untestab
     """Whether measure `more` keeps more across families of what it has within them than measure `less` does."""
     if absent := [name for name in (more, less) if name not in whole.values]:
         return Untestable(f"needs the measure {absent[0]}")
-    apart = {name: whole.values[name] - whole.of_noise(name) for name in (more, less)}
+    apart = {name: whole.values[name] - whole.compute_values_of_noise(name) for name in (more, less)}
     same, across, owners = whole.cells(True), whole.cells(False), whole.owners()
 
     def gap(kept: np.ndarray) -> float:
@@ -261,7 +265,7 @@ def _compare_shared(whole: ClaimMap, less: str, more: str) -> Weighed | Untestab
     if not np.isfinite(left_out).all():
         return Untestable("needs three models, and two families whichever model is left out")
     value = gap(np.ones(len(owners), bool))
-    return Weighed(value, by_jackknife(value, 0.0, left_out, "model"))
+    return Weighed(value, weigh_by_jackknife(value, 0.0, left_out, "model"))
 
 
 @dataclass(frozen=True, kw_only=True)

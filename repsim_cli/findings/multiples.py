@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import OfMeasure, by_block, measure_maps
-from repsim_cli.figures.panels import list_models, pages
+from repsim_cli.figures.heatmap import OfMeasure, measure_maps, name_by_block
+from repsim_cli.figures.panels import list_models, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.findings.answering import closest_columns
 from repsim_cli.findings.chance import chance_in
@@ -27,7 +27,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     by_pair = {pair: parts for pair, parts in by_pair.items() if len(parts) > 1}
     several = {pair: parts for pair, parts in by_pair.items() if pair[0] != pair[1]} or by_pair
     for pair, parts in several.items() if whole or len(several) <= MOST_PAIRS else ():
-        for name, some in pages(slug("measures", *pair), parts, MEASURES):
+        for name, some in split_into_pages(slug("measures", *pair), parts, MEASURES):
             yield name, partial(_measures, run, some)
 
 
@@ -51,8 +51,8 @@ def _measures(run: Finished, parts: Sequence[tuple[Measured, Matrix]]) -> Any:
                 limits=run.limits(measured),
             )
         )
-    _, said = by_block([*first.rows.layers, *first.columns.layers])
-    rows, columns = (by_block(side.layers)[0] if said else side.layers for side in (first.rows, first.columns))
+    _, said = name_by_block([*first.rows.layers, *first.columns.layers])
+    rows, columns = (name_by_block(side.layers)[0] if said else side.layers for side in (first.rows, first.columns))
     known = sum(part.chance is not None for part in drawn)
     level = {0: "chance is not known here", len(drawn): "▸ beside the colours: chance"}.get(
         known, "▸ beside the colours: chance, where it is known"

@@ -46,10 +46,10 @@ class Partition:
         return int(self.labels.max()) + 1
 
 
-def distances(values: Square, larger_is_closer: bool) -> Square:
+def convert_to_distances(values: Square, larger_is_closer: bool) -> Square:
     """Both directions averaged, 0 on the diagonal; of similarities how far they are below the largest one.
 
-    >>> distances(np.array([[1.0, 0.2], [0.4, 1.0]]), True).round(6).tolist()
+    >>> convert_to_distances(np.array([[1.0, 0.2], [0.4, 1.0]]), True).round(6).tolist()
     [[0.0, 0.7], [0.7, 0.0]]
     """
     both = (values + values.T) / 2
@@ -58,7 +58,7 @@ def distances(values: Square, larger_is_closer: bool) -> Square:
     return apart
 
 
-def affinities(values: Square, larger_is_closer: bool) -> Square:
+def convert_to_affinities(values: Square, larger_is_closer: bool) -> Square:
     """The inverse of distances, as published, where those below a quarter of the median of all that are not 0 count as
     that: a layer and its copy, at distance 0, would be a group by themselves. Similarities are taken as they are,
     negative ones as 0. Nothing is on the diagonal, which the Laplacian does not read."""
@@ -82,23 +82,23 @@ def renumber(labels: np.ndarray) -> Labels:
     return first.argsort().argsort()[codes]
 
 
-def spectral(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
+def find_spectral_clusters(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
     """Spectral clusters on the normalised Laplacian of the affinities; their number by `choose_partition`, or count."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        vectors = decompose(affinities(values, larger_is_closer))
-        return lambda k: clusters(vectors[:, :k])
+        vectors = decompose(convert_to_affinities(values, larger_is_closer))
+        return lambda k: cluster_eigenvectors(vectors[:, :k])
 
     return choose_partition(values, larger_is_closer, ways, count)
 
 
-def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
+def find_contiguous_segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Partition:
     """Contiguous groups of least cost, the sum over groups of (sum of the distances of its pairs) / (its size): of
     squared Euclidean distances the sum of squares about the means. Exact, by dynamic programming. Their number by
     `choose_partition`, or count."""
 
     def ways(values: Square) -> Callable[[int], Labels]:
-        _, starts = divide(distances(values, larger_is_closer), max(*_counts(len(values)), count or 1))
+        _, starts = divide(convert_to_distances(values, larger_is_closer), max(*_counts(len(values)), count or 1))
         return lambda k: np.isin(np.arange(len(values)), starts[k - 1][1:]).cumsum()
 
     return choose_partition(values, larger_is_closer, ways, count)
@@ -107,13 +107,14 @@ def segments(values: Square, larger_is_closer: bool, *, count: int | None) -> Pa
 def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: int | None) -> Partition:
     """As many groups as have the largest mean silhouette, where it exceeds every silhouette of the surrogates by
     MARGIN, else one group. count: how many, whatever the silhouettes."""
-    apart = distances(values, larger_is_closer)
+    apart = convert_to_distances(values, larger_is_closer)
     if not apart.any():
         return Partition(np.zeros(len(values), int), {}, {})
     groups = ways(values)
     scores = _silhouettes(apart, groups)
     none = [
-        _silhouettes(other, ways(other.max() - other if larger_is_closer else other)) for other in surrogates(apart)
+        _silhouettes(other, ways(other.max() - other if larger_is_closer else other))
+        for other in draw_surrogates(apart)
     ]
     reference = {k: max(other[k] for other in none) for k in scores}
     best = max(scores, key=lambda k: scores[k])
@@ -122,11 +123,11 @@ def choose_partition(values: Square, larger_is_closer: bool, ways: Ways, count: 
     return Partition(groups(count or best), scores, reference)
 
 
-def surrogates(apart: Square) -> Iterator[Square]:
+def draw_surrogates(apart: Square) -> Iterator[Square]:
     """The same distances without groups: every cell the mean over all pairs as many layers apart, times the ratio of
     another cell, drawn under a fixed seed, to the mean of that cell's pairs."""
     cells = np.triu_indices(len(apart), 1)
-    values, means = apart[cells], by_lag(apart)[cells]
+    values, means = apart[cells], replace_by_lag_means(apart)[cells]
     floor = FLOOR * np.median(values[values > 0])
     ratios = np.maximum(values, floor) / np.maximum(means, floor)
     draw = np.random.default_rng(0)
@@ -143,7 +144,7 @@ def decompose(near: Square) -> Square:
     return vectors / degrees[:, None]
 
 
-def clusters(vectors: Float[np.ndarray, "n k"]) -> Labels:
+def cluster_eigenvectors(vectors: Float[np.ndarray, "n k"]) -> Labels:
     """k clusters from k eigenvectors, by a pivoted QR factorisation (Damle, Minden and Ying 2019): no random starts,
     and the same whichever basis equal eigenvalues come with."""
     count = vectors.shape[1]
@@ -197,10 +198,10 @@ def divide(apart: Square, most: int) -> tuple[Float[np.ndarray, " k"], list[list
     return np.array([row[n] for row in best]), starts
 
 
-def by_lag(square: Square) -> Square:
+def replace_by_lag_means(square: Square) -> Square:
     """Every cell the mean over all pairs as many layers apart.
 
-    >>> by_lag(np.array([[0.0, 1, 5], [1, 0, 3], [5, 3, 0]])).tolist()
+    >>> replace_by_lag_means(np.array([[0.0, 1, 5], [1, 0, 3], [5, 3, 0]])).tolist()
     [[0.0, 2.0, 5.0], [2.0, 0.0, 2.0], [5.0, 2.0, 0.0]]
     """
     means = [float(np.diagonal(square, lag).mean()) for lag in range(len(square))]
@@ -211,7 +212,7 @@ def _counts(layers: int) -> range:
     return range(2, min(MOST, layers // 2) + 1)
 
 
-def agreement(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float:
+def compare_partitions(first: Sequence[Any] | np.ndarray, second: Sequence[Any] | np.ndarray) -> float:
     """The adjusted Rand index of two partitions of the layers; 1 for the same, also where both are of one group."""
     codes = [np.unique(np.asarray(labels), return_inverse=True)[1] for labels in (first, second)]
     return float(compute_adjusted_rand(codes[0][None], codes[1])[0])
@@ -240,10 +241,10 @@ def parse(groups: Sequence[str], layers: int) -> Labels:
     return labels
 
 
-def ranges(labels: Sequence[int]) -> list[str]:
+def list_layer_ranges(labels: Sequence[int]) -> list[str]:
     """The groups as ranges of layers, which `parse` reads.
 
-    >>> ranges([0, 0, 1, 1, 0])
+    >>> list_layer_ranges([0, 0, 1, 1, 0])
     ['0-1 4', '2-3']
     """
     parts_of: dict[int, list[str]] = {}

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.base.plain import free, slug
+from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.figures.frame import line_styles
-from repsim_cli.figures.lines import gaps, name_lines, plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_light_grid, mark_gaps, name_lines
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.chance import chance_levels
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import Axis, Curve, Table
 
 COLUMNS = ["measure", "over", "from", "to", "model", "other", "area", "of chance", "at the first", "at the last"]
@@ -37,11 +37,11 @@ class ScaleFamily(NamedTuple):
     labels: dict[float | int, str]
 
 
-def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[ScaleFamily]:
+def find_scale_families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[ScaleFamily]:
     """The families of three or more, of the names and settings of measures by label.
 
     >>> entries = {f"knn{k}": ("mutual_knn", {"k": k, "rows": "centred"}) for k in (20, 5, 10)}
-    >>> families({**entries, "cka": ("cka", {})})
+    >>> find_scale_families({**entries, "cka": ("cka", {})})
     [ScaleFamily(name='mutual_knn', over='k', labels={5: 'knn5', 10: 'knn10', 20: 'knn20'})]
     """
     found: dict[Any, dict[float | int, str]] = {}
@@ -58,12 +58,12 @@ def families(entries: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[Scale
 
 
 def is_swept(planned: Planned) -> bool:
-    return bool(families(planned.settings))
+    return bool(find_scale_families(planned.settings))
 
 
-def across(layers: LayerMap) -> dict[tuple[str, str], float]:
+def average_at_equal_depth(layers: LayerMap) -> dict[tuple[str, str], float]:
     """Of each two models the mean over layers of the same relative depth; of one model over each layer and the next."""
-    ordered = {model: np.arange(place.start, place.stop)[in_order(layers.names[place])]
+    ordered = {model: np.arange(place.start, place.stop)[order_layers(layers.names[place])]
                for model, place in layers.places.items()}  # fmt: skip
     if len(ordered) == 1:
         ((model, places),) = ordered.items()
@@ -76,10 +76,10 @@ def across(layers: LayerMap) -> dict[tuple[str, str], float]:
     return {pair: value for pair, value in found.items() if np.isfinite(value)}
 
 
-def area(at: Sequence[float | int], values: Sequence[float]) -> float:
+def average_line_height(at: Sequence[float | int], values: Sequence[float]) -> float:
     """The mean height of the line over its axis, which is logarithmic where the values span a factor of four.
 
-    >>> area([1, 10, 100], [0.0, 1.0, 0.0]), area([1, 2, 3], [0.0, 1.0, 1.0])
+    >>> average_line_height([1, 10, 100], [0.0, 1.0, 0.0]), average_line_height([1, 2, 3], [0.0, 1.0, 1.0])
     (0.5, 0.75)
     """
     x = np.log(at) if is_logarithmic(at) else np.asarray(at, float)
@@ -105,18 +105,18 @@ def _draw(curve: Curve) -> Any:
     panel = figure.add_axes((0, 0, 1, 1))
     lines = []
     for (name, values), style in zip(curve.lines.items(), line_styles(len(curve.lines)), strict=True):
-        lines += panel.plot(curve.at, gaps(values), **style, markersize=3.5, linewidth=1.3, label=name)
+        lines += panel.plot(curve.at, mark_gaps(values), **style, markersize=3.5, linewidth=1.3, label=name)
     if chance := curve.about["chance"]:
-        lines += panel.plot(curve.at, gaps(chance), ":", color="grey", linewidth=1.2, label="chance")
+        lines += panel.plot(curve.at, mark_gaps(chance), ":", color="grey", linewidth=1.2, label="chance")
     if is_logarithmic(curve.at):
         panel.set_xscale("log")
     panel.set_xticks(curve.at, [f"{at:g}" for at in curve.at], fontsize=7)
     panel.set_xticks([], minor=True)
     panel.set_xlabel(str(curve.x), fontsize=8)
     panel.set_ylabel(str(curve.y), fontsize=8, parse_math=False)
-    plain(panel)
+    draw_light_grid(panel)
     name_lines(panel, lines)
-    headline(figure, f"{curve.y} over {curve.x}", curve.about["of"])
+    set_headline(figure, f"{curve.y} over {curve.x}", curve.about["of"])
     return figure
 
 
@@ -126,9 +126,9 @@ def scales(run: Finished, options: Scales, claims: Sequence[Claim]) -> Part:
     at that value, and on the whole."""
     rows, curves = [], {}
     measured = {label: (layers.measure.name, layers.measure.settings) for label, layers in run.maps.items()}
-    for family in families(measured):
+    for family in find_scale_families(measured):
         maps = [run.maps[label] for label in family.labels.values()]
-        values = [across(layers) for layers in maps]
+        values = [average_at_equal_depth(layers) for layers in maps]
         levels = [next(iter(chance_levels(run, layers).values()), None) for layers in maps]
         chance = [level[1] for level in levels if level is not None]
         chance = chance if len(chance) == len(maps) else []
@@ -137,22 +137,36 @@ def scales(run: Finished, options: Scales, claims: Sequence[Claim]) -> Part:
         for pair in values[0]:
             if all(pair in each for each in values):
                 line = lines[" and ".join(dict.fromkeys(pair))] = [each[pair] for each in values]
-                of_chance = area(at, chance) if chance else None
+                of_chance = average_line_height(at, chance) if chance else None
                 rows.append(
-                    [family.name, family.over, at[0], at[-1], *pair, area(at, line), of_chance, line[0], line[-1]]
+                    [
+                        family.name,
+                        family.over,
+                        at[0],
+                        at[-1],
+                        *pair,
+                        average_line_height(at, line),
+                        of_chance,
+                        line[0],
+                        line[-1],
+                    ]
                 )
         if lines:
-            curves[free(f"{family.name} over {family.over}", curves)] = Curve(
+            curves[find_free_key(f"{family.name} over {family.over}", curves)] = Curve(
                 x=Axis(name=family.over),
                 y=Axis(name=maps[0].measure.card["label"]),
                 at=at,
                 lines=lines,
-                about={"quantity": f"{family.name} over {family.over}", "chance": chance, "of": _of(maps[0])},
+                about={
+                    "quantity": f"{family.name} over {family.over}",
+                    "chance": chance,
+                    "of": _describe_mean(maps[0]),
+                },
             )
     return Part(tables={"similarity over scale": Table(columns=COLUMNS, rows=rows)}, curves=curves)
 
 
-def _of(layers: LayerMap) -> str:
+def _describe_mean(layers: LayerMap) -> str:
     return (
         "mean over layers of the same relative depth" if len(layers.places) > 1 else "mean over each layer and the next"
     )

@@ -5,9 +5,9 @@ from statistics import NormalDist
 
 import numpy as np
 
-from repsim_cli.figures.chance import Chance, level_of
+from repsim_cli.figures.chance import Chance, choose_chance_level
 from repsim_cli.findings import answering
-from repsim_cli.findings.answering import LESS, MORE, Sides, form
+from repsim_cli.findings.answering import LESS, MORE, Sides, choose_number_format
 from repsim_cli.findings.driving import say_driving
 from repsim_cli.runs.behind import Kept
 from repsim_cli.runs.content import Measured, Results
@@ -22,15 +22,17 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
     which rows are behind the similarity, as far as the run kept them."""
     told = ""
     for measured in whole.measures:
-        found = answering.two_models(measured, read, first, second)
-        if not found or not (layers := answering.along(sides := found[0])):
+        found = answering.find_both_directions(measured, read, first, second)
+        if not found or not (layers := answering.list_layer_values(sides := found[0])):
             continue
         said, numbers = _say(measured, sides, layers)
         if not told:
             told = said
             yield f"{first} and {second} {said}: {numbers}"
             continue
-        against = _against(told, said, [value if measured.larger_is_closer else -value for _, value in layers])
+        against = _contradicts_first(
+            told, said, [value if measured.larger_is_closer else -value for _, value in layers]
+        )
         what = said if said == NOTHING else said.removeprefix("are ")
         how = "agrees" if said == told else f"says {'otherwise, ' if against else ''}{what}"
         yield f"{measured.card['label']} {how}: {numbers}"
@@ -38,7 +40,7 @@ def sentences(whole: Results, read: answering.Read, first: str, second: str, kep
         yield from say_driving(kept, first, second)
 
 
-def _against(told: str, said: str, near: Sequence[float]) -> bool:
+def _contradicts_first(told: str, said: str, near: Sequence[float]) -> bool:
     """Tells whether a measure contradicts the first one. near: how close layers are by it, in order."""
     if (said == NOTHING) != (told == NOTHING) or {said, told} == {f"are {MORE}", f"are {LESS}"}:
         return True
@@ -49,18 +51,18 @@ def _against(told: str, said: str, near: Sequence[float]) -> bool:
 def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) -> tuple[str, str]:
     """Says what a measure finds in two models in words, and its numbers with what chance gives."""
     word, _ = answering.layer_words([*sides.rows, *sides.columns])
-    trend = answering.trend([value for _, value in layers], measured.card)
+    trend = answering.describe_depth_trend([value for _, value in layers], measured.card)
     near = sorted(layers, key=lambda each: each[1], reverse=measured.larger_is_closer)
     shown = [layers[0], layers[-1]] if trend else [near[0], near[-1]]
     what = ("" if sides.same_layers else "best matches, ") + measured.card["label"]
-    digits = form(sides.values)
-    numbers = " and ".join(f"{value:{digits}} {_at(word(layer))}" for layer, value in dict(shown).items())
+    digits = choose_number_format(sides.values)
+    numbers = " and ".join(f"{value:{digits}} {_say_layer(word(layer))}" for layer, value in dict(shown).items())
     numbers += "" if sides.same_layers else f" of {sides.first}"
-    said = f"are {trend}" if trend else f"are most alike {_at(word(near[0][0]))}"
+    said = f"are {trend}" if trend else f"are most alike {_say_layer(word(near[0][0]))}"
     if is_chance(measured, sides):
         said = NOTHING
     by = "" if measured.larger_is_closer else " (smaller is closer)"
-    beside = [_by_chance(measured, sides)]
+    beside = [_say_chance(measured, sides)]
     if (floor := measured.floor) is not None:
         best = near[0][1] if measured.larger_is_closer else -near[0][1]
         above = best > (floor["value"] if measured.larger_is_closer else -floor["value"])
@@ -69,24 +71,24 @@ def _say(measured: Measured, sides: Sides, layers: Sequence[tuple[str, float]]) 
     return said, f"{what} {numbers}{by}; {', '.join(beside)}"
 
 
-def _at(layer: str) -> str:
+def _say_layer(layer: str) -> str:
     return f"in {layer}" if layer.startswith("block ") else f"at {layer}"
 
 
-def chance_of(measured: Measured, sides: Sides) -> Chance | None:
+def find_chance_level(measured: Measured, sides: Sides) -> Chance | None:
     """Finds the level of chance of two models."""
     drawn = [] if sides.chance is None else [sides.chance]
-    return level_of(measured.chance, measured.null, drawn, np.empty(0))[0]
+    return choose_chance_level(measured.chance, measured.null, drawn, np.empty(0))[0]
 
 
-def _by_chance(measured: Measured, sides: Sides) -> str:
-    chance = chance_of(measured, sides)
+def _say_chance(measured: Measured, sides: Sides) -> str:
+    chance = find_chance_level(measured, sides)
     if chance is None:
         return "chance is not known here"
     return f"chance {f'at most {chance.high:z.2g}' if measured.larger_is_closer else f'at least {chance.low:z.2g}'}"
 
 
-def beyond(measured: Measured, cells: int) -> float | None:
+def find_margin_over_chance(measured: Measured, cells: int) -> float | None:
     """Finds how far a pair of layers must be ahead of chance, of a map of so many cells, to be more than what random
     pairings of the rows give; None where their spread is not known."""
     spread = (measured.chance or {}).get("spread")
@@ -95,7 +97,7 @@ def beyond(measured: Measured, cells: int) -> float | None:
 
 def is_chance(measured: Measured, sides: Sides) -> bool:
     """Tells whether no pair of layers is closer than the closest of so many random pairings of the rows would be."""
-    limit = beyond(measured, sides.values.size)
+    limit = find_margin_over_chance(measured, sides.values.size)
     if sides.chance is None or limit is None:
         return False
     ahead = (sides.values - sides.chance) * (1 if sides.larger else -1)

@@ -14,26 +14,33 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Several
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.heatmap import TIGHT, bar_label, by_block, colours, outer_names, together
-from repsim_cli.figures.layout import available
-from repsim_cli.figures.lines import gaps
-from repsim_cli.figures.panels import bar_beside, headline
+from repsim_cli.figures.heatmap import (
+    TIGHT,
+    bar_label,
+    choose_card_colours,
+    merge_head_names,
+    name_by_block,
+    outer_names,
+)
+from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.lines import mark_gaps
+from repsim_cli.figures.panels import bar_beside, set_headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.distances import compute_adjusted_rand
 from repsim_cli.findings.evidence import FEWEST as FEWEST_UNITS
-from repsim_cli.findings.evidence import FLIPS, ROUNDING, by_sign, by_units
-from repsim_cli.findings.layers import block_of, in_order
+from repsim_cli.findings.evidence import FLIPS, ROUNDING, weigh_by_sign_test, weigh_mean
+from repsim_cli.findings.layers import order_layers, read_block_number
 from repsim_cli.findings.partitions import (
     FEWEST,
     Labels,
     Partition,
     Square,
-    agreement,
+    compare_partitions,
+    find_contiguous_segments,
+    find_spectral_clusters,
+    list_layer_ranges,
     parse,
-    ranges,
-    segments,
-    spectral,
 )
 from repsim_cli.runs.content import BY_BLOCK, Axis, Curve, Matrix, Measured, Numbers, Table
 
@@ -92,29 +99,35 @@ class OfModel:
     agreement: Mapping[str, float] = field(default_factory=dict)
 
 
-def of_model(
+def find_sub_networks(
     values: Square, names: Sequence[str], larger_is_closer: bool, options: SubNetworks, given: Labels | None
 ) -> OfModel:
     """values, names: of the layers of one model, in any order. given: the group of every layer, in network order."""
-    order = in_order(names)
+    order = order_layers(names)
     names = [names[i] for i in order]
     values = values[np.ix_(order, order)]
     makers: dict[str, Callable[[int | None], Partition]] = {}
     if options.method != "segments":
-        makers["spectral"] = lambda count: spectral(values, larger_is_closer, count=count)
+        makers["spectral"] = lambda count: find_spectral_clusters(values, larger_is_closer, count=count)
     if options.method != "spectral":
-        makers["segments"] = lambda count: segments(values, larger_is_closer, count=count)
+        makers["segments"] = lambda count: find_contiguous_segments(values, larger_is_closer, count=count)
     groups = {method: make(options.clusters) for method, make in makers.items()}
-    agreed = {" and ".join(groups): agreement(*(x.labels for x in groups.values()))} if len(groups) == 2 else {}
-    blocks = [block_of(name) for name in names]
+    agreed = (
+        {" and ".join(groups): compare_partitions(*(x.labels for x in groups.values()))} if len(groups) == 2 else {}
+    )
+    blocks = [read_block_number(name) for name in names]
     if None not in blocks and len(set(blocks)) > 1:
-        agreed |= {f"{method} and transformer blocks": agreement(x.labels, blocks) for method, x in groups.items()}
+        agreed |= {
+            f"{method} and transformer blocks": compare_partitions(x.labels, blocks) for method, x in groups.items()
+        }
     as_given = {}
     if given is not None:
         count = len(np.unique(given))
         as_given = {method: make(count).labels for method, make in makers.items()}
-        agreed |= {f"{method} and given": agreement(x.labels, given) for method, x in groups.items()}
-        agreed |= {f"{method}, as many, and given": agreement(labels, given) for method, labels in as_given.items()}
+        agreed |= {f"{method} and given": compare_partitions(x.labels, given) for method, x in groups.items()}
+        agreed |= {
+            f"{method}, as many, and given": compare_partitions(labels, given) for method, labels in as_given.items()
+        }
     return OfModel(
         layers=names,
         following=((values + values.T) / 2).diagonal(1).tolist(),
@@ -132,7 +145,7 @@ def tables(every: ByModel) -> dict[str, Table]:
     for measure, models in every.items():
         for model, layers in models.items():
             for method, groups in layers.groups.items():
-                count, named = groups.count, ", ".join(ranges(groups.labels.tolist()))
+                count, named = groups.count, ", ".join(list_layer_ranges(groups.labels.tolist()))
                 score = [groups.scores.get(count), groups.reference.get(count)]
                 rows.append([measure, model, method, count, named, *score])
             agreed += [[measure, model, pair, value] for pair, value in layers.agreement.items()]
@@ -201,7 +214,7 @@ def layer_wise_training_gives_three_groups(models: Clustered) -> Weighed | Untes
             f"needs {FLIPS} models trained {BY_BLOCK}, and sub_networks with spectral clusters to be chosen"
         )
     three = sum(count == 3 for count in models.counts)
-    return Weighed(three / len(models.counts), by_sign(three, len(models.counts), "seed"))
+    return Weighed(three / len(models.counts), weigh_by_sign_test(three, len(models.counts), "seed"))
 
 
 @claim(
@@ -219,7 +232,7 @@ def layer_wise_groups_are_the_published(models: Clustered) -> Weighed | Untestab
     shifted = np.stack([np.roll(given, by) for by in range(len(given))])
     agreed = [compute_adjusted_rand(shifted, np.unique(labels, return_inverse=True)[1]) for labels in models.labels]
     by_shift = np.mean(agreed, axis=0)
-    over = by_units([each[0] for each in agreed], 0.5, "seed")
+    over = weigh_mean([each[0] for each in agreed], 0.5, "seed")
     # seeds may share groups that are anywhere: so far along the layers they must not be as near the given ones
     shared = float((by_shift >= by_shift[0] - ROUNDING).mean())
     return Weighed(float(by_shift[0]), replace(over, above=max(over.above, shared)))
@@ -260,13 +273,13 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    card, names, order = measure.card, labels.at, in_order(matrix.rows.layers)
-    groups = {method: gaps(line).astype(int) for method, line in labels.lines.items() if "given" not in method}
+    card, names, order = measure.card, labels.at, order_layers(matrix.rows.layers)
+    groups = {method: mark_gaps(line).astype(int) for method, line in labels.lines.items() if "given" not in method}
     bounds = {method: (np.flatnonzero(np.diff(line)) + 1).tolist() for method, line in groups.items()}
     values = run.array(matrix.values)[np.ix_(order, order)]
     side = float(np.clip(INCHES_PER_CELL * len(names), SMALLEST, LARGEST))
     bands = len(groups) * (BAND + GAP)
-    if (limit := available()) is not None:
+    if (limit := find_available_width()) is not None:
         side = min(side, limit - bands)
     width, height = side + bands, side + GAP + STRIP
     figure = Figure(figsize=(width, height))
@@ -276,9 +289,9 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
 
     axes = place(0.0, STRIP + GAP, side, side)
     low, high = run.limits(measure)
-    image = axes.imshow(values, cmap=colours(card, "values"), vmin=low, vmax=high, aspect="auto")
+    image = axes.imshow(values, cmap=choose_card_colours(card, "values"), vmin=low, vmax=high, aspect="auto")
     strip = place(0.0, 0.0, side, STRIP)
-    steps, best = gaps(following.lines[NEXT]), card["bounds"][1] if card["larger_is_closer"] else None
+    steps, best = mark_gaps(following.lines[NEXT]), card["bounds"][1] if card["larger_is_closer"] else None
     strip.bar(np.arange(len(names) - 1) + 0.5, steps if best is None else best - steps, width=0.8, color="0.35")
     strip.set_xlim(axes.get_xlim())
     strip.set_ylabel("to the next" if best is None else f"{best:g} - to the next", fontsize=7)
@@ -304,13 +317,13 @@ def _layers(run: Finished, measure: Measured, matrix: Matrix, labels: Curve, fol
     bar_beside(figure, image, bar_label(card))
     said = [_count(method, int(line.max()) + 1) for method, line in groups.items()]
     of = f"{card['label']}, {measure.estimate['rows']:,} rows; bands: {', '.join(said)}, a colour each"
-    headline(figure, f"{matrix.rows.model}: where its layers part", of)
+    set_headline(figure, f"{matrix.rows.model}: where its layers part", of)
     return figure
 
 
 def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
     """Short names, heads together, with the blocks beyond them and lines between the blocks."""
-    shown, said = by_block(names)
+    shown, said = name_by_block(names)
     if said:
         step = max(1, int(np.ceil(TIGHT * len(names) / inches)))
         axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=6.5, parse_math=False)
@@ -318,10 +331,10 @@ def _ticks(axis: Any, axes: Any, names: list[str], inches: float) -> None:
         if axis.axis_name == "x":
             axes.set_xlabel(said, fontsize=7, parse_math=False)
         return
-    blocks = [(block, len(list(layers))) for block, layers in groupby(names, key=block_of)]
+    blocks = [(block, len(list(layers))) for block, layers in groupby(names, key=read_block_number)]
     ends = np.cumsum([0, *(size for _, size in blocks)])
     several = len(blocks) > 1 and all(block is not None for block, _ in blocks)
-    ticks = [(at, name.partition("@")[0] if several else name) for at, name in together(names)]
+    ticks = [(at, name.partition("@")[0] if several else name) for at, name in merge_head_names(names)]
     step = max(1, int(np.ceil(TIGHT * len(ticks) / inches)))
     at, shown = zip(*ticks[::step], strict=True)
     axis.set_ticks(at, shown, fontsize=6.5, parse_math=False)
@@ -361,7 +374,7 @@ def sub_networks(run: Finished, options: SubNetworks, claims: Sequence[Claim]) -
         if of_seeds is not None:  # seeds of one recipe have the same layers
             given = {**{model: of_seeds for model in trained if model in deep}, **given}
         every[label] = {
-            model: of_model(
+            model: find_sub_networks(
                 layers.values[place, place],
                 layers.names[place],
                 layers.measure.larger_is_closer,

@@ -22,7 +22,7 @@ __all__ = [
 
 def names(reads: str = "activations") -> list[str]:
     """The names of all measures of activations, or of `attention`."""
-    return [name for name in registry.measures.usable() if card(name).reads == reads]
+    return [name for name in registry.measures.list_usable() if card(name).reads == reads]
 
 
 def available() -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from repsim_cli.measures.bases import Basis, alive, overlap
+from repsim_cli.measures.bases import Basis, correlate_bases, drop_dead_neurons
 from repsim_cli.measures.centring import centre
 
 
@@ -80,12 +80,12 @@ def rotation(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Rotation:
     return Rotation(torch.eye(a.shape[1], dtype=a.dtype), turn.T)
 
 
-def directions(prepare: Callable[[Tensor], Basis]) -> Align:
+def make_canonical_aligner(prepare: Callable[[Tensor], Basis]) -> Align:
     """The canonical directions of the bases that `prepare` gives, in terms of the features."""
 
     def align(x: Tensor, y: Tensor) -> Directions:
         a, b = prepare(x), prepare(y)
-        u, correlations, vt = torch.linalg.svd(overlap(a, b).double(), full_matrices=False)
+        u, correlations, vt = torch.linalg.svd(correlate_bases(a, b).double(), full_matrices=False)
         left, right = (
             torch.linalg.pinv(side.double() - side.double().mean(0)) @ variables
             for side, variables in ((x, a.u.double() @ u), (y, b.u.double() @ vt.T))
@@ -95,7 +95,7 @@ def directions(prepare: Callable[[Tensor], Basis]) -> Align:
     return align
 
 
-def by_correlation(match: Callable[[Float[np.ndarray, "k l"]], tuple[np.ndarray, np.ndarray]]) -> Align:
+def make_correlation_aligner(match: Callable[[Float[np.ndarray, "k l"]], tuple[np.ndarray, np.ndarray]]) -> Align:
     """The neurons that `match` pairs by their correlations, dead ones left out."""
 
     def align(x: Tensor, y: Tensor) -> Matching:
@@ -106,7 +106,7 @@ def by_correlation(match: Callable[[Float[np.ndarray, "k l"]], tuple[np.ndarray,
     return align
 
 
-def partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
+def find_best_partners(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Partners:
     """By signed correlations, dead neurons left out."""
     correlations, left, right = _correlations(x, y)
     of_x, of_y = (torch.from_numpy(correlations.argmax(axis)) for axis in (1, 0))
@@ -121,28 +121,28 @@ def fit(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Fit:
 
 def _correlations(x: Tensor, y: Tensor) -> tuple[np.ndarray, Tensor, Tensor]:
     """Of the neurons that vary, and their numbers on either side."""
-    a, b = alive(x), alive(y)
+    a, b = drop_dead_neurons(x), drop_dead_neurons(y)
     units = [side.values / torch.linalg.vector_norm(side.values, dim=0) for side in (a, b)]
     return (units[0].T @ units[1]).cpu().numpy(), a.kept, b.kept
 
 
-def best(correlations: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarray]:
+def match_to_best(correlations: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarray]:
     """For every neuron of x the one of y with the largest absolute correlation."""
     return np.arange(len(correlations)), np.abs(correlations).argmax(1)
 
 
-def different(products: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarray]:
+def match_to_different(products: Float[np.ndarray, "k l"]) -> tuple[np.ndarray, np.ndarray]:
     """Every neuron of the narrower side with another one of the wider side, with the largest sum."""
     return scipy.optimize.linear_sum_assignment(products, maximize=True)
 
 
 def permutation(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Matching:
     """The neurons whose products have the largest sum, of centred sides of equal norm."""
-    i, j = different((centre(x)[0].T @ centre(y)[0]).double().cpu().numpy())
+    i, j = match_to_different((centre(x)[0].T @ centre(y)[0]).double().cpu().numpy())
     return Matching(torch.from_numpy(i), torch.from_numpy(j))
 
 
-def transport(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Coupling:
+def couple_neurons(x: Float[Tensor, "n d_x"], y: Float[Tensor, "n d_y"]) -> Coupling:
     """The transport between the neurons, each side's of equal mass, with the largest mean correlation."""
     from ot import emd  # slow to import
 

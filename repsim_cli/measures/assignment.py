@@ -50,17 +50,17 @@ def assign(
     """
     fast = load_compiled()
     if fast is None:
-        return vertex(cost).argmax(1), None
+        return find_cheapest_coupling(cost).argmax(1), None
     widths = WIDTHS[next((count for share, count in LEFT_OUT.items() if moved < share), 0) :]
     start = cost.min(0) if prices is None else prices
     if len(widths):
-        start = fast.near_prices(cost, start, widths)
+        start = fast.estimate_prices(cost, start, widths)
     guess = np.arange(len(cost)) if last is None else last
     number, (tie, far) = cost.dtype.type, TIES[cost.dtype.name]
     return fast.augment(cost, start.astype(number), guess, number(tie * np.abs(cost[0]).max()), number(far))
 
 
-def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+def find_cheapest_coupling(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
     """The exact coupling of least cost with uniform weights, by POT's network simplex."""
     from ot.lp import emd  # importing POT takes most of a second
 
@@ -74,7 +74,7 @@ def vertex(cost: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
 
 def plan(cost: Float[np.ndarray, "n m"]) -> Coupling:
     """The exact coupling of least cost with uniform weights."""
-    return make_coupling(assign(cost)[0]) if len(cost) == cost.shape[1] else vertex(cost)
+    return make_coupling(assign(cost)[0]) if len(cost) == cost.shape[1] else find_cheapest_coupling(cost)
 
 
 def make_coupling(matched: Matched) -> Coupling:

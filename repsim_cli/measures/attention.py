@@ -36,7 +36,7 @@ _CONSTANT = 1e-13  # share of the sum of squares below which variance is float64
 _PAIRS = 4096  # pairs of heads whose differences are held at a time
 
 
-def best_matches(similarity: HeadMatrix, layers: Sequence[slice]) -> Matrix:
+def average_best_matches(similarity: HeadMatrix, layers: Sequence[slice]) -> Matrix:
     """Entry [a, b]: the mean over a's heads of the similarity to the best head of b."""
     best = torch.stack([similarity[:, heads].amax(1) for heads in layers], 1)
     return torch.stack([best[heads].mean(0) for heads in layers])
@@ -48,12 +48,12 @@ def match_heads(
     """The measure that matches heads by their pairwise similarity."""
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
-        return best_matches(heads(totals), places)
+        return average_best_matches(heads(totals), places)
 
     return OfAttention(unit=unit, sums=sums, layers=layers, heads=heads)
 
 
-def in_threads(step: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
+def map_in_threads(step: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any]:
     """The value of the step for every part, in order, each on a single thread: short operations share threads badly."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -64,10 +64,10 @@ def in_threads(step: Callable[[Any], Any], parts: Iterable[Any]) -> Iterator[Any
         torch.set_num_threads(threads)
 
 
-def norms(maps: AttentionMaps) -> dict[str, Tensor]:
+def sum_difference_norms(maps: AttentionMaps) -> dict[str, Tensor]:
     """Over sentences, the sum of |A - B|_F for every pair of heads, from |A|^2 + |B|^2 - 2 <A, B> in float64."""
     total = maps.cells.new_zeros((len(maps.cells),) * 2, dtype=torch.float64)
-    for distances in in_threads(_distances, maps.sentences()):
+    for distances in map_in_threads(_distances, maps.sentences()):
         total += distances
     return {"sum": total, "count": torch.tensor(len(maps.lengths))}
 
@@ -110,15 +110,15 @@ def attention_norm() -> Measure:
     >>> measures.get("attention_norm")([own], [other])
     -1.0
     """
-    return match_heads("sentences", norms, lambda totals: 1 - totals["sum"] / totals["count"])
+    return match_heads("sentences", sum_difference_norms, lambda totals: 1 - totals["sum"] / totals["count"])
 
 
-def correlations(maps: AttentionMaps) -> dict[str, Tensor]:
+def sum_row_correlations(maps: AttentionMaps) -> dict[str, Tensor]:
     """For every pair of heads, over the words that attend unevenly under both: the sum of the Pearson correlations of
     their rows (`sum`), and their number (`shared`)."""
     heads = len(maps.cells)
     total, shared = (maps.cells.new_zeros(heads, heads, dtype=torch.float64) for _ in range(2))
-    for correlation, words in in_threads(_row_correlations, maps.sentences()):
+    for correlation, words in map_in_threads(_row_correlations, maps.sentences()):
         total += correlation
         shared += words
     return {"sum": total, "shared": shared, "count": torch.tensor(sum(maps.lengths))}
@@ -135,7 +135,7 @@ def _row_correlations(sentence: Float[Tensor, "h t t"]) -> tuple[HeadMatrix, Hea
     return unit @ unit.T, defined @ defined.T
 
 
-def mean_correlation(totals: Totals) -> HeadMatrix:
+def compute_mean_row_correlation(totals: Totals) -> HeadMatrix:
     shared = totals["shared"]
     if not bool((shared > 0).all()):
         raise Degenerate(
@@ -173,15 +173,15 @@ def attention_pearson() -> Measure:
     >>> round(measures.get("attention_pearson")([own], [other]), 12)
     -1.0
     """
-    return match_heads("words", correlations, mean_correlation)
+    return match_heads("words", sum_row_correlations, compute_mean_row_correlation)
 
 
-def logarithms(maps: AttentionMaps) -> dict[str, Tensor]:
+def sum_entropy_terms(maps: AttentionMaps) -> dict[str, Tensor]:
     """For every pair of heads, the sum over cells of w log w with w = p + q, in the precision of the cells."""
     cells = maps.cells
     cells = cells[:, cells.any(0)].clamp_min(torch.finfo(cells.dtype).tiny)  # so that 0 log 0 is 0
     total = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
-    for part in in_threads(_pairs_of_block, cells.split(_CELLS, dim=1)):
+    for part in map_in_threads(_pairs_of_block, cells.split(_CELLS, dim=1)):
         total += part
     return {"sum": total.triu() + total.triu(1).T, "count": torch.tensor(sum(maps.lengths))}
 
@@ -232,11 +232,11 @@ def attention_js() -> Measure:
     >>> round(measures.get("attention_js")([own], [other]), 6)
     0.306853
     """
-    return match_heads("words", logarithms, jensen_shannon)
+    return match_heads("words", sum_entropy_terms, jensen_shannon)
 
 
 @cache
-def moments(zeros: Zeros) -> Callable[[AttentionMaps], dict[str, Tensor]]:
+def make_moment_sums(zeros: Zeros) -> Callable[[AttentionMaps], dict[str, Tensor]]:
     """The sums of second moments under a convention for zeros; a function each, which measures share."""
     return partial(_moments, zeros)
 
@@ -256,7 +256,7 @@ def _moments(zeros: Zeros, maps: AttentionMaps) -> dict[str, Tensor]:
         cells = cells[:, (cells != 0).all(0)]
     product = cells.new_zeros((len(cells),) * 2, dtype=torch.float64)
     total = cells.new_zeros(len(cells), dtype=torch.float64)
-    for squares, sums in in_threads(_block_moments, cells.split(_CELLS, dim=1)):
+    for squares, sums in map_in_threads(_block_moments, cells.split(_CELLS, dim=1)):
         product += squares
         total += sums
     count = cells.shape[1]
@@ -269,7 +269,7 @@ def _block_moments(cells: Float[Tensor, "h c"]) -> tuple[HeadMatrix, Float[Tenso
     return cells @ cells.T, cells.sum(1)
 
 
-def scatter(totals: Totals) -> HeadMatrix:
+def compute_scatter_matrix(totals: Totals) -> HeadMatrix:
     """For every pair of heads, the sum over cells of products of centred weights."""
     mean = totals["sum"] / totals["count"]
     return totals["product"] - totals["count"] * torch.outer(mean, mean)
@@ -279,7 +279,7 @@ def distribute(of_moments: Moments, zeros: Zeros) -> Measure:
     """A measure of the second moments of cells by heads."""
 
     def layers(totals: Totals, places: Sequence[slice]) -> Matrix:
-        whole, cells = scatter(totals), int(totals["count"])
+        whole, cells = compute_scatter_matrix(totals), int(totals["count"])
         states = []
         for heads in places:
             cells_of = whole[heads, heads]
@@ -297,7 +297,7 @@ def distribute(of_moments: Moments, zeros: Zeros) -> Measure:
                 values[a, b], values[b, a] = of_moments.compare(states[a], states[b], whole[rows, columns])
         return values
 
-    return OfAttention(unit="cells", sums=moments(zeros), layers=layers)
+    return OfAttention(unit="cells", sums=make_moment_sums(zeros), layers=layers)
 
 
 @measures.register(

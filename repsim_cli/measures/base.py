@@ -18,8 +18,17 @@ from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Hardware
 from repsim_cli.measures.cards import Card, Invariance, Labels, Moments, Slow, Totals, Unit
-from repsim_cli.measures.centring import blocks, compute_rounding_floor
-from repsim_cli.measures.inner import AnyKernel, Documents, Matrix, Packed, Products, State, products, states_of
+from repsim_cli.measures.centring import compute_rounding_floor, split_rows_for_cache
+from repsim_cli.measures.inner import (
+    AnyKernel,
+    Documents,
+    Matrix,
+    Packed,
+    Products,
+    State,
+    compute_inner_products,
+    prepare_states,
+)
 from repsim_cli.measures.room import check_room
 
 PACKED, WHOLE = 5.0, 3.0  # (n, n) matrices of float64 that a direct call of such kernels holds at a time
@@ -107,7 +116,9 @@ class Measure(ABC):
                 f"got {tuple(x.shape)} and {tuple(y.shape)}; pair the rows"
             )
         largest = sys.float_info.max if "isotropic_scaling" in self.card.invariant_to else LARGEST
-        in_blocks = [(name, side, rows) for name, side in zip("xy", given, strict=True) for rows in blocks(side)]
+        in_blocks = [
+            (name, side, rows) for name, side in zip("xy", given, strict=True) for rows in split_rows_for_cache(side)
+        ]
         for name, side, rows in in_blocks:
             bad = ~(side[rows].double().abs() <= largest)
             if bad.any():
@@ -189,13 +200,16 @@ class InnerProduct(Measure):
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, _ = self.sides(x, y, labels)
         kernels = list(dict.fromkeys((self.row, self.column)))
-        prepared = [at(name, lambda side=side: states_of(kernels, side, {})) for name, side in (("x", x), ("y", y))]
+        prepared = [
+            run_with_label(name, lambda side=side: prepare_states(kernels, side, {}))
+            for name, side in (("x", x), ("y", y))
+        ]
         states = {kernel: [by_kernel[kernel] for by_kernel in prepared] for kernel in kernels}
-        cross = products([(self.row, self.column)], states, len(x), Hardware.tile)[0]
-        norms = self_products(self, cross, len(x), x.dtype)
+        cross = compute_inner_products([(self.row, self.column)], states, len(x), Hardware.tile)[0]
+        norms = compute_self_products(self, cross, len(x), x.dtype)
         try:
             values = inner_values(self, cross, norms, states[self.row], states[self.column])
-            return float(within(self.card, values)[0, 1])
+            return float(clamp_to_bounds(self.card, values)[0, 1])
         except Degenerate as error:
             raise Degenerate(f"{self.name}: {error}") from None
 
@@ -212,14 +226,14 @@ class OfHsic(InnerProduct):
     terms: Callable[[int], float]
 
 
-def of_other_documents(measure: Measure, documents: Documents | None) -> Measure:
+def restrict_to_other_documents(measure: Measure, documents: Documents | None) -> Measure:
     """Restricts a measure to pairs of rows of different documents, where it has such a form; None: all pairs count."""
     if documents is None or measure.apart is None:
         return measure
     return replace(measure.apart(documents), name=measure.name, card=measure.card, settings=measure.settings)
 
 
-def own_rows(state: Any, order: Tensor) -> Any:
+def permute_rows(state: Any, order: Tensor) -> Any:
     """Takes the rows of a state that consists of them in another order."""
     return state[order]
 
@@ -247,7 +261,7 @@ class Pairwise(Measure):
     prepare: Callable[..., Any]
     compare: Callable[[Any, Any], float]
     compare_all: Callable[[Sequence[Any], Sequence[Any]], Tensor] | None = None
-    permute: Callable[[Any, Tensor], Any] = own_rows
+    permute: Callable[[Any, Tensor], Any] = permute_rows
     overlap: Callable[[Any], Int[Tensor, "k n"]] | None = None
     of_rows: Callable[[Sequence[Any], Sequence[Any]], Float[Tensor, "a b n"]] | None = None
     cubes: float | None = 20.0
@@ -257,11 +271,11 @@ class Pairwise(Measure):
     def __call__(self, x: Any, y: Any, labels: Labels = None) -> float:
         x, y, codes = self.sides(x, y, labels)
         value = self.compare(self.prepare_named(x, "x", codes), self.prepare_named(y, "y", codes))
-        return float(within(self.card, torch.tensor(value, dtype=torch.float64)))
+        return float(clamp_to_bounds(self.card, torch.tensor(value, dtype=torch.float64)))
 
     def prepare_named(self, x: Tensor, what: str, labels: Tensor | None = None) -> Any:
         """`prepare`, whose errors name x by `what`."""
-        return at(what, lambda: self.prepare(x, labels) if self.card.labelled else self.prepare(x))
+        return run_with_label(what, lambda: self.prepare(x, labels) if self.card.labelled else self.prepare(x))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +353,7 @@ class OfAttention(Measure):
 ROUNDING = 1e-6  # of float32 products: a value may be this far beyond its bounds
 
 
-def within(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+def clamp_to_bounds(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Values beyond the card's bounds by rounding, set to the bounds. Values further out stay visible."""
     low, high = card.bounds
     if low is not None:
@@ -349,7 +363,7 @@ def within(card: Card, values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return values
 
 
-def at(what: str, step: Callable[[], Any]) -> Any:
+def run_with_label(what: str, step: Callable[[], Any]) -> Any:
     """The value of the step; its errors and warnings start with `what`."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", MeasureWarning)
@@ -363,7 +377,7 @@ def at(what: str, step: Callable[[], Any]) -> Any:
     return value
 
 
-def self_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
+def compute_self_products(measure: InnerProduct, cross: Matrix, n: int, dtype: torch.dtype) -> Float[Tensor, " r"]:
     """<M_a, M_a>, or 0 where it is within rounding; empty for measures of two kernels."""
     norms = cross.new_empty(0) if measure.row is not measure.column else cross.diagonal().clone()
     norms[norms < compute_rounding_floor(n, dtype)] = 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repsim_cli.measures import moments, rank
 from repsim_cli.measures.cards import Invariance
-from repsim_cli.measures.centring import unit_of
+from repsim_cli.measures.centring import choose_power_of_two
 from repsim_cli.measures.rdm import SHAPE
 
 AFFINE: frozenset[Invariance] = frozenset({*SHAPE, "invertible_linear", "scaling_of_neurons"})
@@ -20,7 +20,7 @@ CORRELATIONS: frozenset[Invariance] = frozenset({*NEURONS, "scaling_of_neurons"}
 Variance = Annotated[float, Field(gt=0, le=1)]
 
 
-def to_working(x: Tensor) -> torch.dtype:
+def choose_working_dtype(x: Tensor) -> torch.dtype:
     """The precision of products over pairs: that of x, float32 for half-precision input."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
@@ -28,7 +28,7 @@ def to_working(x: Tensor) -> torch.dtype:
 class LiveNeurons(NamedTuple):
     """The neurons of a representation that are not dead.
 
-    values: centred, float64, over `unit_of`. sizes: their norms as stored, offset included.
+    values: centred, float64, over `choose_power_of_two`. sizes: their norms as stored, offset included.
     eps: the precision they were stored in. kept: their numbers in the representation.
     """
 
@@ -38,11 +38,11 @@ class LiveNeurons(NamedTuple):
     kept: Int[Tensor, " k"]
 
 
-def alive(x: Float[Tensor, "n d"]) -> LiveNeurons:
+def drop_dead_neurons(x: Float[Tensor, "n d"]) -> LiveNeurons:
     """The neurons, without dead ones, which cause a warning. Raises Degenerate where no neuron is left."""
-    eps = rank.find_stored_precision(rank.of_single(x))
+    eps = rank.find_stored_precision(rank.mark_single_precision(x))
     x = x.double()
-    x = x / unit_of(x)
+    x = x / choose_power_of_two(x)
     means = x.mean(0)
     x = x - means
     lengths = torch.linalg.vector_norm(x, dim=0)
@@ -77,7 +77,7 @@ def choose_tolerance(dtype: torch.dtype) -> float:
 
 def thin_svd(x: Float[Tensor, "n d"]) -> Basis:
     """The thin SVD of the neurons and directions that count by the rule of `rank.py`."""
-    return decompose(alive(x), to_working(x))
+    return decompose(drop_dead_neurons(x), choose_working_dtype(x))
 
 
 def decompose(x: LiveNeurons, dtype: torch.dtype) -> Basis:
@@ -86,7 +86,7 @@ def decompose(x: LiveNeurons, dtype: torch.dtype) -> Basis:
     """
     n, d = x.values.shape
     if n > d:
-        axes = moments.principal(moments.Second(x.values.T @ x.values, x.sizes, n, x.eps))
+        axes = moments.find_principal_axes(moments.Second(x.values.T @ x.values, x.sizes, n, x.eps))
         if x.eps == rank.SINGLE or len(axes.s) == d:
             u, loadings = x.values @ axes.whiten, axes.loadings
             if axes.spread < choose_tolerance(dtype):
@@ -101,7 +101,7 @@ def decompose(x: LiveNeurons, dtype: torch.dtype) -> Basis:
         s = squares.clamp_min(0).sqrt()
     else:
         u, s, _ = torch.linalg.svd(units, full_matrices=False)
-    u = u[:, s > rank.floor(d, x.eps)]
+    u = u[:, s > rank.compute_rank_tolerance(d, x.eps)]
     u = u @ moments.find_order(u.T @ x.values)
     loadings = u.T @ x.values
     return Basis(u, torch.linalg.vector_norm(loadings, dim=1), loadings, dtype)
@@ -135,7 +135,7 @@ def nuclear_norm(m: Float[Tensor, "k l"]) -> float:
     return float(torch.linalg.svdvals(m).sum())
 
 
-def overlap(a: Basis, b: Basis) -> Float[Tensor, "k l"]:
+def correlate_bases(a: Basis, b: Basis) -> Float[Tensor, "k l"]:
     """U_a'U_b; its singular values are the canonical correlations."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     return a.u.to(dtype).T @ b.u.to(dtype)

@@ -12,16 +12,16 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import Align, directions
+from repsim_cli.measures.alignments import Align, make_canonical_aligner
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import (
     AFFINE,
     NEURONS,
     Basis,
     Variance,
+    correlate_bases,
     keep_leading,
     nuclear_norm,
-    overlap,
     permute,
     thin_svd,
 )
@@ -31,13 +31,13 @@ from repsim_cli.measures.moments import SURE, Axes
 from repsim_cli.measures.rdm import SHAPE
 
 
-def mean_correlation(a: Basis, b: Basis) -> float:
-    m = overlap(a, b)
+def compute_mean_canonical_correlation(a: Basis, b: Basis) -> float:
+    m = correlate_bases(a, b)
     return min(1.0, nuclear_norm(m) / min(m.shape))
 
 
-def mean_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-    m = moments.overlap(a, b, covariance)
+def compute_mean_from_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
+    m = moments.correlate_axes(a, b, covariance)
     value = min(1.0, nuclear_norm(m) / min(m.shape))
     return value, value
 
@@ -70,10 +70,10 @@ def mean_cca() -> Measure:
     """
     return Pairwise(
         prepare=thin_svd,
-        compare=mean_correlation,
+        compare=compute_mean_canonical_correlation,
         permute=permute,
-        moments=Moments(prepare=moments.axes, compare=mean_of_moments),
-        aligned=directions(thin_svd),
+        moments=Moments(prepare=moments.find_reliable_axes, compare=compute_mean_from_moments),
+        aligned=make_canonical_aligner(thin_svd),
     )
 
 
@@ -114,7 +114,9 @@ def gaussian_mutual_information() -> Measure:
     >>> round(measures.get("gaussian_mutual_information")(x, y), 6)
     0.143841
     """
-    return Pairwise(prepare=thin_svd, compare=mutual_information, permute=permute, aligned=directions(thin_svd))
+    return Pairwise(
+        prepare=thin_svd, compare=mutual_information, permute=permute, aligned=make_canonical_aligner(thin_svd)
+    )
 
 
 @measures.register(
@@ -147,25 +149,27 @@ def svcca(*, variance: Variance = 0.99) -> Measure:
     """
 
     def compare(a: Basis, b: Basis) -> float:
-        return mean_correlation(keep_leading(a, variance), keep_leading(b, variance))
+        return compute_mean_canonical_correlation(keep_leading(a, variance), keep_leading(b, variance))
 
     return Pairwise(
         prepare=thin_svd,
         compare=compare,
         permute=permute,
         moments=svcca_of_moments(variance),
-        aligned=directions(lambda x: keep_leading(thin_svd(x), variance)),
+        aligned=make_canonical_aligner(lambda x: keep_leading(thin_svd(x), variance)),
     )
 
 
 def svcca_of_moments(variance: float) -> Moments:
     def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-        return mean_of_moments(moments.keep_leading(a, variance), moments.keep_leading(b, variance), covariance)
+        return compute_mean_from_moments(
+            moments.keep_leading(a, variance), moments.keep_leading(b, variance), covariance
+        )
 
-    return Moments(prepare=moments.axes, compare=compare)
+    return Moments(prepare=moments.find_reliable_axes, compare=compare)
 
 
-def projections(a: Basis, b: Basis) -> tuple[float, float]:
+def weigh_canonical_correlations(a: Basis, b: Basis) -> tuple[float, float]:
     """Canonical correlations, weighted by how much of a's neurons lies along their directions, and likewise of b's."""
     return weigh(a.u.T @ b.u, a.loadings, b.loadings, len(a.u))
 
@@ -173,7 +177,7 @@ def projections(a: Basis, b: Basis) -> tuple[float, float]:
 def weigh(
     m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"], rows: int
 ) -> tuple[float, float]:
-    """`projections` from the overlap of the two bases, and the neurons' loadings on the basis of their side."""
+    """`weigh_canonical_correlations` from the overlap of the two bases, and the loadings of neurons on their side's."""
     if sum(m.shape) > rows - 1:
         raise Degenerate(
             f"some canonical correlations are 1 whatever the data, got {m.shape[0]} + {m.shape[1]} directions in "
@@ -193,7 +197,7 @@ def projection_weighted(variance: float | None, aligned: Align | None = None) ->
         return basis if variance is None else keep_leading(basis, variance)
 
     def compare(a: Basis, b: Basis) -> float:
-        return projections(truncate(a), truncate(b))[0]
+        return weigh_canonical_correlations(truncate(a), truncate(b))[0]
 
     def compare_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
         """Both directions of a pair come from the same SVD."""
@@ -203,9 +207,9 @@ def projection_weighted(variance: float | None, aligned: Align | None = None) ->
         for i, a in enumerate(left):
             for j, b in enumerate(right):
                 if left is not right:
-                    values[i, j] = projections(a, b)[0]
+                    values[i, j] = weigh_canonical_correlations(a, b)[0]
                 elif i <= j:
-                    values[i, j], values[j, i] = projections(a, b)
+                    values[i, j], values[j, i] = weigh_canonical_correlations(a, b)
         return values
 
     return Pairwise(
@@ -221,9 +225,9 @@ def projection_weighted(variance: float | None, aligned: Align | None = None) ->
 def projection_weighted_of_moments(variance: float | None) -> Moments:
     def compare(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
         left, right = (axes if variance is None else moments.keep_leading(axes, variance) for axes in (a, b))
-        return weigh(moments.overlap(left, right, covariance), left.loadings, right.loadings, a.rows)
+        return weigh(moments.correlate_axes(left, right, covariance), left.loadings, right.loadings, a.rows)
 
-    return Moments(prepare=moments.axes, compare=compare)
+    return Moments(prepare=moments.find_reliable_axes, compare=compare)
 
 
 @measures.register(
@@ -249,7 +253,7 @@ def pwcca() -> Measure:
     >>> round(measures.get("pwcca")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(None, aligned=directions(thin_svd))
+    return projection_weighted(None, aligned=make_canonical_aligner(thin_svd))
 
 
 @measures.register(
@@ -277,4 +281,4 @@ def pwsim(*, variance: Variance = 0.99) -> Measure:
     >>> round(measures.get("pwsim")([[0.], [1.], [3.], [4.]], [[8.], [6.], [2.], [0.]]), 12)
     1.0
     """
-    return projection_weighted(variance, aligned=directions(lambda x: keep_leading(thin_svd(x), variance)))
+    return projection_weighted(variance, aligned=make_canonical_aligner(lambda x: keep_leading(thin_svd(x), variance)))

@@ -8,7 +8,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.base.gram import gram_matrix, squared_norms, strips
+from repsim_cli.base.gram import cut_feature_strips, gram_matrix, squared_norms
 from repsim_cli.measures.inner import CentredRows
 
 CACHED = 1 << 17  # cells
@@ -22,7 +22,7 @@ def centre(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     rounding; the second removes what is left, a mean in float64. Raises Degenerate for a constant representation.
     """
     x = x if x.dtype == torch.float64 else x.float()
-    unit = float(unit_of(x))
+    unit = float(choose_power_of_two(x))
     x = x / unit
     largest = float(x.abs().max())
     x -= x.mean(0)
@@ -34,7 +34,7 @@ def centre(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     return x / scale, scale * unit
 
 
-def unit_of(x: Tensor, dim: int | None = None) -> Tensor:
+def choose_power_of_two(x: Tensor, dim: int | None = None) -> Tensor:
     """A power of two: divided by it, no square of a number that counts overflows or vanishes. It is at the largest
     number, of all or along a dimension, where that is far from 1."""
     largest = x.abs().max() if dim is None else x.abs().amax(dim, keepdim=True)
@@ -47,7 +47,7 @@ def unit_of(x: Tensor, dim: int | None = None) -> Tensor:
 FLAT = 1e-5
 
 
-def blocks(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
+def split_rows_for_cache(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
     """All rows, as many at a time as fit into the processor's cache."""
     size = max(1, CACHED // x.shape[1])
     return (slice(start, start + size) for start in range(0, len(x), size))
@@ -56,22 +56,22 @@ def blocks(x: Shaped[Tensor, "n d"]) -> Iterator[slice]:
 def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     """`centre` rows without a copy, as features of every kernel on their Gram matrix."""
     n, dtype = len(x), torch.promote_types(x.dtype, torch.float32)
-    if n <= min(x.shape[1], FEW) and (wide := _wide(x)) is not None:
+    if n <= min(x.shape[1], FEW) and (wide := _centre_wide(x)) is not None:
         return wide
     sums, largest = x.new_zeros(x.shape[1], dtype=torch.float64), 0.0
-    for rows in blocks(x):
+    for rows in split_rows_for_cache(x):
         block = x[rows].to(dtype)
         sums += block.sum(0)
         largest = max(largest, *(abs(float(end)) for end in block.aminmax()))
     mean, sums = (sums / n).to(dtype), torch.zeros_like(sums)
-    for rows in blocks(x):
+    for rows in split_rows_for_cache(x):
         sums += (x[rows].to(dtype) - mean).sum(0)
     rest = sums / n
     # in units of the largest entry, whose square neither overflows nor vanishes
     least = 4 * torch.finfo(dtype).tiny  # the inverse of less may overflow
     unit = _inverse_is_exact(max(largest, least), dtype)
     given = CentredRows(x, mean, (-rest / unit).to(dtype), unit, x.new_empty(0, dtype=torch.float64))
-    norms = torch.cat([squared_norms(given.block(rows)) for rows in blocks(x)])
+    norms = torch.cat([squared_norms(given.block(rows)) for rows in split_rows_for_cache(x)])
     size = math.sqrt(float(norms.sum()) / n)
     # for a constant column, float64 rounding of the mean leaves this much
     if size <= 1e-13 or size * unit < least:
@@ -80,14 +80,14 @@ def centre_rows(x: Float[Tensor, "n d"]) -> CentredRows:
     return CentredRows(x, mean, (-rest / scale).to(dtype), scale, norms * (unit / scale) ** 2)
 
 
-def _wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
+def _centre_wide(x: Float[Tensor, "n d"]) -> CentredRows | None:
     """Few rows of many features: centred, and their Gram matrix, strip by strip, so that they are read once.
 
     None where rows differ by little beside their mean, or by so much or little that squares would not do.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     means, rests, gram = [], [], None
-    for strip in strips(x):
+    for strip in cut_feature_strips(x):
         part = x[:, strip].to(dtype)
         means.append(part.mean(0))
         near = part - means[-1]

@@ -19,11 +19,11 @@ from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre_rows
 from repsim_cli.measures.hsic import (
     Apart,
-    half_offsets,
+    centre_tile,
+    centre_tile_apart,
+    compute_half_offsets,
     offsets_apart,
     solve_offsets,
-    u_centred,
-    u_centred_apart,
 )
 from repsim_cli.measures.inner import AnyFeatures, CentredRows, Documents, Kernel, Matrix, Products
 
@@ -46,14 +46,14 @@ class Columns(NamedTuple):
     documents: Documents | None = None
 
 
-def of_columns(features: AnyFeatures, documents: Documents | None = None) -> Columns:
+def fit_columns(features: AnyFeatures, documents: Documents | None = None) -> Columns:
     """Raises Degenerate for a single column."""
     x = features.values.double()
     if x.shape[1] < FEWEST:
         raise Degenerate(f"{FEWEST} features or more are needed, got {x.shape[1]}; use cka_unbiased")
     if documents is None:
         assert isinstance(features, CentredRows)
-        offsets, norms = half_offsets(features), sum_squares(x)
+        offsets, norms = compute_half_offsets(features), sum_squares(x)
     else:
         offsets, norms = offsets_apart(features, documents).offsets, sum_squares_apart(x, documents)
     return Columns(offsets, norms.whole - norms.alone, norms.alone, x.shape[1], documents)
@@ -90,16 +90,16 @@ def sum_squares_apart(x: Float[Tensor, "n d"], documents: Documents) -> Norms:
     return Norms(float((x.T @ x).square().sum()) - left_out - explained, alone)
 
 
-def cells(fit: Columns, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+def centre_gram_tile(fit: Columns, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     if fit.documents is None:
-        return u_centred(fit.offsets, gram, rows, columns)
-    return u_centred_apart(Apart(fit.offsets, fit.documents), gram, rows, columns)
+        return centre_tile(fit.offsets, gram, rows, columns)
+    return centre_tile_apart(Apart(fit.offsets, fit.documents), gram, rows, columns)
 
 
-COLUMNS = Kernel(features=centre_rows, fit=of_columns, cells=cells)
+COLUMNS = Kernel(features=centre_rows, fit=fit_columns, cells=centre_gram_tile)
 
 
-def of_populations(products: Products) -> Matrix:
+def compute_population_cosine(products: Products) -> Matrix:
     """The cosine of the populations; 1 where both sides are one sample, whose columns pair with themselves."""
     rows, columns = (
         [products.cross.new_tensor([getattr(state.fit, part) for state in states]) for part in Columns._fields[1:4]]
@@ -119,9 +119,9 @@ def of_populations(products: Products) -> Matrix:
     return (products.cross / norms[0][:, None] / norms[1]).masked_fill(same, 1.0)
 
 
-def of_populations_apart(documents: Documents) -> Measure:
+def make_measure_apart(documents: Documents) -> Measure:
     kernel = replace(COLUMNS, documents=documents)
-    return InnerProduct(row=kernel, column=kernel, value=of_populations)
+    return InnerProduct(row=kernel, column=kernel, value=compute_population_cosine)
 
 
 @measures.register(
@@ -153,4 +153,4 @@ def cka_columns() -> Measure:
     >>> round(measures.get("cka_columns")(x, x), 12), round(measures.get("cka_columns")(x, [r[::-1] for r in x]), 12)
     (1.0, 1.0)
     """
-    return InnerProduct(row=COLUMNS, column=COLUMNS, value=of_populations, apart=of_populations_apart)
+    return InnerProduct(row=COLUMNS, column=COLUMNS, value=compute_population_cosine, apart=make_measure_apart)

@@ -11,18 +11,20 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
-from repsim_cli.measures.pointwise import check_varying, in_working
+from repsim_cli.measures.pointwise import check_varying, convert_to_working_dtype
 
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _BLOCK = 1024  # rows held at a time in float64
 
 
-def of_values(value: Callable[[Tensor, Tensor], float], prepare: Callable[[Tensor], Tensor] = in_working) -> Measure:
+def make_measure_of_values(
+    value: Callable[[Tensor, Tensor], float], prepare: Callable[[Tensor], Tensor] = convert_to_working_dtype
+) -> Measure:
     """Makes the measure of value(x, y) for rows as they are."""
     return Pairwise(prepare=prepare, compare=value, cubes=0.0)
 
 
-def relative(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
+def compute_relative_difference(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
     """Computes |x - y| / |y| over all cells. Raises Degenerate where y is zero."""
     size = max(float(y.abs().max()), float(x.abs().max()))
     squares = torch.zeros(2, dtype=torch.float64)
@@ -34,19 +36,19 @@ def relative(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
     return float((squares[0] / squares[1]).sqrt())
 
 
-def in_decibels(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
+def compute_decibels(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
     """Raises Degenerate where both are equal."""
-    share = torch.tensor(relative(x, y), dtype=torch.float64)
+    share = torch.tensor(compute_relative_difference(x, y), dtype=torch.float64)
     if not share:
         raise Degenerate("infinitely many decibels, got equal rows; use relative_l2, which is 0 there")
     return float(-20 * share.log10())
 
 
-def largest(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
+def find_largest_difference(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> float:
     return max(float((a.double() - b).abs().max()) for a, b in zip(x.split(_BLOCK), y.split(_BLOCK), strict=True))
 
 
-def in_places(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"], precision: torch.dtype) -> float:
+def measure_largest_ulps(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"], precision: torch.dtype) -> float:
     """Finds the largest difference of two values in the spacing, at the larger, of the numbers of a precision."""
     numbers, most = torch.finfo(precision), 0.0
     for a, b in zip(x.split(_BLOCK), y.split(_BLOCK), strict=True):
@@ -58,7 +60,7 @@ def in_places(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"], precision: torch
     return most
 
 
-def card(
+def make_difference_card(
     label: str,
     *,
     source: str,
@@ -88,7 +90,7 @@ def card(
 
 @measures.register(
     "relative_l2",
-    card(
+    make_difference_card(
         "relative L2 difference",
         symmetric=False,
         source="|x - y| / |y|, Frobenius norms; its square is the NMSE",
@@ -102,12 +104,12 @@ def relative_l2() -> Measure:
     >>> round(measures.get("relative_l2")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]]), 9)
     0.1
     """
-    return of_values(relative)
+    return make_measure_of_values(compute_relative_difference)
 
 
 @measures.register(
     "sqnr",
-    card(
+    make_difference_card(
         "signal to difference (dB)",
         larger_is_closer=True,
         symmetric=False,
@@ -123,12 +125,12 @@ def sqnr() -> Measure:
     >>> round(measures.get("sqnr")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]]), 9)
     20.0
     """
-    return of_values(in_decibels, check_varying)
+    return make_measure_of_values(compute_decibels, check_varying)
 
 
 @measures.register(
     "largest_difference",
-    card(
+    make_difference_card(
         "largest difference of a value",
         is_metric=True,
         source="max |x - y| over all cells",
@@ -142,12 +144,12 @@ def largest_difference() -> Measure:
     >>> measures.get("largest_difference")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     0.5
     """
-    return of_values(largest)
+    return make_measure_of_values(find_largest_difference)
 
 
 @measures.register(
     "ulp",
-    card(
+    make_difference_card(
         "largest difference in ulps",
         source="max |x - y| over the spacing of floating-point numbers at the larger value (Goldberg 1991)",
         note="0: equal; 1: neighbours in the precision. Values below its smallest normal number count as that.",
@@ -164,4 +166,4 @@ def ulp(*, precision: Literal["float32", "float16", "bfloat16"] = "float32") -> 
     >>> measures.get("ulp", precision="float16")([[3., 0.], [0., 4.5]], [[3., 0.], [0., 4.]])
     128.0
     """
-    return of_values(lambda x, y: in_places(x, y, PRECISIONS[precision]))
+    return make_measure_of_values(lambda x, y: measure_largest_ulps(x, y, PRECISIONS[precision]))

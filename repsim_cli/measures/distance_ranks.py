@@ -16,7 +16,7 @@ _FEW_TIES = 8  # stretches of bins that may hold ties, of more all cells are ran
 _HEAVY = 2e-3  # share of cells in a bin from which they may be ties that matter, and are ranked exactly
 
 
-def ranks(cells: Float[Tensor, " cells"], blur: float = 0.0) -> PreparedFeatures:
+def rank_distances(cells: Float[Tensor, " cells"], blur: float = 0.0) -> PreparedFeatures:
     """Centred mid-ranks of unit variance, of distances between rows whose root mean squared norm is 1.
 
     blur: the distance by which the rounding of the stored rows may move a cell.
@@ -33,7 +33,7 @@ def ranks(cells: Float[Tensor, " cells"], blur: float = 0.0) -> PreparedFeatures
         low, high = np.quantile(cells[:: len(cells) // 10_000].cpu().numpy(), [_TAIL, 1 - _TAIL]).tolist()
     width = (high - low) / (_BINS - 1)
     if width <= tie:
-        ranked = exact_ranks(cells, tie, fine)
+        ranked = rank_exactly(cells, tie, fine)
     else:
         bins = cells.sub(low).mul_(1 / width).clamp_(0, _BINS - 1).int()
         counts = torch.bincount(bins, minlength=_BINS)
@@ -42,11 +42,11 @@ def ranks(cells: Float[Tensor, " cells"], blur: float = 0.0) -> PreparedFeatures
         heavy = torch.nn.functional.max_pool1d((counts > _HEAVY * len(cells)).double()[None], 3, 1, 1)[0].cpu().numpy()
         edges = np.diff(heavy, prepend=0, append=0).nonzero()[0].reshape(-1, 2).tolist()
         if len(edges) > _FEW_TIES:
-            return standard_scores(exact_ranks(cells, tie, fine), cells.dtype)
+            return standard_scores(rank_exactly(cells, tie, fine), cells.dtype)
         ranked = (before + (counts.double() + 1) / 2).index_select(0, bins)
         for start, stop in edges:
             some = ((bins >= start).logical_and_(bins < stop) if start else bins < stop).nonzero()[:, 0]
-            ranked[some] = int(before[start]) + exact_ranks(cells[some], tie, fine)
+            ranked[some] = int(before[start]) + rank_exactly(cells[some], tie, fine)
     return standard_scores(ranked, cells.dtype)
 
 
@@ -59,7 +59,7 @@ def standard_scores(ranked: Float[Tensor, " cells"], dtype: torch.dtype) -> Prep
     return PreparedFeatures((ranked / deviation).to(dtype))
 
 
-def exact_ranks(cells: Float[Tensor, " cells"], tie: float, fine: float) -> Float[Tensor, " cells"]:
+def rank_exactly(cells: Float[Tensor, " cells"], tie: float, fine: float) -> Float[Tensor, " cells"]:
     """Mid-ranks from 1, float64. A run of cells, each within `tie` of the next, is one tie if the whole of it is no
     wider; in a wider one, as of cells that lie close everywhere, only those within a step of `fine` are."""
     values = cells.cpu().numpy()

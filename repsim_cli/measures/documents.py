@@ -8,7 +8,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.inner import Documents, pack
 
 
-def of_one_document(documents: Documents) -> Bool[Tensor, " cells"]:
+def mark_same_document(documents: Documents) -> Bool[Tensor, " cells"]:
     """Tells which packed cells are of two rows of one document. Raises Degenerate where all are."""
     left_out = pack(documents[:, None] == documents)
     if bool(left_out.all()):
@@ -16,7 +16,7 @@ def of_one_document(documents: Documents) -> Bool[Tensor, " cells"]:
     return left_out
 
 
-def alike(documents: Documents, others: Documents) -> bool:
+def have_same_groups(documents: Documents, others: Documents) -> bool:
     """Tells whether rows are of one document by both lists or by neither."""
     both = torch.stack([documents, others]).unique(dim=1).shape[1]
     return both == len(documents.unique()) == len(others.unique())

@@ -22,15 +22,15 @@ from repsim_cli.measures.gromov_clouds import (
     BLOCKS,
     Assigned,
     Cloud,
-    best_of_clouds,
-    cloud,
+    estimate_cloud_operations,
+    find_best_assignment,
     lower_bound,
-    operations,
     permute_cloud,
+    prepare_cloud,
 )
 from repsim_cli.measures.gromov_descents import SINGLE, gromov_objective
-from repsim_cli.measures.gromov_search import Gromov, GromovStart, best_gromov, starts
-from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permute, space
+from repsim_cli.measures.gromov_search import Gromov, GromovStart, find_best_gromov, name_starts
+from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, order_pair, permute, prepare_space
 from repsim_cli.measures.rdm import SHAPE
 from repsim_cli.measures.room import check_room
 
@@ -64,24 +64,24 @@ def prepare_side(
 ) -> Sides:
     """The distances of all rows; of more than held_rows the rows alone, with a warning."""
     if len(x) > held_rows:
-        return cloud(x, cost_scale=cost_scale)
-    return space(x, cost_scale=cost_scale, bounds=bounds, blocks=blocks)
+        return prepare_cloud(x, cost_scale=cost_scale)
+    return prepare_space(x, cost_scale=cost_scale, bounds=bounds, blocks=blocks)
 
 
 def permute_side(state: Sides, order: Int[Tensor, " n"]) -> Sides:
     return permute_cloud(state, order) if isinstance(state, Cloud) else permute(state, order)
 
 
-def best(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int) -> Gromov | Assigned:
+def find_best_solution(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int) -> Gromov | Assigned:
     if isinstance(a, Cloud) and isinstance(b, Cloud):
-        return best_of_clouds(a, b, start=start, restarts=restarts, seed=seed)
+        return find_best_assignment(a, b, start=start, restarts=restarts, seed=seed)
     assert isinstance(a, Space)
     assert isinstance(b, Space)
-    return best_gromov(a, b, start=start, restarts=restarts, seed=seed)
+    return find_best_gromov(a, b, start=start, restarts=restarts, seed=seed)
 
 
-def gromov(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int) -> float:
-    return best(a, b, start=start, restarts=restarts, seed=seed).value
+def compute_gromov_wasserstein(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int) -> float:
+    return find_best_solution(a, b, start=start, restarts=restarts, seed=seed).value
 
 
 def couple(
@@ -90,19 +90,19 @@ def couple(
     """The coupling of the rows of x with those of y of the least objective."""
     check_room("gromov_wasserstein", 2.0, len(x))
     a, b = (prepare_side(side, cost_scale=cost_scale, held_rows=held_rows) for side in (x, y))
-    mass = np.asarray(best(a, b, start=start, restarts=restarts, seed=seed).coupling)
-    return RowCoupling(torch.from_numpy(mass if in_one_order(a, b)[0] is a else mass.T), "rows")
+    mass = np.asarray(find_best_solution(a, b, start=start, restarts=restarts, seed=seed).coupling)
+    return RowCoupling(torch.from_numpy(mass if order_pair(a, b)[0] is a else mass.T), "rows")
 
 
 def gromov_solved(a: Sides, b: Sides, *, start: GromovStart, restarts: int, seed: int, bounds: bool) -> Solved:
     """The pair; details: steps, for each start 1 if it won and 0 otherwise, and the two lower bounds."""
-    found = best(a, b, start=start, restarts=restarts, seed=seed)
-    won = (float(found.start == name) for name in starts(start, restarts))
-    below = (min(bound, found.value) for bound in bounds_of(*in_one_order(a, b))) if bounds else ()
+    found = find_best_solution(a, b, start=start, restarts=restarts, seed=seed)
+    won = (float(found.start == name) for name in name_starts(start, restarts))
+    below = (min(bound, found.value) for bound in bound_from_below(*order_pair(a, b))) if bounds else ()
     return Solved(found.value, (float(found.steps), *won, *below))
 
 
-def bounds_of(a: Sides, b: Sides) -> tuple[float, float]:
+def bound_from_below(a: Sides, b: Sides) -> tuple[float, float]:
     """The two of `lower_bounds`; of rows whose distances are not held, one that is below the third, twice."""
     if isinstance(a, Cloud) and isinstance(b, Cloud):
         bound = lower_bound(a, b)
@@ -112,11 +112,11 @@ def bounds_of(a: Sides, b: Sides) -> tuple[float, float]:
     return lower_bounds(a, b)
 
 
-def by_pot(a: Space, b: Space) -> Solved:
+def solve_by_pot(a: Space, b: Space) -> Solved:
     """The objective of the coupling that POT finds from its default start; detail: whether costs are tied."""
     from ot.gromov import gromov_wasserstein as solve  # importing POT takes most of a second
 
-    left, right = in_one_order(a, b)
+    left, right = order_pair(a, b)
     uniform = np.full(len(left.rows), 1 / len(left.rows))
     coupling = solve(left.distances, right.distances, uniform, uniform, loss_fun="square_loss")
     assert isinstance(coupling, np.ndarray)
@@ -124,7 +124,7 @@ def by_pot(a: Space, b: Space) -> Solved:
     return Solved(value, (float(has_ties(left.distances) or has_ties(right.distances)),))
 
 
-def few_for_pot(state: Sides) -> bool:
+def is_small_for_pot(state: Sides) -> bool:
     return isinstance(state, Space) and len(state.rows) <= AUDITED
 
 
@@ -134,11 +134,11 @@ def has_ties(distances: Square) -> bool:
     return float(np.mean(np.diff(ordered) <= TIE * ordered[-1])) > 0.01 if len(ordered) > 1 else True
 
 
-def equal_to_pot(value: float, reference: float) -> bool:
+def is_equal_to_pot(value: float, reference: float) -> bool:
     return abs(value - reference) <= AUDIT * reference
 
 
-def hardly_above_pot(value: float, reference: float) -> bool:
+def is_hardly_above_pot(value: float, reference: float) -> bool:
     return value <= (1 + ABOVE) * reference
 
 
@@ -209,20 +209,20 @@ def gromov_wasserstein(
     checked = Audit(
         share=audit,
         solver="POT",
-        takes=few_for_pot,
-        reference=by_pot,
-        agrees=equal_to_pot if alone else hardly_above_pot,
+        takes=is_small_for_pot,
+        reference=solve_by_pot,
+        agrees=is_equal_to_pot if alone else is_hardly_above_pot,
         claim="within 1e-9 of" if alone else "at most 5 % above",
     )
     settings: dict[str, Any] = {"start": start, "restarts": restarts, "seed": seed}
     held: dict[str, Any] = {"cost_scale": cost_scale, "held_rows": held_rows}
     details = {"steps": Detail("count", "steps")}
-    details |= {f"won_{name}": Detail("won", name.replace("_", " ")) for name in starts(start, restarts)}
+    details |= {f"won_{name}": Detail("won", name.replace("_", " ")) for name in name_starts(start, restarts)}
     if bounds:
         details |= {f"{nth}_bound": Detail("bound", f"{nth} lower bound") for nth in ("second", "third")}
     return Pairwise(
         prepare=partial(prepare_side, **held, bounds=bounds, blocks=start == "best"),
-        compare=partial(gromov, **settings),
+        compare=partial(compute_gromov_wasserstein, **settings),
         permute=permute_side,
         squares=1,
         aligned=partial(couple, **held, **settings),
@@ -231,6 +231,6 @@ def gromov_wasserstein(
             details=details,
             audit=checked if start != "identity" else None,
             products=20.0 * (1 + restarts),
-            beyond=Beyond(held_rows, min(BLOCKS, held_rows), operations),
+            beyond=Beyond(held_rows, min(BLOCKS, held_rows), estimate_cloud_operations),
         ),
     )

@@ -18,7 +18,7 @@ from repsim_cli.measures.assignment import Coupling, Matched, assign, make_coupl
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.centring import FLAT, centre
 from repsim_cli.measures.gromov_search import GromovStart, search
-from repsim_cli.measures.gromov_spaces import CostScale, Space, block_rows, in_one_order
+from repsim_cli.measures.gromov_spaces import CostScale, Space, block_rows, order_pair
 
 BLOCKS = 2048  # at most, two rows each or more
 GROUP = 2500  # rows at most that are matched anew at a time
@@ -42,7 +42,7 @@ class Cloud(NamedTuple):
     size: float
 
 
-def cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
+def prepare_cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
     """Prepares many rows, of which no distances are held. Warns that they are compared by blocks."""
     warnings.warn(
         f"{len(x)} rows are more than held_rows: they are matched by blocks and groups of rows, so that the value, the "
@@ -61,7 +61,7 @@ def cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
     means, largest = torch.zeros(len(rows), dtype=torch.float64), 0.0
     for part in torch.arange(len(rows)).split(TILE):
         for others in rows.split(TILE):
-            apart = distances(rows[part], others)
+            apart = compute_cross_distances(rows[part], others)
             means[part] += apart.sum(1, dtype=torch.float64)
             largest = max(largest, float(apart.max()))
     mean = float(means.sum()) / len(rows) / (len(rows) - 1)
@@ -69,7 +69,7 @@ def cloud(x: Rows, *, cost_scale: CostScale) -> Cloud:
     return Cloud((rows / mean).numpy(), (means / mean / len(rows)).numpy(), size)
 
 
-def distances(x: Rows, y: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
+def compute_cross_distances(x: Rows, y: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
     """Euclidean, from products."""
     norms = x.square().sum(1, keepdim=True) + y.square().sum(1)
     return torch.addmm(norms, x, y.T, alpha=-2).clamp_min_(0).sqrt_()
@@ -86,7 +86,7 @@ def lower_bound(a: Cloud, b: Cloud) -> float:
 
 
 class Assigned(NamedTuple):
-    """The best assignment: its objective, columns by row (of the sides as ordered by `in_one_order`), start, steps."""
+    """The best assignment: its objective, columns by row (of the sides as ordered by `order_pair`), start, steps."""
 
     value: float
     matched: Matched
@@ -109,14 +109,16 @@ class CloudPair(NamedTuple):
 
     def estimate(self, matched: Matched) -> float:
         there = self.y[matched[self.some]]
-        return add_squares(self.among - distances(there, there)) / len(self.some) ** 2
+        return add_squares(self.among - compute_cross_distances(there, there)) / len(self.some) ** 2
 
     def objective(self, matched: Matched) -> float:
         """Over all pairs of rows."""
         total, tiles = 0.0, list(zip(self.x.split(TILE), self.y[matched].split(TILE), strict=True))
         for i, (x, y) in enumerate(tiles):
             for j, (others, theirs) in enumerate(tiles[i:]):
-                total += (1 + (j > 0)) * add_squares(distances(x, others) - distances(y, theirs))
+                total += (1 + (j > 0)) * add_squares(
+                    compute_cross_distances(x, others) - compute_cross_distances(y, theirs)
+                )
         return self.size**2 * total / len(matched) ** 2
 
 
@@ -124,23 +126,23 @@ def add_squares(x: Tensor) -> float:
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
 
 
-def best_of_clouds(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, seed: int) -> Assigned:
+def find_best_assignment(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, seed: int) -> Assigned:
     """Finds the lowest assignment: of blocks (start `pot` from where POT starts), of the rows' own pairing, and of what
     these are lowered to by sweeps over groups of rows."""
-    a, b = in_one_order(a, b)
+    a, b = order_pair(a, b)
     own, size = np.arange(len(a.rows)), max(a.size, b.size)
     if not size:
         return Assigned(0.0, own, "identity", 0)
     x, y = (torch.from_numpy(side.rows) * (side.size / size) for side in (a, b))
     draw = np.random.default_rng(seed)
     some = draw.choice(len(x), min(len(x), LANDMARKS), replace=False)
-    pair = CloudPair(x, y, size, some, distances(x[some], x[some]))
-    axes = [along_axes(side) for side in (x, y)]
+    pair = CloudPair(x, y, size, some, compute_cross_distances(x[some], x[some]))
+    axes = [project_onto_axes(side) for side in (x, y)]
     starts, steps = dict[str, Matched](), 0
     if start != "pot":
         starts["identity"] = own
     if start != "identity" and not (starts and pair.estimate(own) <= SAME):
-        name, matched, steps = of_blocks(x, y, axes, start=start, restarts=restarts, seed=seed)
+        name, matched, steps = match_by_blocks(x, y, axes, start=start, restarts=restarts, seed=seed)
         starts[name] = matched
     ends = []
     for name, matched in starts.items():
@@ -156,7 +158,7 @@ def best_of_clouds(a: Cloud, b: Cloud, *, start: GromovStart, restarts: int, see
     return Assigned(value, matched, name, steps)
 
 
-def along_axes(x: Rows) -> Float[np.ndarray, "n axes"]:
+def project_onto_axes(x: Rows) -> Float[np.ndarray, "n axes"]:
     """Projects rows onto their axes of largest variance."""
     directions = torch.linalg.eigh((x.T @ x).double()).eigenvectors[:, -AXES:]
     return (x @ directions.to(x.dtype)).numpy()
@@ -182,26 +184,26 @@ class RowBlocks(NamedTuple):
 
     def distances_to(self, x: Rows) -> Float[Tensor, "n m"]:
         """Root mean squared distances to the rows of each block."""
-        return distances(x, self.means).square_().add_(self.spreads).sqrt_()
+        return compute_cross_distances(x, self.means).square_().add_(self.spreads).sqrt_()
 
     def space(self) -> Space:
         apart = (self.distances_to(self.means).double().square() + self.spreads[:, None]).sqrt().fill_diagonal_(0)
         return block_rows(Space(apart.numpy(), self.means.double().numpy(), np.empty(0)))
 
 
-def blocks_of(x: Rows, parts: Sequence[Indices]) -> RowBlocks:
+def build_row_blocks(x: Rows, parts: Sequence[Indices]) -> RowBlocks:
     means = torch.stack([x[part].mean(0) for part in parts])
     spreads = [(x[part] - mean).square().sum(1).mean() for part, mean in zip(parts, means, strict=True)]
     return RowBlocks(means, torch.stack(spreads))
 
 
-def of_blocks(
+def match_by_blocks(
     x: Rows, y: Float[Tensor, "n d_y"], axes: Sequence[np.ndarray], *, start: GromovStart, restarts: int, seed: int
 ) -> tuple[str, Matched, int]:
     """Matches blocks of rows as few rows are, then the rows in each by their distances to all blocks as matched."""
     most = math.ceil(len(x) / 2 ** int(math.log2(min(BLOCKS, max(len(x) // 2, 1)))))
     parts, theirs = (split(side, most) for side in axes)
-    left, right = blocks_of(x, parts), blocks_of(y, theirs)
+    left, right = build_row_blocks(x, parts), build_row_blocks(y, theirs)
     numbers = np.arange(len(parts))
     found = search(left.space(), right.space(), numbers, start=start, restarts=restarts, seed=seed)
     there = found.coupling.argmax(1)
@@ -249,7 +251,10 @@ def lower_by_sweeps(
         marks = draw.choice(len(matched), min(len(matched), LANDMARKS), replace=False)
         here, there = pair.x[marks], pair.y[matched[marks]]
         for rows in group_rows(axes, matched, turn, draw):
-            left, right = distances(pair.x[rows], here), distances(pair.y[matched[rows]], there)
+            left, right = (
+                compute_cross_distances(pair.x[rows], here),
+                compute_cross_distances(pair.y[matched[rows]], there),
+            )
             cost = (left @ right.T).mul_(-4 / len(marks)).numpy()
             moved[rows] = matched[rows][assign(cost, np.arange(len(rows)))[0]]
             steps += 1
@@ -262,7 +267,7 @@ def lower_by_sweeps(
     return matched, steps
 
 
-def operations(rows: int, width: float) -> tuple[float, float]:
+def estimate_cloud_operations(rows: int, width: float) -> tuple[float, float]:
     """For plans: of a state, and of a pair, whose sweeps and objectives they are, beside the blocks."""
     sweeps = 2.0 * SWEEPS * rows * LANDMARKS * (GROUP + 2 * width)
     return rows**2 * (2 * width + 550), sweeps + rows**2 * (4 * width + 600) + 1e11

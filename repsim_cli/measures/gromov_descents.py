@@ -72,7 +72,7 @@ def _reassign(
 ) -> Optimum:
     """The descent from an assignment. Euclidean distances make the objective concave (Maron and Lipman 2018): whole
     steps are best, so that every step ends at an assignment. Otherwise the general descent continues from there."""
-    for step in islice(reassignments(matched, a, b, alpha, linear), STEPS - steps):
+    for step in islice(take_reassignment_steps(matched, a, b, alpha, linear), STEPS - steps):
         steps += 1
         length, change = line_search(step.slope, step.curve)
         if change >= enough:
@@ -97,7 +97,7 @@ class DescentStep(NamedTuple):
     gradient: Square
 
 
-def reassignments(
+def take_reassignment_steps(
     matched: Matched,
     a: Square,
     b: Square,
@@ -169,7 +169,7 @@ def lower_further(trial: Trial, a: Square, b: Square, diagonals: Mapping[float, 
             gradient[np.arange(len(a)), matched] -= 4 / len(a) * more**2
         for side in (left, right):
             np.fill_diagonal(side, share)
-        for step in reassignments(matched, left, right, prices=prices, gradient=gradient):
+        for step in take_reassignment_steps(matched, left, right, prices=prices, gradient=gradient):
             steps += 1
             change = (step.slope + step.curve) * means[0] * means[1]
             if change < 0:

@@ -14,7 +14,7 @@ from repsim_cli.measures.assignment import Coupling
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov_descents import gromov_objective
-from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, in_one_order, permute, space
+from repsim_cli.measures.gromov_spaces import CostScale, Space, Square, order_pair, permute, prepare_space
 from repsim_cli.measures.rdm import SHAPE
 
 STEPS = 1000  # of the outer loop
@@ -45,21 +45,21 @@ def sinkhorn(cost: Square, epsilon: float, column: np.ndarray) -> tuple[Coupling
 
 def gromov_entropic(a: Space, b: Space, *, epsilon: float) -> float:
     """gromov_objective of the entropic coupling."""
-    left, right = (side.distances for side in in_one_order(a, b))
+    left, right = (side.distances for side in order_pair(a, b))
     return gromov_objective(left, right, blur(a, b, epsilon))
 
 
 def couple_entropic(x: Tensor, y: Tensor, *, cost_scale: CostScale, epsilon: float) -> RowCoupling:
     """The entropic coupling of the rows of x with those of y."""
-    a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
+    a, b = prepare_space(x, cost_scale=cost_scale), prepare_space(y, cost_scale=cost_scale)
     mass = blur(a, b, epsilon)
-    return RowCoupling(torch.from_numpy(mass if in_one_order(a, b)[0] is a else mass.T), "rows")
+    return RowCoupling(torch.from_numpy(mass if order_pair(a, b)[0] is a else mass.T), "rows")
 
 
 def blur(a: Space, b: Space, epsilon: float) -> Coupling:
     """T = sinkhorn(gradient of gromov_objective at T, epsilon), reached from the uniform coupling, of the sides as
-    ordered by `in_one_order`. Raises Degenerate where it is not reached."""
-    left, right = (side.distances for side in in_one_order(a, b))
+    ordered by `order_pair`. Raises Degenerate where it is not reached."""
+    left, right = (side.distances for side in order_pair(a, b))
     n = len(left)
     constant = 2 * ((left**2).mean(1)[:, None] + (right**2).mean(1)[None])
     coupling, column = np.full((n, n), 1 / n**2), np.zeros(n)
@@ -102,7 +102,7 @@ def gromov_wasserstein_entropic(*, cost_scale: CostScale = "mean", epsilon: Abov
     0.5
     """
     return Pairwise(
-        prepare=partial(space, cost_scale=cost_scale),
+        prepare=partial(prepare_space, cost_scale=cost_scale),
         compare=partial(gromov_entropic, epsilon=epsilon),
         permute=permute,
         squares=1,

@@ -25,10 +25,10 @@ from repsim_cli.measures.gromov_spaces import (
     Halves,
     Space,
     Square,
-    between,
+    average_column_pairs,
     block_rows,
-    in_one_order,
-    levels,
+    list_block_levels,
+    order_pair,
     rows_in_one_order,
 )
 
@@ -42,14 +42,14 @@ LOWERED = 8  # assignments of few rows that are lowered
 REPRESENTED = 250  # rows at most on which the rows' own pairing is lowered
 
 
-def mixtures(n: int, count: int, seed: int) -> Iterator[Coupling]:
+def draw_mixed_couplings(n: int, count: int, seed: int) -> Iterator[Coupling]:
     """Halfway between the uniform coupling and drawn permutations."""
     draw = np.random.default_rng(seed)
     for _ in range(count):
         yield (make_coupling(draw.permutation(n)) + 1 / n**2) / 2
 
 
-def by_mean_distance(a: Square, b: Square) -> Matched:
+def match_by_mean_distance(a: Square, b: Square) -> Matched:
     """The end of the first step from the uniform coupling: the gradient there has rank 1, so that rows are matched in
     the order of their mean distances."""
     matched = np.empty(len(a), int)
@@ -66,14 +66,14 @@ def match_by(left: Float[np.ndarray, "n k"], right: Float[np.ndarray, "n k"]) ->
 def coarse_starts(a: Space, b: Space, left: Square, right: Square) -> Iterator[tuple[str, Matched]]:
     """Assignments of the coarsest blocks: by mean distances, by all distances in order, and by coordinates, with
     axes in all directions and orders (of few rows, orders in which no more than two neighbours trade places)."""
-    yield "pot", by_mean_distance(left, right)
+    yield "pot", match_by_mean_distance(left, right)
     yield "profiles", assign(-np.sort(left, axis=1) @ np.sort(right, axis=1).T)[0]
     for order in itertools.islice(itertools.permutations(range(AXES)), AXES if len(a.rows) < BLOCKED else None):
         for signs in itertools.product((1, -1), repeat=AXES):
             yield "principal_axes", assign(-a.axes @ (b.axes[:, order] * signs).T)[0]
 
 
-def by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
+def assign_by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
     """Assignments of all rows, and the number of steps: of blocks of rows, refined to ever smaller blocks and to rows.
 
     The rows of each side are in blocks of close rows, as many on both sides. The objective of mean distances between
@@ -82,47 +82,49 @@ def by_blocks(a: Space, b: Space) -> tuple[list[Trial], int]:
     matched, and lowered. Fewer than twice `COARSEST` rows are their own blocks, and not lowered.
     """
     few = len(a.rows) < BLOCKED
-    sides = list(zip(levels(a), levels(b), strict=True))
+    sides = list(zip(list_block_levels(a), list_block_levels(b), strict=True))
     finer = [*((left.distances, right.distances) for left, right in sides), (a.distances, b.distances)]
     trials = [Trial(name, to, assignment_objective(*finer[0], to)) for name, to in coarse_starts(a, b, *finer[0])]
     steps = len(trials)
     for k, (left, right) in enumerate(sides):
-        tried = distinct(trials)[:KEPT] if few else trials
+        tried = list_distinct(trials)[:KEPT] if few else trials
         ends = [lower_further(trial, left.distances, right.distances, COARSE) for trial in tried]
-        lowest = distinct(trial for trial, _ in ends)[: max(KEPT // THINNED ** (k + few), 1)]
+        lowest = list_distinct(trial for trial, _ in ends)[: max(KEPT // THINNED ** (k + few), 1)]
         trials = [refine(trial, left.halves, right.halves, *finer[k + 1]) for trial in lowest]
         steps += sum(more for _, more in ends) + len(trials)
     return trials, steps
 
 
-def distinct(trials: Iterable[Trial]) -> list[Trial]:
+def list_distinct(trials: Iterable[Trial]) -> list[Trial]:
     """Each assignment once, the lowest first."""
     return sorted({trial.matched.tobytes(): trial for trial in trials}.values(), key=lambda trial: trial.value)
 
 
-def of_few(a: Space, b: Space) -> tuple[Trial, int]:
+def search_few_rows(a: Space, b: Space) -> tuple[Trial, int]:
     """The lowest end of the lowest assignments."""
-    trials, steps = by_blocks(a, b)
-    ends = [lower_further(trial, a.distances, b.distances, FEW) for trial in distinct(trials)[:LOWERED]]
-    return distinct(end for end, _ in ends)[0], steps + sum(more for _, more in ends)
+    trials, steps = assign_by_blocks(a, b)
+    ends = [lower_further(trial, a.distances, b.distances, FEW) for trial in list_distinct(trials)[:LOWERED]]
+    return list_distinct(end for end, _ in ends)[0], steps + sum(more for _, more in ends)
 
 
-def of_many(a: Space, b: Space) -> tuple[Trial, int]:
+def search_many_rows(a: Space, b: Space) -> tuple[Trial, int]:
     """The lowest of blocks, of the rows' own pairing, and of what this is lowered to on some rows (a half of each of
     `REPRESENTED` blocks at most), lowered on all rows."""
-    trials, steps = by_blocks(a, b)
-    best, more = against_identity(min(trials, key=lambda trial: trial.value), a.distances, b.distances, levels(a))
+    trials, steps = assign_by_blocks(a, b)
+    best, more = choose_against_identity(
+        min(trials, key=lambda trial: trial.value), a.distances, b.distances, list_block_levels(a)
+    )
     end, last = lower_further(best, a.distances, b.distances, MANY_ROWS)
     return end, steps + more + last
 
 
 def refine(trial: Trial, left: Halves, right: Halves, a: Square, b: Square) -> Trial:
     """An assignment of blocks as one of their halves, which have distances a and b."""
-    to, prices = match_by(between(a, left), between(b, right)[:, trial.matched])
+    to, prices = match_by(average_column_pairs(a, left), average_column_pairs(b, right)[:, trial.matched])
     return Trial(trial.start, to, assignment_objective(a, b, to), prices)
 
 
-def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[BlockLevel]) -> tuple[Trial, int]:
+def choose_against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[BlockLevel]) -> tuple[Trial, int]:
     """The best of an assignment, the rows' own pairing, and what it is lowered to on a row of each block, extended to
     all rows; and the number of steps. It is extended only where it is lower on these rows, on which it should be."""
     rows = np.arange(len(a))
@@ -141,7 +143,7 @@ def against_identity(best: Trial, a: Square, b: Square, blocks: Sequence[BlockLe
 
 
 class Gromov(NamedTuple):
-    """The best assignment: its objective, coupling (of the sides as ordered by `in_one_order`), start and steps."""
+    """The best assignment: its objective, coupling (of the sides as ordered by `order_pair`), start and steps."""
 
     value: float
     coupling: Coupling
@@ -149,20 +151,22 @@ class Gromov(NamedTuple):
     steps: int
 
 
-def best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
+def find_best_gromov(a: Space, b: Space, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
     """The least objective over the starts; steps: the sum over all of them."""
-    pair = rows_in_one_order(*in_one_order(a, b))
+    pair = rows_in_one_order(*order_pair(a, b))
     found = search(pair.a, pair.b, pair.paired, start=start, restarts=restarts, seed=seed)
-    return found._replace(coupling=pair.as_given(found.coupling))
+    return found._replace(coupling=pair.restore_order(found.coupling))
 
 
 def search(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> Gromov:
-    """The lowest of `ends`; steps: of all."""
-    found = ends(a, b, paired, start=start, restarts=restarts, seed=seed)
+    """The lowest of `descend_from_starts`; steps: of all."""
+    found = descend_from_starts(a, b, paired, start=start, restarts=restarts, seed=seed)
     return min(found, key=lambda end: end.value)._replace(steps=sum(end.steps for end in found))
 
 
-def ends(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int) -> list[Gromov]:
+def descend_from_starts(
+    a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: int, seed: int
+) -> list[Gromov]:
     """What the starts lead to. paired: the rows' own pairing, which `best` tries too, so that no value is above what it
     leads to."""
     left, right, few = a.distances, b.distances, len(a.rows) < BLOCKED
@@ -170,13 +174,13 @@ def ends(a: Space, b: Space, paired: Matched, *, start: GromovStart, restarts: i
     lower = None
     if start == "best":
         lower = FEW if few else MANY_ROWS
-        found, steps = (of_few if few else of_many)(block_rows(a), block_rows(b))
+        found, steps = (search_few_rows if few else search_many_rows)(block_rows(a), block_rows(b))
         made.append(Gromov(found.value, make_coupling(found.matched), found.start, steps))
     if start == "pot" or (start == "best" and few):
-        made.append(finish_descent("pot", make_coupling(by_mean_distance(left, right)), left, right, lower))
+        made.append(finish_descent("pot", make_coupling(match_by_mean_distance(left, right)), left, right, lower))
     if start == "identity" or (start == "best" and few):
         made.append(finish_descent("identity", make_coupling(paired), left, right, lower))
-    for k, coupling in enumerate(mixtures(len(left), restarts, seed)):
+    for k, coupling in enumerate(draw_mixed_couplings(len(left), restarts, seed)):
         made.append(finish_descent(f"drawn_{k}", coupling, left, right, lower))
     return made
 
@@ -194,7 +198,7 @@ def finish_descent(
     return Gromov(lower.value, make_coupling(lower.matched), name, end.steps + more)
 
 
-def starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
+def name_starts(start: GromovStart, restarts: int) -> tuple[str, ...]:
     """The names of the starts, in the order of the trials."""
     paired = ("identity", "pot", "profiles", "principal_axes") if start == "best" else (start,)
     return (*paired, *(f"drawn_{k}" for k in range(restarts)))

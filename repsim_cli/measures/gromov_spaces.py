@@ -35,13 +35,15 @@ class Space(NamedTuple):
     axes: Float[np.ndarray, "blocks axes"] = np.empty((0, AXES))
 
 
-def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False) -> Space:
+def prepare_space(
+    x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = False, blocks: bool = False
+) -> Space:
     """Euclidean distances, divided by their mean over i < j, by their maximum, or not at all; 0 for equal rows and
     for float32 rows that differ by rounding alone. blocks: with those of `block_rows`. The order of few rows
     changes no bit."""
     rounding = 0.0 if x.dtype == torch.float64 else FLAT
     x = x.double()
-    order = by_bytes(x.cpu().numpy())
+    order = order_by_bytes(x.cpu().numpy())
     x = x[torch.from_numpy(order)]
     try:
         unit, scale = centre(x)
@@ -58,16 +60,16 @@ def space(x: Float[Tensor, "n d"], *, cost_scale: CostScale, bounds: bool = Fals
     return state if len(x) >= BLOCKED else permute(state, torch.from_numpy(order.argsort()))
 
 
-def by_bytes(rows: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
+def order_by_bytes(rows: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " n"]:
     """An order of fewer than `BLOCKED` rows that does not depend on the one they come in."""
     if len(rows) >= BLOCKED:
         return np.arange(len(rows))
     return np.array(sorted(range(len(rows)), key=[row.tobytes() for row in rows].__getitem__))
 
 
-def one_order(state: Space) -> Int[np.ndarray, " n"]:
+def order_by_mean_distance(state: Space) -> Int[np.ndarray, " n"]:
     """The same that rotations of the rows do not change either: by mean distance."""
-    order = by_bytes(state.rows)
+    order = order_by_bytes(state.rows)
     return order[state.distances[np.ix_(order, order)].mean(1).argsort(kind="stable")]
 
 
@@ -84,10 +86,12 @@ def block_rows(state: Space) -> Space:
     distances, halves, coarse = state.distances / size, [state.halves], [state.coarse]
     while len(distances) >= 2 * COARSEST:
         halves.append(closest_pairs(distances))
-        distances = between(between(distances, halves[-1]).T, halves[-1])
+        distances = average_column_pairs(average_column_pairs(distances, halves[-1]).T, halves[-1])
         np.fill_diagonal(distances, 0)
         coarse.append(distances.astype(np.float32).ravel())
-    return state._replace(halves=np.concatenate(halves), coarse=np.concatenate(coarse), axes=coordinates(distances))
+    return state._replace(
+        halves=np.concatenate(halves), coarse=np.concatenate(coarse), axes=compute_principal_coordinates(distances)
+    )
 
 
 def closest_pairs(distances: Square) -> Halves:
@@ -104,12 +108,12 @@ def closest_pairs(distances: Square) -> Halves:
     return np.concatenate(pairs)
 
 
-def between(distances: Float[np.ndarray, "n m"], pairs: Halves) -> Float[np.ndarray, "n k"]:
+def average_column_pairs(distances: Float[np.ndarray, "n m"], pairs: Halves) -> Float[np.ndarray, "n k"]:
     """The mean distances of rows to pairs of columns."""
     return (distances[:, pairs[:, 0]] + distances[:, pairs[:, 1]]) / 2
 
 
-def coordinates(distances: Square) -> Float[np.ndarray, "n axes"]:
+def compute_principal_coordinates(distances: Square) -> Float[np.ndarray, "n axes"]:
     squares = distances**2
     means = squares.mean(1)
     variances, directions = np.linalg.eigh((means[:, None] + means - means.mean() - squares) / 2)
@@ -124,7 +128,7 @@ class BlockLevel(NamedTuple):
     halves: Halves
 
 
-def levels(state: Space) -> list[BlockLevel]:
+def list_block_levels(state: Space) -> list[BlockLevel]:
     """The blocks of all sizes, the coarsest first."""
     n, made, used, cells = len(state.distances), list[BlockLevel](), 0, 0
     while n >= 2 * COARSEST:
@@ -153,14 +157,16 @@ class HasRows(Protocol):
 Side = TypeVar("Side", bound=HasRows)
 
 
-def in_one_order(a: Side, b: Side) -> tuple[Side, Side]:
+def order_pair(a: Side, b: Side) -> tuple[Side, Side]:
     """The pair in an order that does not depend on which comes first, nor, of few rows, on their order."""
-    first, second = sorted((a, b), key=lambda state: (state.rows.shape, state.rows[by_bytes(state.rows)].tobytes()))
+    first, second = sorted(
+        (a, b), key=lambda state: (state.rows.shape, state.rows[order_by_bytes(state.rows)].tobytes())
+    )
     return first, second
 
 
 class Ordered(NamedTuple):
-    """A pair with the few rows of each side in `one_order`; many rows stay as they are.
+    """A pair with the few rows of each side in `order_by_mean_distance`; many rows stay as they are.
 
     paired: the row of b that comes with each row of a. places: where the rows that were given are.
     """
@@ -170,7 +176,7 @@ class Ordered(NamedTuple):
     paired: Int[np.ndarray, " n"]
     places: list[Int[np.ndarray, " n"]]
 
-    def as_given(self, coupling: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
+    def restore_order(self, coupling: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n m"]:
         return coupling[np.ix_(*self.places)] if len(coupling) < BLOCKED else coupling
 
 
@@ -178,7 +184,7 @@ def rows_in_one_order(a: Space, b: Space) -> Ordered:
     if len(a.rows) >= BLOCKED:
         rows = np.arange(len(a.rows))
         return Ordered(a, b, rows, [rows, rows])
-    orders = [one_order(side) for side in (a, b)]
+    orders = [order_by_mean_distance(side) for side in (a, b)]
     places = [order.argsort() for order in orders]
     a, b = (permute(side, torch.from_numpy(order)) for side, order in zip((a, b), orders, strict=True))
     return Ordered(a, b, places[1][orders[0]], places)

@@ -38,21 +38,21 @@ BLOCK = 1024  # rows at a time
 CENTRED = Kernel(features=centre_rows)
 
 
-def half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
+def compute_half_offsets(features: CentredRows) -> Float[Tensor, " n"]:
     """The o with U_ij = K_ij + o_i + o_j off the diagonal."""
     n = features.rows
     row_sums = -features.norms
     return (row_sums.sum() / (2 * (n - 1) * (n - 2)) - row_sums / (n - 2)).to(features.mean.dtype)
 
 
-def u_centred(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: slice) -> Tensor:
+def centre_tile(offsets: Float[Tensor, " n"], gram: Tensor, rows: slice, columns: slice) -> Tensor:
     gram.add_(offsets[rows, None]).add_(offsets[columns])
     if rows == columns:
         gram.diagonal().zero_()
     return gram
 
 
-U_CENTRED = Kernel(features=centre_rows, fit=half_offsets, cells=u_centred)
+U_CENTRED = Kernel(features=centre_rows, fit=compute_half_offsets, cells=centre_tile)
 
 
 class Apart(NamedTuple):
@@ -99,7 +99,7 @@ def solve_offsets(
     return (of_rows - total + each[documents]) / (n - sizes[documents])
 
 
-def u_centred_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> Tensor:
+def centre_tile_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     """Centres a tile of the Gram matrix in place, with 0 where two rows are of one document."""
     gram.add_(fit.offsets[rows, None]).add_(fit.offsets[columns])
     first, second = fit.documents[rows], fit.documents[columns]
@@ -108,16 +108,18 @@ def u_centred_apart(fit: Apart, gram: Tensor, rows: slice, columns: slice) -> Te
     return gram.masked_fill_(first[:, None] == second, 0)
 
 
-U_CENTRED_APART = Kernel(features=centre_rows, fit=offsets_apart, cells=u_centred_apart)
+U_CENTRED_APART = Kernel(features=centre_rows, fit=offsets_apart, cells=centre_tile_apart)
 
 
-def of_covariances(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
+def compute_cka_from_covariance(a: float, b: float, covariance: Float[Tensor, "d_a d_b"]) -> tuple[float, float]:
     """<xx', yy'> = |x'y|^2 of centred x, y, normalised; both directions."""
     value = min(1.0, float(covariance.square().sum()) / (a * b))
     return value, value
 
 
-OF_COVARIANCES = Moments(prepare=moments.size, compare=of_covariances, drops_dead=False, single=True)
+OF_COVARIANCES = Moments(
+    prepare=moments.compute_frobenius_norm, compare=compute_cka_from_covariance, drops_dead=False, single=True
+)
 
 
 @measures.register(
@@ -206,10 +208,10 @@ class Gaussian(NamedTuple):
     rows: Float[Tensor, "n d"] | None
 
 
-def gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
+def fit_gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
     """With `bandwidth` times the median of the distances over i < j as sigma."""
     x = features.values
-    moved = about_most(x)
+    moved = centre_on_inner_half(x)
     x = x if moved is None else moved
     squared, cells = x.new_empty(len(x), len(x)), []
     for start, block in distance_rows(x):
@@ -225,7 +227,7 @@ def gaussian(features: AnyFeatures, bandwidth: float) -> Gaussian:
     return Gaussian(x.square().sum(1), factor, (means - means.mean() / 2).to(x.dtype), moved)
 
 
-def about_most(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
+def centre_on_inner_half(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"] | None:
     """The rows about the mean of their inner half; None where that changes little. A row far from all others draws the
     mean away from them, so that the squares in their distances would cancel."""
     norms = x.square().sum(1)
@@ -252,7 +254,7 @@ def gaussian_cells(fit: Gaussian, gram: Tensor, rows: slice, columns: slice) -> 
 
 @functools.cache
 def gaussian_kernel(bandwidth: float) -> Kernel:
-    fit = functools.partial(gaussian, bandwidth=bandwidth)
+    fit = functools.partial(fit_gaussian, bandwidth=bandwidth)
     return Kernel(features=centre_rows, fit=fit, cells=gaussian_cells, whole=True)
 
 
@@ -285,7 +287,7 @@ def cka_rbf(*, bandwidth: Above0 = 1.0) -> Measure:
     return InnerProduct(row=kernel, column=kernel, value=cosine)
 
 
-def angle(products: Products) -> Matrix:
+def compute_angles(products: Products) -> Matrix:
     return cosine(products).clamp(-1, 1).arccos()
 
 
@@ -327,7 +329,7 @@ def cka_angular() -> Measure:
     >>> round(measures.get("cka_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.318116
     """
-    return InnerProduct(row=CENTRED, column=CENTRED, value=angle, near=small_angle, exact=angle_of_difference)
+    return InnerProduct(row=CENTRED, column=CENTRED, value=compute_angles, near=small_angle, exact=angle_of_difference)
 
 
 def count_shared_dimensions(products: Products) -> Matrix:

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
-from repsim_cli.measures.attention import in_threads
+from repsim_cli.measures.attention import map_in_threads
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre
-from repsim_cli.measures.documents import alike
+from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Documents, Matrix
-from repsim_cli.measures.nearest import distances_of, in_order, same_document, warn_of_ties
+from repsim_cli.measures.nearest import compute_block_distances, find_left_out, list_nearest_rows, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 
 _TILE = 32  # rows whose distances are counted at a time, in the processor's cache
@@ -42,7 +42,7 @@ def nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None = None) ->
         raise Degenerate(f"2 rows of other documents are needed, got {left}; give more documents")
     nearest, tied = torch.empty(len(rows), dtype=torch.long, device=rows.device), 0
     every = torch.arange(len(rows), device=rows.device)
-    for some, (best, where) in in_order(rows, every, 1, partial(same_document, documents)):
+    for some, (best, where) in list_nearest_rows(rows, every, 1, partial(find_left_out, documents)):
         nearest[some] = where[:, 0]
         tied += int((best[:, 0] == best[:, 1]).sum())
     warn_of_ties(tied, len(rows), 1)
@@ -52,25 +52,25 @@ def nearest_rows(x: Float[Tensor, "n d"], documents: Documents | None = None) ->
 def permute(state: Nearest, order: Int[Tensor, " n"]) -> Nearest:
     """Gives the state of x[order]; the nearest row is of the documents that stand in the other places."""
     rows, documents = state.rows[order], state.documents
-    if documents is not None and not alike(documents[order], documents):
+    if documents is not None and not have_same_groups(documents[order], documents):
         return nearest_rows(rows, documents)
     return Nearest(rows, order.argsort()[state.nearest[order]], documents)
 
 
-def imbalances(row: Nearest, columns: Sequence[Nearest]) -> Float[Tensor, " b"]:
+def compute_imbalances(row: Nearest, columns: Sequence[Nearest]) -> Float[Tensor, " b"]:
     """Twice the mean place, in the row's representation, of the nearest rows of each column, over the number of rows.
     Equally near rows share the mean of their places."""
     total = torch.zeros(len(columns), dtype=torch.float64, device=row.rows.device)
     asked = torch.stack([column.nearest for column in columns])
-    for rows, squared in distances_of(row.rows, partial(same_document, row.documents)):
+    for rows, squared in compute_block_distances(row.rows, partial(find_left_out, row.documents)):
         squared = squared.float()
         those = squared.gather(1, asked[:, rows].T)
         tiles = zip(squared.split(_TILE), those.split(_TILE), strict=True)
-        total += torch.cat([*in_threads(places, tiles)]).sum(0)
+        total += torch.cat([*map_in_threads(find_relative_places, tiles)]).sum(0)
     return total / len(row.rows)
 
 
-def places(tile: tuple[Float[Tensor, "c n"], Float[Tensor, "c b"]]) -> Float[Tensor, "c b"]:
+def find_relative_places(tile: tuple[Float[Tensor, "c n"], Float[Tensor, "c b"]]) -> Float[Tensor, "c b"]:
     """Finds twice the places of these distances among all of their row, over the number of rows."""
     squared, those = tile
     near, far = those * (1 - _EQUAL), those * (1 + _EQUAL)
@@ -84,7 +84,7 @@ def count(cells: Bool[Tensor, "c n"]) -> Int[Tensor, " c"]:
 
 
 def imbalances_all(rows: Sequence[Nearest], columns: Sequence[Nearest]) -> Matrix:
-    return torch.stack([imbalances(row, columns) for row in rows])
+    return torch.stack([compute_imbalances(row, columns) for row in rows])
 
 
 def measure(documents: Documents | None = None) -> Pairwise:
@@ -92,7 +92,7 @@ def measure(documents: Documents | None = None) -> Pairwise:
     return Pairwise(
         prepare=nearest_rows if documents is None else partial(nearest_rows, documents=documents),
         apart=measure if documents is None else None,
-        compare=lambda a, b: float(imbalances(a, [b])),
+        compare=lambda a, b: float(compute_imbalances(a, [b])),
         compare_all=imbalances_all,
         permute=permute,
         work=lambda rows: (2500.0 * rows**2, 300.0 * rows**2),

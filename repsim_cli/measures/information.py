@@ -20,7 +20,7 @@ from repsim_cli.base.settings import Positive, Seed, Several, Small
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.bases import thin_svd
 from repsim_cli.measures.cards import Card, Slow
-from repsim_cli.measures.rank import find_stored_precision, floor, of_single
+from repsim_cli.measures.rank import compute_rank_tolerance, find_stored_precision, mark_single_precision
 from repsim_cli.measures.rdm import SHAPE
 
 Few = Annotated[int, Field(ge=1, le=5)]  # of 5 the critic has 441 weights, which Newton's method solves for
@@ -46,11 +46,11 @@ class Components(NamedTuple):
     tied: float
 
 
-def components(x: Float[Tensor, "n d"], *, dims: int) -> Components:
+def keep_principal_components(x: Float[Tensor, "n d"], *, dims: int) -> Components:
     """Directions within the rounding of whole rows, which a rotation in their precision leaves, do not count."""
-    basis, rounding = thin_svd(x), find_stored_precision(of_single(x))
+    basis, rounding = thin_svd(x), find_stored_precision(mark_single_precision(x))
     size = float(torch.linalg.vector_norm(basis.s))
-    s = basis.s[basis.s > floor(x.shape[1], rounding) * size]
+    s = basis.s[basis.s > compute_rank_tolerance(x.shape[1], rounding) * size]
     kept = s[:dims]
     # rounding turns the last component towards the next, by more the less they differ
     left_out = s[dims] / kept[-1] if len(s) > dims else 0.0
@@ -63,7 +63,7 @@ def permute(state: Components, order: Tensor) -> Components:
     return state._replace(values=state.values[order])
 
 
-def distances(some: Float[Tensor, "b c"], rows: Float[Tensor, "n c"]) -> Float[Tensor, "b n"]:
+def compute_row_distances(some: Float[Tensor, "b c"], rows: Float[Tensor, "n c"]) -> Float[Tensor, "b n"]:
     return torch.cdist(some, rows, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -75,7 +75,7 @@ def ksg(a: Components, b: Components, *, k: int) -> float:
     """
     n, total, tie = len(a.values), 0.0, max(a.tied, b.tied)
     for rows in torch.arange(n).split(max(1, BLOCK // n)):
-        x, y = (distances(side.values[rows], side.values) for side in (a, b))
+        x, y = (compute_row_distances(side.values[rows], side.values) for side in (a, b))
         joint = torch.maximum(x, y)
         radius = joint.kthvalue(k + 1, dim=1, keepdim=True).values  # the nearest is the row itself
         upto, below = radius + tie, radius - tie
@@ -124,7 +124,7 @@ def mutual_information(*, k: Positive = 5, dims: Small = 3) -> Measure:
     2.083333
     """
     return Pairwise(
-        prepare=partial(components, dims=dims),
+        prepare=partial(keep_principal_components, dims=dims),
         compare=partial(ksg, k=k),
         permute=permute,
         minimum_rows=k + 1,
@@ -148,7 +148,7 @@ def critic_features(z: Float[Tensor, "n c"]) -> Float[Tensor, "n f"]:
     return torch.cat([torch.ones_like(z[:, :1]), z, z[:, i] * z[:, j] * (1 + (i != j).double()).sqrt()], 1)
 
 
-def contrast(weights: Float[Tensor, "f g"], given: Batches) -> tuple[Float[Tensor, ""], Tensor, Tensor]:
+def compute_contrastive_loss(weights: Float[Tensor, "f g"], given: Batches) -> tuple[Float[Tensor, ""], Tensor, Tensor]:
     """Mean cross-entropy of telling each row's partner from the others of its batch, averaged over both directions;
     the probabilities of the partners by rows of x, and by rows of y."""
     scores = given.x @ weights @ given.y.mT
@@ -165,7 +165,7 @@ def fit_critic(given: Batches, penalty: float) -> Float[Tensor, "f g"]:
     weights = given.x.new_zeros(shape)
 
     def objective(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        loss, by_x, by_y = contrast(weights, given)
+        loss, by_x, by_y = compute_contrastive_loss(weights, given)
         return loss + penalty * weights.square().sum() / (2 * rows), by_x, by_y
 
     loss, by_x, by_y = objective(weights)
@@ -209,10 +209,10 @@ def infonce_bound(a: Components, b: Components, *, batch: int, seed: int) -> flo
         return Batches(*(side[rows[: len(rows) // size * size]].unflatten(0, (-1, size)) for side in (x, y)))
 
     def validate(penalty: float) -> float:
-        return float(contrast(fit_critic(batches(0, 1), penalty), batches(1, 2))[0])
+        return float(compute_contrastive_loss(fit_critic(batches(0, 1), penalty), batches(1, 2))[0])
 
     weights = fit_critic(batches(0, 2), min(PENALTIES, key=validate))
-    return math.log(size) - float(contrast(weights, batches(2, 4))[0])
+    return math.log(size) - float(compute_contrastive_loss(weights, batches(2, 4))[0])
 
 
 @measures.register(
@@ -252,7 +252,7 @@ def infonce(*, batch: Several = 128, dims: Few = 3, seed: Seed = 0) -> Measure:
     0.68
     """
     return Pairwise(
-        prepare=partial(components, dims=dims),
+        prepare=partial(keep_principal_components, dims=dims),
         compare=partial(infonce_bound, batch=batch, seed=seed),
         permute=permute,
         slow=Slow(squares=1, products=0.5),

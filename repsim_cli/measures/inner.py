@@ -143,7 +143,7 @@ class Products(NamedTuple):
     columns: Sequence[State]
 
 
-def states_of(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
+def prepare_states(kernels: Sequence[AnyKernel], x: Tensor, made: dict[Any, Any]) -> dict[AnyKernel, State]:
     """x prepared for every kernel; `make` collects features that several kernels share."""
     states: dict[AnyKernel, State] = {}
     for kernel in kernels:
@@ -158,7 +158,7 @@ Wanted = Sequence[tuple[AnyKernel, AnyKernel]]
 Watch = Callable[[int, slice, slice | None, Mapping[AnyKernel, Tensor]], None]
 
 
-def products(
+def compute_inner_products(
     wanted: Wanted, states: Mapping[AnyKernel, Sequence[State]], n: int, tile: int, watch: Watch = lambda *_: None
 ) -> list[Matrix]:
     """cross[a, b] = <M_a, N_b> over all (n, n) cells, float64, for every wanted pair of kernels (M, N).
@@ -234,7 +234,7 @@ class Tiles(NamedTuple):
     diagonal: Float[Tensor, " n"]
 
 
-def tiles_of(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
+def collect_matrix_tiles(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
     """The matrix of one representation: 2.4 MB in float32 for 1024 rows, whatever the number of features."""
     blocks = (block[kernel][0].clone() for *_, block in _tiles({kernel: [state]}, n, tile))
     cells, diagonal = [], []
@@ -246,7 +246,7 @@ def tiles_of(kernel: Kernel, state: State, n: int, tile: int) -> Tiles:
 
 
 def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
-    """`products` of one kernel, the same bits, from the tiles of every representation."""
+    """`compute_inner_products` of one kernel, the same bits, from the tiles of every representation."""
     total, start = matrices[0].diagonal.new_zeros(()), 0
     buffer = _buffer(len(matrices), min(tile, n), matrices[0].cells)
     for rows, columns in _places(n, tile):
@@ -268,7 +268,7 @@ def _buffer(count: int, side: int, like: Tensor) -> Float[Tensor, "count cells"]
 
 
 def cells_of_tiles(n: int, tile: int) -> int:
-    """How many cells `tiles_of` has: of pairs of bands, and of the square on the diagonal of each band.
+    """How many cells `collect_matrix_tiles` has: of pairs of bands, and of the square on the diagonal of each band.
 
     >>> cells_of_tiles(1024, 512) / 1024**2
     0.5625
@@ -364,13 +364,13 @@ def tile_packed(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blo
             yield (
                 1 if rows == columns else 2, rows, columns,
                 {
-                    kernel: torch.stack([tile_of(s.features.values, n, rows, columns).flatten() for s in some])
+                    kernel: torch.stack([unpack_tile(s.features.values, n, rows, columns).flatten() for s in some])
                     for kernel, some in states.items()
                 },
             )  # fmt: skip
 
 
-def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+def unpack_tile(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice) -> Float[Tensor, "a b"]:
     """A tile of the symmetric matrix of packed cells i < j, with zero diagonal."""
     i = torch.arange(rows.start, rows.stop, device=cells.device)[:, None]
     j = torch.arange(columns.start, columns.stop, device=cells.device)[None]
@@ -380,10 +380,10 @@ def tile_of(cells: Float[Tensor, " cells"], n: int, rows: slice, columns: slice)
     return cells[place.clamp_(0, len(cells) - 1)].masked_fill_(i == j, 0)
 
 
-def block_of(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Float[Tensor, "a b"]:
+def compute_matrix_tile(kernel: AnyKernel, state: State, rows: slice, columns: slice, n: int) -> Float[Tensor, "a b"]:
     """Computes a tile of the matrix of a representation."""
     if isinstance(kernel, Packed):
-        return tile_of(state.features.values, n, rows, columns)
+        return unpack_tile(state.features.values, n, rows, columns)
     return kernel.cells(state.fit, gram_tile(state.features, rows, columns), rows, columns)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.rank import DOUBLE, SINGLE, floor
+from repsim_cli.measures.rank import DOUBLE, SINGLE, compute_rank_tolerance
 
 SURE = 1e-11  # eigenvalues of x'x above this share of the largest are more than rounding
 
@@ -29,12 +29,12 @@ class Second(NamedTuple):
     eps: float
 
 
-def lengths(x: Second) -> Float[Tensor, " d"]:
+def compute_centred_norms(x: Second) -> Float[Tensor, " d"]:
     """Norms of the centred neurons, which turn covariances into correlations."""
     return x.covariance.diagonal().sqrt()
 
 
-def size(x: Second) -> float:
+def compute_frobenius_norm(x: Second) -> float:
     """The Frobenius norm of the covariance."""
     if float(x.covariance.trace()) <= float((DOUBLE * x.sizes).square().sum()):
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
@@ -54,13 +54,13 @@ class Axes(NamedTuple):
     spread: float
 
 
-def axes(x: Second) -> Axes:
+def find_reliable_axes(x: Second) -> Axes:
     """The directions that count by the rule of `rank.py` for float32; smaller ones are lost in second moments.
 
     Warns where the rows were stored in float64, since what is left out may be more than rounding. Raises Degenerate
     where none is left.
     """
-    directions = principal(x)
+    directions = find_principal_axes(x)
     if not len(directions.s):
         raise Degenerate(
             "all rows are equal within the rounding of second moments, got no direction; use the estimate full, or "
@@ -76,10 +76,10 @@ def axes(x: Second) -> Axes:
     return directions
 
 
-def principal(x: Second) -> Axes:
-    least = floor(len(x.sizes), SINGLE) ** 2
+def find_principal_axes(x: Second) -> Axes:
+    least = compute_rank_tolerance(len(x.sizes), SINGLE) ** 2
     whiten = find_whitening(x.covariance)
-    if whiten is not None and condition(whiten, x.sizes) < 1 / least:
+    if whiten is not None and bound_inverse_eigenvalue(whiten, x.sizes) < 1 / least:
         values, vectors = torch.linalg.eigh(x.covariance)
         if values[0] > SURE * values[-1]:
             s, v = values.flip(0).sqrt(), vectors.flip(1)
@@ -111,7 +111,7 @@ def find_whitening(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d d"] | N
     return (inverse * units).T
 
 
-def condition(whiten: Float[Tensor, "d d"], sizes: Float[Tensor, " d"]) -> float:
+def bound_inverse_eigenvalue(whiten: Float[Tensor, "d d"], sizes: Float[Tensor, " d"]) -> float:
     """An upper bound on 1 / the smallest eigenvalue of the covariance of neurons divided by these sizes."""
     return float((whiten * sizes[:, None]).square().sum())
 
@@ -128,6 +128,6 @@ def directions_kept(s: Float[Tensor, " k"], variance: float) -> int:
     return len(s) if variance == 1 else int((shares < variance).sum()) + 1
 
 
-def overlap(a: Axes, b: Axes, covariance: Float[Tensor, "d_a d_b"]) -> Float[Tensor, "k l"]:
+def correlate_axes(a: Axes, b: Axes, covariance: Float[Tensor, "d_a d_b"]) -> Float[Tensor, "k l"]:
     """U_a'U_b; its singular values are the canonical correlations."""
     return a.whiten.T @ covariance @ b.whiten

@@ -17,10 +17,10 @@ from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.base.settings import Fraction, Positive
 from repsim_cli.measures.base import MeasureWarning, Pairwise
 from repsim_cli.measures.centring import centre
-from repsim_cli.measures.documents import alike
+from repsim_cli.measures.documents import have_same_groups
 from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.platonic import SEEN, Rows, clamp_units
-from repsim_cli.measures.rank import precision
+from repsim_cli.measures.rank import find_relative_precision
 
 BLOCK = 4096  # rows of the similarity matrix held at a time, where they are not more than _HELD
 _HELD = 1 << 26  # cells of it
@@ -64,25 +64,25 @@ def unit_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
 UNITS = {"centred": unit_rows, "platonic": clamp_units}
 
 
-def places_of(k: Places, n: int) -> int:
+def count_neighbours(k: Places, n: int) -> int:
     """Counts the neighbours of each of n rows.
 
-    >>> places_of(10, 1024), places_of(0.01, 1024)
+    >>> count_neighbours(10, 1024), count_neighbours(0.01, 1024)
     (10, 10)
     """
     return k if isinstance(k, int) else round(k * n)
 
 
-def block_of(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
+def count_block_rows(n: int, most: int = BLOCK, cells: int = _HELD) -> int:
     """Counts the rows that are compared with n rows at a time.
 
-    >>> block_of(10_000), block_of(100_000)
+    >>> count_block_rows(10_000), count_block_rows(100_000)
     (4096, 671)
     """
     return max(1, min(most, cells // max(n, 1)))
 
 
-def fewest_rows(k: Places) -> int:
+def count_rows_needed(k: Places) -> int:
     """Counts the rows of which each has neighbours, and others. Raises BadInput for no number and no share."""
     if k < 1:
         return math.ceil(max(1 / k, 1 / (1 - k))) + 1
@@ -93,20 +93,22 @@ def fewest_rows(k: Places) -> int:
     return k + 1
 
 
-def neighbours(
+def find_neighbours(
     x: Float[Tensor, "n d"], *, k: Places, documents: Documents | None = None, rows: Rows = "centred"
 ) -> NearestRows:
-    """The k nearest rows by cosine, self excluded by index, equal similarities in index order. k: as in `places_of`.
-    documents: of the rows; neighbours are then of other documents. rows: how they are prepared.
+    """The k nearest rows by cosine, self excluded by index, equal similarities in index order.
 
     Rows whose order is uncertain in the working precision are computed again in float64. Warns where many rows have
     several candidates for the k-th place, or where the rounding of the rows decides among them. Raises Degenerate where
     the largest document leaves fewer than k other rows.
+
+    k: as in `count_neighbours`. documents: of the rows; neighbours are then of other documents. rows: how they are
+        prepared.
     """
-    k = places_of(k, len(x))
+    k = count_neighbours(k, len(x))
     if documents is not None and (left := len(x) - int(documents.bincount().max())) < k:
         raise Degenerate(f"{k} rows of other documents are needed, got {left}; give more documents, or a smaller k")
-    found, lost, tied = nearest(
+    found, lost, tied = find_neighbours_and_ties(
         UNITS[rows](x), torch.promote_types(x.dtype, torch.float32), x, k=k, documents=documents
     )
     warn_of_ties(tied, len(x), k)
@@ -114,7 +116,7 @@ def neighbours(
     return found
 
 
-def nearest(
+def find_neighbours_and_ties(
     exact: Float[Tensor, "n d"],
     dtype: torch.dtype,
     x: Float[Tensor, "n d"],
@@ -124,17 +126,18 @@ def nearest(
 ) -> tuple[NearestRows, int, int]:
     """Finds the same of rows of norm 1, and counts those of which rounding, and ties, decide the k-th place.
 
-    x: the rows as they were given. dtype: in which products are taken first. documents: as in `neighbours`."""
-    units, left_out = exact.to(dtype), partial(same_document, documents)
+    x: the rows as they were given. dtype: in which products are taken first. documents: as in `find_neighbours`."""
+    units, left_out = exact.to(dtype), partial(find_left_out, documents)
     every = torch.arange(len(x), device=x.device)
     blocks = [
-        largest(cosines(units, int(rows[0]), len(rows)), left_out(rows), k) for rows in every.split(block_of(len(x)))
+        select_most_similar(compute_block_cosines(units, int(rows[0]), len(rows)), left_out(rows), k)
+        for rows in every.split(count_block_rows(len(x)))
     ]
     values, lists = (torch.cat(part) for part in zip(*blocks, strict=True))
     unsure = (values[:, :-1] - values[:, 1:] < _NEAR[units.dtype]).any(1).nonzero()[:, 0]
     near, tied, any_tie = values.double() - 1, 0, False
     if len(unsure):
-        for rows, (best, where) in in_order(with_directions(exact), unsure, k, left_out):
+        for rows, (best, where) in list_nearest_rows(add_missing_directions(exact), unsure, k, left_out):
             tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
             any_tie |= bool((best[:, :-1] == best[:, 1:]).any())
             values[rows], lists[rows], near[rows] = (1 + best).to(values.dtype), where, best
@@ -144,7 +147,7 @@ def nearest(
     return found, count_rounded(near, k, x), tied
 
 
-def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
+def compute_block_cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor, "b n"]:
     """Products of a block of rows with all rows; within the block, half are computed and mirrored."""
     products = units.new_empty(size, len(units))
     stop = start + size
@@ -156,7 +159,7 @@ def cosines(units: Float[Tensor, "n d"], start: int, size: int) -> Float[Tensor,
     return products
 
 
-def with_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
+def add_missing_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
     """With an extra coordinate for each row without a direction, which makes it orthogonal to every other row."""
     lost = (units == 0).all(1).nonzero()[:, 0]
     directions = torch.zeros(len(units), len(lost)).to(units)
@@ -167,31 +170,31 @@ def with_directions(units: Float[Tensor, "n d"]) -> Float[Tensor, "n e"]:
 LeftOut = Bool[Tensor, "b n"]
 
 
-def same_document(documents: Documents | None, rows: Int[Tensor, " b"]) -> LeftOut | Int[Tensor, " b"]:
+def find_left_out(documents: Documents | None, rows: Int[Tensor, " b"]) -> LeftOut | Int[Tensor, " b"]:
     """Finds what is left out for these rows: the rows themselves, or by cell those of their documents."""
     return rows if documents is None else documents[rows, None] == documents
 
 
-def in_order(
+def list_nearest_rows(
     x: Float[Tensor, "n d"], rows: Int[Tensor, " b"], k: int, left_out: Callable[[Tensor], Tensor] = lambda rows: rows
 ) -> Iterator[tuple[Int[Tensor, " c"], Best]]:
     """Blocks of these rows, each with minus half the squared distances to its k + 1 nearest rows and their indices;
     equally near rows are ordered by index."""
-    for block, near, squares in nearness(x, rows):
+    for block, near, squares in compute_block_nearness(x, rows):
         yield block, find_ordered(near, left_out(block), k, squares)
 
 
-def distances_of(
+def compute_block_distances(
     x: Float[Tensor, "n d"], left_out: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[Int[Tensor, " c"], Float[Tensor, "c n"]]]:
     """Blocks of all rows, each with the squared distances to all rows; infinite to those that are left out."""
-    for block, near, _ in nearness(x, torch.arange(len(x), device=x.device)):
+    for block, near, _ in compute_block_nearness(x, torch.arange(len(x), device=x.device)):
         squared, away = near.mul_(-2).clamp_min_(0), left_out(block)
         cells = away if away.dtype == torch.bool else away[:, None] == torch.arange(len(x), device=x.device)
         yield block, squared.masked_fill_(cells, torch.inf)
 
 
-def nearness(
+def compute_block_nearness(
     x: Float[Tensor, "n d"], rows: Int[Tensor, " b"]
 ) -> Iterator[tuple[Int[Tensor, " c"], Float[Tensor, "c n"], Float[Tensor, " c"]]]:
     """Blocks of these rows, each with minus half the squared distances to all rows, and with the rows' squared norms.
@@ -199,7 +202,7 @@ def nearness(
     Rows are taken relative to the median row of their side, so that a massive feature, which is alike in all rows of a
     side, does not cost the others digits.
     """
-    distinct, which = distinct_rows(x)
+    distinct, which = find_distinct_rows(x)
     some = x[:: len(x) // _SEEN + 1]
     positive = x[:, int(some.abs().mean(0).argmax())] > 0
     for side in (positive, ~positive):
@@ -209,14 +212,14 @@ def nearness(
         seen = side.nonzero()[:, 0]
         points = distinct - x[seen[:: len(seen) // _SEEN + 1]].median(0).values
         squares = points.square().sum(1)
-        for block in of_side.split(block_of(len(x), _EXACT, _HELD // 4)):
+        for block in of_side.split(count_block_rows(len(x), _EXACT, _HELD // 4)):
             places = which[block]
             # every distinct row once, so that equal rows are equally near to the last bit
             near = torch.addmm(squares, points[places], points.T, beta=-0.5).sub_(squares[places, None] / 2)
             yield block, near if distinct is x else near[:, which], squares[places]
 
 
-def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
+def find_distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Tensor, " n"]]:
     """(the distinct rows, the index of every row among them); x itself where all are."""
     # a single column usually tells rows apart, and sorting whole rows is slow
     column = x[:, int(x.abs().amax(0).argmax())]
@@ -227,9 +230,9 @@ def distinct_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "m d"], Int[Te
     return x, torch.arange(len(x), device=x.device)
 
 
-def largest(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:
+def select_most_similar(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:
     """The k + 1 largest of every row, or all that are not left out: (values, indices), in any order where equal.
-    left_out: as of `same_document`."""
+    left_out: as of `find_left_out`."""
     if left_out.dtype == torch.bool:
         similarity.masked_fill_(left_out, -torch.inf)
     else:
@@ -239,9 +242,9 @@ def largest(similarity: Float[Tensor, "b n"], left_out: Tensor, k: int) -> Best:
 
 
 def find_ordered(near: Float[Tensor, "b n"], left_out: Tensor, k: int, squares: Float[Tensor, " b"]) -> Best:
-    """As `largest`, for minus half the squared distances of rows with these squared norms. Values that differ by
-    rounding alone are equal, and equal values are ordered by index."""
-    values, indices = largest(near, left_out, k)
+    """As `select_most_similar`, for minus half the squared distances of rows with these squared norms. Values that
+    differ by rounding alone are equal, and equal values are ordered by index."""
+    values, indices = select_most_similar(near, left_out, k)
     tolerance = _TIE * (squares[:, None] - 2 * values[:, -1:])
     tied = (values[:, :-1] - values[:, 1:] <= tolerance).any(1).nonzero()[:, 0]
     if len(tied):
@@ -273,7 +276,7 @@ def warn_of_ties(tied: int, n: int, k: int) -> None:
 def count_rounded(near: Float[Tensor, "b m"], k: int, x: Float[Tensor, "n d"]) -> int:
     """Counts the rows of which the last of k places and the next differ by no more than the rounding of x is likely to
     move them. near: minus half the squared distances to the nearest rows, of rows of norm 1."""
-    moved = _MOVED * precision(x)
+    moved = _MOVED * find_relative_precision(x)
     last = (-2 * near[:, k - 1 : k]).clamp_min(0).sqrt()
     # the rounding of d features adds up to `moved`, of which a distance sees its own direction
     return int((near[:, k - 1 : k] - near[:, k:] <= moved * (last / math.sqrt(x.shape[1]) + moved)).sum())
@@ -293,9 +296,9 @@ def permute(state: NearestRows, order: Int[Tensor, " n"]) -> NearestRows:
     """The table of x[order]. Equally near rows go by their new index, as those of the other side do; neighbours are of
     the documents that stand in the other places."""
     documents = state.documents
-    if state.tied or (documents is not None and not alike(documents[order], documents)):
+    if state.tied or (documents is not None and not have_same_groups(documents[order], documents)):
         units = state.units[order]
-        return nearest(units.double(), units.dtype, units, k=len(state.lists), documents=documents)[0]
+        return find_neighbours_and_ties(units.double(), units.dtype, units, k=len(state.lists), documents=documents)[0]
     lists = order.argsort().int()[state.lists[:, order].long()]
     return NearestRows(
         lists, state.similarities[:, order], state.mutual[:, order], state.units[order], documents=documents
@@ -324,7 +327,7 @@ class Functions(NamedTuple):
     of_rows: Callable[[Sequence[NearestRows], Sequence[NearestRows]], Float[Tensor, "a b n"]] | None = None
 
 
-def against_many(
+def make_compare_all(
     value: Callable[[NearestRows, NeighbourStack], Float[Tensor, " r"]], symmetric: bool
 ) -> Callable[[Sequence[NearestRows], Sequence[NearestRows]], Matrix]:
     """All pairs of value(single, many): a representation against many."""
@@ -343,14 +346,16 @@ def against_many(
     return compare_all
 
 
-def by_rows(value: Callable[[NearestRows, NeighbourStack], Float[Tensor, "r n"]]) -> Functions:
+def make_row_functions(value: Callable[[NearestRows, NeighbourStack], Float[Tensor, "r n"]]) -> Functions:
     """The functions of a symmetric value(single, many) that every row has, of which the measure is the mean."""
 
     def of_rows(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Float[Tensor, "a b n"]:
         many = stack(b)
         return torch.stack([value(single, many).double() for single in a])
 
-    compare_all = against_many(lambda single, many: value(single, many).mean(1, dtype=torch.float64), symmetric=True)
+    compare_all = make_compare_all(
+        lambda single, many: value(single, many).mean(1, dtype=torch.float64), symmetric=True
+    )
     return Functions(lambda a, b: float(compare_all([a], [b])), compare_all, of_rows)
 
 
@@ -364,17 +369,17 @@ def measure(
     apart: bool = True,
     rows: Rows = "centred",
 ) -> Pairwise:
-    """The measure with these functions, on the table of k neighbours. documents, rows: as in `neighbours`.
+    """The measure with these functions, on the table of k neighbours. documents, rows: as in `find_neighbours`.
     least: rows. apart: whether it has a form for pairs of rows of different documents."""
     given = {"k": k, "rows": rows} | ({} if documents is None else {"documents": documents})
     return Pairwise(
-        prepare=partial(neighbours, **given),
+        prepare=partial(find_neighbours, **given),
         apart=partial(measure, functions, k, least, overlap, rows=rows) if apart and documents is None else None,
         compare=functions.compare,
         compare_all=functions.compare_all,
         of_rows=functions.of_rows if rows == "centred" else None,
         permute=permute,
-        minimum_rows=max(least, fewest_rows(k)),
+        minimum_rows=max(least, count_rows_needed(k)),
         overlap=overlap,
         cubes=None,
         sees=SEEN[rows],

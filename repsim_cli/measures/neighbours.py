@@ -17,8 +17,8 @@ from repsim_cli.measures.nearest import (
     NearestRows,
     NeighbourStack,
     Places,
-    against_many,
-    block_of,
+    count_block_rows,
+    make_compare_all,
     measure,
     stack,
 )
@@ -29,7 +29,7 @@ _HOT = 1 << 23  # cells of the one-hot neighbour sets held at a time
 _GATHERED = 1 << 24  # similarities at other representations' neighbours held at a time
 
 
-def in_common(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Iterator[Float[Tensor, "rows a b"]]:
+def count_common_neighbours(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Iterator[Float[Tensor, "rows a b"]]:
     """|A_i & B_i| of all pairs for some rows at a time: neighbour sets as 0/1 vectors over their union."""
     both = a if a is b else [*a, *b]
     k, n = a[0].lists.shape
@@ -42,16 +42,16 @@ def in_common(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Iterator[Fl
         yield sets[:, : len(a)] @ sets[:, -len(b) :].mT
 
 
-def by_sets(value: Callable[[Tensor, int], Tensor]) -> Functions:
+def make_set_functions(value: Callable[[Tensor, int], Tensor]) -> Functions:
     """The functions of the mean over rows of value(|A_i & B_i|, k)."""
 
     def compare_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
         k, n = a[0].lists.shape
-        return sum(value(count.double(), k).sum(0) for count in in_common(a, b)) / n  # type: ignore[return-value]
+        return sum(value(count.double(), k).sum(0) for count in count_common_neighbours(a, b)) / n  # type: ignore[return-value]
 
     def of_rows(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Float[Tensor, "a b n"]:
         k = len(a[0].lists)
-        return torch.cat([value(count.double(), k) for count in in_common(a, b)]).permute(1, 2, 0)
+        return torch.cat([value(count.double(), k) for count in count_common_neighbours(a, b)]).permute(1, 2, 0)
 
     return Functions(lambda a, b: float(compare_all([a], [b])), compare_all, of_rows)
 
@@ -65,13 +65,13 @@ def cycle(a: NearestRows, b: NearestRows) -> float:
     return float(cyclic.double().mean())
 
 
-def second_order_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
+def compute_all_second_order(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
     """Mean cosine, over the union of a row's neighbours in both, of their similarities to it in either."""
     both = a if a is b else [*a, *b]
     k, n = a[0].lists.shape
     columns = slice(len(both) - len(b), None)
     total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a[0].lists.device)
-    size = min(max(1, _GATHERED // (len(both) ** 2 * k)), block_of(n))
+    size = min(max(1, _GATHERED // (len(both) ** 2 * k)), count_block_rows(n))
     for rows in torch.arange(n, device=total.device).split(size):
         lists = torch.stack([state.lists[:, rows] for state in both], 1)
         where = lists.flatten(0, 1).long()
@@ -117,7 +117,7 @@ def compute_masked_hsic(single: NearestRows, many: NeighbourStack) -> Float[Tens
     return trace.sum(1) + sums - 2 / (n - 2) * (column_sums * row_sums).sum(1)
 
 
-def self_hsic(state: NearestRows) -> float:
+def compute_self_hsic(state: NearestRows) -> float:
     """`compute_masked_hsic` of a representation with itself; 0 where it is within the rounding of the similarities."""
     value = float(compute_masked_hsic(state, stack([state])))
     floor = 10 * torch.finfo(state.similarities.dtype).eps * float(state.similarities.square().sum())
@@ -125,8 +125,8 @@ def self_hsic(state: NearestRows) -> float:
 
 
 def cknna_all(a: Sequence[NearestRows], b: Sequence[NearestRows]) -> Matrix:
-    cross = against_many(compute_masked_hsic, symmetric=False)(a, b)
-    norms = [cross.new_tensor([self_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
+    cross = make_compare_all(compute_masked_hsic, symmetric=False)(a, b)
+    norms = [cross.new_tensor([compute_self_hsic(state) for state in side]) for side in ((a,) if a is b else (a, b))]
     for values in norms:
         if not values.all():
             raise Degenerate(
@@ -167,7 +167,7 @@ def mutual_knn(*, k: Places = 10, rows: Rows = "centred") -> Measure:
     >>> round(measures.get("mutual_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(by_sets(lambda common, k: common / k), k, overlap=lambda state: state.lists, rows=rows)
+    return measure(make_set_functions(lambda common, k: common / k), k, overlap=lambda state: state.lists, rows=rows)
 
 
 @measures.register(
@@ -199,7 +199,7 @@ def jaccard_knn(*, k: Places = 10) -> Measure:
     >>> round(measures.get("jaccard_knn", k=2)(x, y), 6)
     1.0
     """
-    return measure(by_sets(lambda common, k: common / (2 * k - common)), k)
+    return measure(make_set_functions(lambda common, k: common / (2 * k - common)), k)
 
 
 @measures.register(
@@ -231,7 +231,7 @@ def second_order_cosine(*, k: Places = 10) -> Measure:
     >>> round(measures.get("second_order_cosine", k=2)(x, y), 6)
     -1.0
     """
-    return measure(Functions(lambda a, b: float(second_order_all([a], [b])), second_order_all), k)
+    return measure(Functions(lambda a, b: float(compute_all_second_order([a], [b])), compute_all_second_order), k)
 
 
 @measures.register(

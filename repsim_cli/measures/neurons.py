@@ -16,9 +16,25 @@ from torch import Tensor
 
 from repsim_cli.base.registry import measures
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import Align, best, by_correlation, different, fit, partners, transport
+from repsim_cli.measures.alignments import (
+    Align,
+    couple_neurons,
+    find_best_partners,
+    fit,
+    make_correlation_aligner,
+    match_to_best,
+    match_to_different,
+)
 from repsim_cli.measures.base import Measure, Pairwise
-from repsim_cli.measures.bases import CORRELATIONS, Basis, alive, overlap, permute, thin_svd, to_working
+from repsim_cli.measures.bases import (
+    CORRELATIONS,
+    Basis,
+    choose_working_dtype,
+    correlate_bases,
+    drop_dead_neurons,
+    permute,
+    thin_svd,
+)
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.moments import Axes
@@ -28,14 +44,14 @@ _STACKED = 4  # representations on either side of a product
 
 def standardise(x: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
     """Columns of mean 0 and norm 1, whose products are correlations. Dead neurons are dropped."""
-    values = alive(x).values
-    return (values / torch.linalg.vector_norm(values, dim=0)).to(to_working(x))
+    values = drop_dead_neurons(x).values
+    return (values / torch.linalg.vector_norm(values, dim=0)).to(choose_working_dtype(x))
 
 
 Value = Callable[[Float[Tensor, "k l"]], tuple[float, float]]
 
 
-def of_correlations(value: Value, aligned: Align | None = None) -> Measure:
+def make_correlation_measure(value: Value, aligned: Align | None = None) -> Measure:
     """The measure whose entries (row a, column b) and (row b, column a) are value(correlations of a and b)."""
 
     def compare(a: Tensor, b: Tensor) -> float:
@@ -57,19 +73,19 @@ def of_correlations(value: Value, aligned: Align | None = None) -> Measure:
                             values[a, b], values[b, a] = value(correlations)
         return values
 
-    def of_moments(a: Tensor, b: Tensor, covariance: Tensor) -> tuple[float, float]:
+    def compute_from_covariance(a: Tensor, b: Tensor, covariance: Tensor) -> tuple[float, float]:
         return value((covariance / a[:, None] / b).clamp(-1, 1))
 
     return Pairwise(
         prepare=standardise,
         compare=compare,
         compare_all=compare_all,
-        moments=Moments(prepare=moments.lengths, compare=of_moments, single=True),
+        moments=Moments(prepare=moments.compute_centred_norms, compare=compute_from_covariance, single=True),
         aligned=aligned,
     )
 
 
-def best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+def average_best_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     strengths = correlations.abs()
     # float32 rounding can leave a correlation above 1
     return min(1.0, float(strengths.amax(1).double().mean())), min(1.0, float(strengths.amax(0).double().mean()))
@@ -80,7 +96,7 @@ def soft_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     return both, both
 
 
-def hard_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
+def average_matched_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     """The best matching of the neurons of the narrower side to different neurons of the wider side."""
     cells = correlations.double().cpu().numpy()
     matched = float(cells[scipy.optimize.linear_sum_assignment(cells, maximize=True)].mean())
@@ -90,7 +106,7 @@ def hard_partners(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
 def transport_mass(correlations: Float[Tensor, "k l"]) -> tuple[float, float]:
     """The best transport of uniform mass; between equal numbers of neurons it is a matching."""
     if correlations.shape[0] == correlations.shape[1]:
-        return hard_partners(correlations)
+        return average_matched_partners(correlations)
     from ot import emd  # slow to import
 
     cells = correlations.double().cpu().numpy()
@@ -123,7 +139,7 @@ def neuronsim() -> Measure:
     >>> round(measures.get("neuronsim")(x, y), 12), round(measures.get("neuronsim")(y, x), 12)
     (0.5, 1.0)
     """
-    return of_correlations(best_partners, by_correlation(best))
+    return make_correlation_measure(average_best_partners, make_correlation_aligner(match_to_best))
 
 
 @measures.register(
@@ -151,7 +167,7 @@ def soft_correlation_match() -> Measure:
     >>> round(measures.get("soft_correlation_match")(x, y), 12)
     0.75
     """
-    return of_correlations(soft_partners, partners)
+    return make_correlation_measure(soft_partners, find_best_partners)
 
 
 @measures.register(
@@ -177,7 +193,7 @@ def hard_correlation_match() -> Measure:
     >>> round(measures.get("hard_correlation_match")(x, y), 12)
     1.0
     """
-    return of_correlations(hard_partners, by_correlation(different))
+    return make_correlation_measure(average_matched_partners, make_correlation_aligner(match_to_different))
 
 
 @measures.register(
@@ -205,13 +221,13 @@ def soft_matching() -> Measure:
     >>> round(measures.get("soft_matching")(x, y), 12)
     0.5
     """
-    return of_correlations(transport_mass, transport)
+    return make_correlation_measure(transport_mass, couple_neurons)
 
 
 Mass = Annotated[float, Field(gt=0, le=1)]
 
 
-def partly(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, float]:
+def transport_part(correlations: Float[Tensor, "k l"], mass: float) -> tuple[float, float]:
     """The best transport of a part of the mass; what is left of a side goes to a neuron beside the other's."""
     if mass == 1:
         return transport_mass(correlations)
@@ -255,29 +271,30 @@ def partial_soft_matching(*, mass: Mass = 0.5) -> Measure:
     >>> [round(measures.get("partial_soft_matching", mass=mass)(x, y), 12) for mass in (0.5, 1.0)]
     [1.0, 0.5]
     """
-    return of_correlations(partial(partly, mass=mass))
+    return make_correlation_measure(partial(transport_part, mass=mass))
 
 
-def fits(a: Basis, b: Basis) -> tuple[float, float]:
+def compute_multiple_correlations(a: Basis, b: Basis) -> tuple[float, float]:
     """Mean over a's neurons of the multiple correlation with all of b's, and the same with a and b exchanged.
 
     A neuron lies in the basis of its side, so that its part along the other basis is a product of small matrices.
     """
-    return explain(overlap(a, b), a.loadings, b.loadings)
+    return explain(correlate_bases(a, b), a.loadings, b.loadings)
 
 
 def explain(m: Float[Tensor, "k l"], a: Float[Tensor, "k d_a"], b: Float[Tensor, "l d_b"]) -> tuple[float, float]:
-    """`fits` from the overlap of the two bases, and the neurons' loadings on the basis of their side."""
+    """`compute_multiple_correlations` from the overlap of the two bases, and the loadings of neurons on their
+    side's."""
 
-    def mean(m: Tensor, loadings: Tensor) -> float:
+    def average_multiple_correlations(m: Tensor, loadings: Tensor) -> float:
         units = loadings / torch.linalg.vector_norm(loadings, dim=0)
         return min(1.0, float(torch.linalg.vector_norm(m @ units.to(m.dtype), dim=0).double().mean()))
 
-    return mean(m.T, a), mean(m, b)
+    return average_multiple_correlations(m.T, a), average_multiple_correlations(m, b)
 
 
 def fits_of_moments(a: Axes, b: Axes, covariance: Tensor) -> tuple[float, float]:
-    return explain(moments.overlap(a, b, covariance), a.loadings, b.loadings)
+    return explain(moments.correlate_axes(a, b, covariance), a.loadings, b.loadings)
 
 
 def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
@@ -286,9 +303,9 @@ def fits_all(rows: Sequence[Basis], columns: Sequence[Basis]) -> Matrix:
     for i, a in enumerate(rows):
         for j, b in enumerate(columns):
             if rows is not columns:
-                values[i, j] = fits(a, b)[0]
+                values[i, j] = compute_multiple_correlations(a, b)[0]
             elif i <= j:
-                values[i, j], values[j, i] = fits(a, b)
+                values[i, j], values[j, i] = compute_multiple_correlations(a, b)
     return values
 
 
@@ -320,9 +337,9 @@ def mixedsim() -> Measure:
     """
     return Pairwise(
         prepare=thin_svd,
-        compare=lambda a, b: fits(a, b)[0],
+        compare=lambda a, b: compute_multiple_correlations(a, b)[0],
         compare_all=fits_all,
         permute=permute,
-        moments=Moments(prepare=moments.axes, compare=fits_of_moments),
+        moments=Moments(prepare=moments.find_reliable_axes, compare=fits_of_moments),
         aligned=fit,
     )

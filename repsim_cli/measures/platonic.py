@@ -8,7 +8,7 @@ from torch import Tensor
 
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.measures.cards import Invariance
-from repsim_cli.measures.centring import centre, centre_rows, unit_of
+from repsim_cli.measures.centring import centre, centre_rows, choose_power_of_two
 from repsim_cli.measures.inner import CentredRows
 
 Rows = Literal["centred", "platonic"]
@@ -25,7 +25,7 @@ def clamp_units(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     Degenerate for a constant representation, and where the quantile is 0."""
     centre(x)
     x = x.double()
-    x = x / unit_of(x)
+    x = x / choose_power_of_two(x)
     limit = float(x.abs().flatten().kthvalue(int(QUANTILE * x.numel()) + 1).values)
     if not limit:
         raise Degenerate(f"{QUANTILE:.0%} of the values are 0, got a limit of 0; set rows=centred")

@@ -11,7 +11,7 @@ from torch import Tensor
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
-from repsim_cli.measures.bases import to_working
+from repsim_cli.measures.bases import choose_working_dtype
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Matrix
 
@@ -21,14 +21,14 @@ _CLOSE = 1e-3  # distances below this share of their terms are computed from dif
 
 def check_varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """x in the precision of products over pairs. Raises Degenerate where all rows are equal."""
-    x = x.to(to_working(x))
+    x = x.to(choose_working_dtype(x))
     if torch.equal(x[0], x[-1]) and bool((x == x[0]).all()):
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")
     return x
 
 
-def in_working(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-    return x.to(to_working(x))
+def convert_to_working_dtype(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    return x.to(choose_working_dtype(x))
 
 
 def euclidean_distance(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> float:
@@ -83,7 +83,7 @@ def euclidean() -> Measure:
     >>> measures.get("euclidean")([[0., 0.], [1., 2.]], [[3., 4.], [1., 2.]])
     2.5
     """
-    return Pairwise(prepare=in_working, compare=euclidean_distance, compare_all=euclidean_all)
+    return Pairwise(prepare=convert_to_working_dtype, compare=euclidean_distance, compare_all=euclidean_all)
 
 
 class Directed(NamedTuple):

@@ -27,7 +27,7 @@ SINGLE = torch.finfo(torch.float32).eps
 DOUBLE = 1e-13
 
 
-def of_single(x: Float[Tensor, "n d"]) -> Bool[Tensor, " d"]:
+def mark_single_precision(x: Float[Tensor, "n d"]) -> Bool[Tensor, " d"]:
     """Which neurons consist of float32 numbers."""
     return (x == x.float()).all(0) if x.dtype == torch.float64 else x.new_ones(x.shape[1], dtype=torch.bool)
 
@@ -38,34 +38,34 @@ def find_stored_precision(single: Bool[Tensor, " d"]) -> float:
     return SINGLE if 2 * int(single.sum()) >= len(single) else DOUBLE
 
 
-def precision(x: Float[Tensor, "n d"]) -> float:
+def find_relative_precision(x: Float[Tensor, "n d"]) -> float:
     """Finds the relative precision of the numbers, whatever their type is now: that of bfloat16 or float16 where these
     hold all of them, of float32 by the rule above, else of float64.
 
     Numbers on a grid, as whole ones are, are no rounded ones: they count as float32.
     """
-    if x.dtype == torch.float64 and find_stored_precision(of_single(x)) != SINGLE:
+    if x.dtype == torch.float64 and find_stored_precision(mark_single_precision(x)) != SINGLE:
         return torch.finfo(x.dtype).eps
     halves = (
         dtype for dtype in (torch.bfloat16, torch.float16) if all(_is_rounded(part, dtype) for part in (x[:8], x))
     )
-    return next((torch.finfo(dtype).eps for dtype in halves if not _on_grid(x, dtype)), SINGLE)
+    return next((torch.finfo(dtype).eps for dtype in halves if not _is_on_grid(x, dtype)), SINGLE)
 
 
 def _is_rounded(x: Tensor, dtype: torch.dtype) -> bool:
     return torch.equal(x.to(dtype).to(x.dtype), x)
 
 
-def _on_grid(x: Tensor, dtype: torch.dtype) -> bool:
+def _is_on_grid(x: Tensor, dtype: torch.dtype) -> bool:
     """Tells whether all numbers are multiples of the last digit of the largest."""
     digit = torch.finfo(dtype).eps / 2 * 2.0 ** int(torch.frexp(x.abs().max().double()).exponent)
     return bool((x.double().remainder(digit) == 0).all())
 
 
-def floor(d: int, eps: float) -> float:
+def compute_rank_tolerance(d: int, eps: float) -> float:
     """The largest singular value of d neurons of norm 1 that counts as rounding.
 
-    >>> round(floor(384, SINGLE) * 1e6, 2)
+    >>> round(compute_rank_tolerance(384, SINGLE) * 1e6, 2)
     2.34
     """
     return eps * math.sqrt(d)
@@ -76,7 +76,7 @@ def find_varying(lengths: Float[Tensor, " d"], sizes: Float[Tensor, " d"], eps: 
 
     Raises Degenerate where no neuron is left.
     """
-    alive = lengths > floor(len(sizes), eps) * sizes
+    alive = lengths > compute_rank_tolerance(len(sizes), eps) * sizes
     dead = int((~alive).sum())
     if dead == len(alive):
         raise Degenerate("all rows are equal, got a constant representation; drop this layer or change the data")

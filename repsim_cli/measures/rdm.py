@@ -18,9 +18,9 @@ from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import Above0
 from repsim_cli.measures.base import InnerProduct, Measure, Pairwise, cosine
 from repsim_cli.measures.cards import Card, Invariance
-from repsim_cli.measures.centring import FEW, centre, centre_rows, unit_of
-from repsim_cli.measures.distance_ranks import ranks
-from repsim_cli.measures.documents import of_one_document
+from repsim_cli.measures.centring import FEW, centre, centre_rows, choose_power_of_two
+from repsim_cli.measures.distance_ranks import rank_distances
+from repsim_cli.measures.documents import mark_same_document
 from repsim_cli.measures.inner import (
     AnyFeatures,
     Documents,
@@ -31,7 +31,7 @@ from repsim_cli.measures.inner import (
     Products,
     State,
 )
-from repsim_cli.measures.rank import SINGLE, precision
+from repsim_cli.measures.rank import SINGLE, find_relative_precision
 
 LeftOut = Bool[Tensor, " cells"]
 _BLOCK = 512  # rows of a distance matrix held at a time
@@ -40,7 +40,7 @@ _STORED = 4  # units of the precision in which rows of norm 1 were stored: dista
 _SEEN = 256  # rows whose mean stands for that of all
 
 
-def exact_where_close(squared: Tensor, norms: Tensor, x: Tensor, rows: slice, columns: slice) -> Tensor:
+def recompute_close_distances(squared: Tensor, norms: Tensor, x: Tensor, rows: slice, columns: slice) -> Tensor:
     """Squared distances |x_i|^2 + |x_j|^2 - 2 x_i.x_j of a block; where these cancel, from differences."""
     close = squared < _CLOSE * (norms[rows, None] + norms[columns])
     if rows.start == columns.start:
@@ -59,7 +59,7 @@ def distance_rows(x: Float[Tensor, "n d"]) -> Iterator[tuple[int, Float[Tensor, 
     for start in range(0, len(x), _BLOCK):
         rows, columns = slice(start, min(start + _BLOCK, len(x))), slice(start, len(x))
         squared = torch.addmm(norms[columns][None], x[rows], x[columns].T, alpha=-2).add_(norms[rows, None])
-        yield start, exact_where_close(squared, norms, x, rows, columns)
+        yield start, recompute_close_distances(squared, norms, x, rows, columns)
 
 
 def pack_distances(x: Float[Tensor, "n d"]) -> Float[Tensor, " cells"]:
@@ -77,7 +77,7 @@ def standardise(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], Float[Te
     """Rows of mean 0 and norm 1, in float64: half the squared distance of two is 1 - their Pearson correlation; and the
     norms of the rows as they came, over those without their means."""
     x = x.double()
-    x = x / unit_of(x, 1)
+    x = x / choose_power_of_two(x, 1)
     sizes = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     x = x - x.mean(1, keepdim=True)
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
@@ -94,16 +94,16 @@ def correlation_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) 
     rows, sizes = standardise(x)
     units, scale = centre(rows)
     size = float(sizes.square().mean().sqrt())
-    return ranks_of(units, x, estimate_rounding(x, size / scale, 1 / scale), left_out)
+    return rank_row_distances(units, x, estimate_rounding(x, size / scale, 1 / scale), left_out)
 
 
 def euclidean_ranks(x: Float[Tensor, "n d"], left_out: LeftOut | None = None) -> PreparedFeatures:
     units, scale = centre(x.double() if len(x) <= FEW else x)
     offset = float(torch.linalg.vector_norm(x[:: len(x) // _SEEN + 1].double().mean(0) / scale))
-    return ranks_of(units, x, estimate_rounding(x, math.hypot(1, offset)), left_out)
+    return rank_row_distances(units, x, estimate_rounding(x, math.hypot(1, offset)), left_out)
 
 
-def ranks_of(
+def rank_row_distances(
     units: Float[Tensor, "n d"], x: Float[Tensor, "n d"], blur: float, left_out: LeftOut | None = None
 ) -> PreparedFeatures:
     """In the precision of x; of few rows, a rank of which weighs more, distances are in float64. Cells that are
@@ -111,18 +111,18 @@ def ranks_of(
     working = torch.float64 if x.dtype == torch.float64 else torch.float32
     cells = pack_distances(units if len(x) <= FEW else units.to(working))
     if left_out is None:
-        return PreparedFeatures(ranks(cells, blur).values.to(working))
+        return PreparedFeatures(rank_distances(cells, blur).values.to(working))
     kept = ~left_out
     # numpy chooses cells several times as fast; the others are let go before the ranks need room
     cells = torch.from_numpy(cells.numpy()[kept.numpy()]) if cells.device.type == "cpu" else cells[kept]
-    ranked = ranks(cells, blur).values.to(working)
+    ranked = rank_distances(cells, blur).values.to(working)
     return PreparedFeatures(ranked.new_zeros(len(kept)).masked_scatter_(kept, ranked))
 
 
 def estimate_rounding(x: Float[Tensor, "n d"], size: float, least: float = 1.0) -> float:
     """Estimates by how much the precision of the rows may move distances. size: of the rows as they came, in the units
     of the distances; least: without what all of them have in common, as half precision rounds that alike."""
-    eps = precision(x)
+    eps = find_relative_precision(x)
     return _STORED * max(eps * least, min(eps, SINGLE) * size)
 
 
@@ -147,7 +147,7 @@ def double_centring(features: AnyFeatures) -> DoubleCentring:
 
 def centre_distances(fit: DoubleCentring, gram: Tensor, rows: slice, columns: slice) -> Tensor:
     squared = gram.mul_(-2).add_(fit.norms[rows, None]).add_(fit.norms[columns])
-    distances = exact_where_close(squared, fit.norms, fit.x, rows, columns).sqrt_()
+    distances = recompute_close_distances(squared, fit.norms, fit.x, rows, columns).sqrt_()
     return distances.sub_(fit.means[rows, None]).sub_(fit.means[columns])
 
 
@@ -157,16 +157,18 @@ DISTANCES = Packed(cells=euclidean)
 CENTRED_DISTANCES = Kernel(features=centre_rows, fit=double_centring, cells=centre_distances)
 
 
-def of_ranks(kernel: Packed) -> InnerProduct:
+def make_rank_measure(kernel: Packed) -> InnerProduct:
     """Makes the correlation of ranked distances; also between rows of different documents alone."""
 
-    def apart(documents: Documents) -> InnerProduct:
-        return of_ranks(replace(kernel, left_out=of_one_document(documents)))
+    def make_measure_apart(documents: Documents) -> InnerProduct:
+        return make_rank_measure(replace(kernel, left_out=mark_same_document(documents)))
 
-    return InnerProduct(row=kernel, column=kernel, value=cosine, apart=apart if kernel.left_out is None else None)
+    return InnerProduct(
+        row=kernel, column=kernel, value=cosine, apart=make_measure_apart if kernel.left_out is None else None
+    )
 
 
-def difference(unit: Callable[[State], float]) -> InnerProduct:
+def make_norm_difference(unit: Callable[[State], float]) -> InnerProduct:
     """The norm of the difference of packed cells, each scaled: |u_a D_a - u_b D_b| over i < j."""
 
     def squares(products: Products) -> tuple[Matrix, Matrix]:
@@ -181,19 +183,19 @@ def difference(unit: Callable[[State], float]) -> InnerProduct:
     def value(products: Products) -> Matrix:
         return squares(products)[0].clamp_min(0).sqrt()
 
-    def near(products: Products, values: Matrix) -> Tensor:
+    def mark_near(products: Products, values: Matrix) -> Tensor:
         return values**2 < 0.01 * squares(products)[1]
 
-    def exact(a: State, b: State) -> float:
+    def compute_exactly(a: State, b: State) -> float:
         left, right = (unit(state) * state.features.values.double() for state in (a, b))
         return float(torch.linalg.vector_norm(left - right))
 
-    return InnerProduct(row=DISTANCES, column=DISTANCES, value=value, near=near, exact=exact)
+    return InnerProduct(row=DISTANCES, column=DISTANCES, value=value, near=mark_near, exact=compute_exactly)
 
 
 def unit_frobenius(state: State) -> float:
     """The scale to Frobenius norm 1, since rows have mean squared norm 1 here."""
-    return 1 / math.sqrt(rows_of(state))
+    return 1 / math.sqrt(count_rows_from_cells(state))
 
 
 def root_mean(state: State) -> float:
@@ -201,7 +203,7 @@ def root_mean(state: State) -> float:
     return state.features.scale / math.sqrt(state.features.rows)
 
 
-def rows_of(state: State) -> int:
+def count_rows_from_cells(state: State) -> int:
     """n, from the n (n - 1) / 2 packed cells."""
     return (1 + math.isqrt(1 + 8 * state.features.rows)) // 2
 
@@ -234,7 +236,7 @@ def rsa() -> Measure:
     >>> round(measures.get("rsa")(x, x), 12)
     1.0
     """
-    return of_ranks(CORRELATION_RANKS)
+    return make_rank_measure(CORRELATION_RANKS)
 
 
 @measures.register(
@@ -260,7 +262,7 @@ def rsa_euclidean() -> Measure:
     >>> round(measures.get("rsa_euclidean")(x, x), 12)
     1.0
     """
-    return of_ranks(EUCLIDEAN_RANKS)
+    return make_rank_measure(EUCLIDEAN_RANKS)
 
 
 @measures.register(
@@ -285,7 +287,7 @@ def rsm_norm_difference() -> Measure:
     >>> measures.get("rsm_norm_difference")([[0., 0.], [1., 0.], [0., 2.]], [[1., 0.], [3., 0.], [1., 4.]]) < 1e-12
     True
     """
-    return difference(unit_frobenius)
+    return make_norm_difference(unit_frobenius)
 
 
 @measures.register(
@@ -312,7 +314,7 @@ def stress() -> Measure:
     >>> round(measures.get("stress")([[0.], [1.], [3.]], [[0.], [2.], [6.]]), 6)
     2.160247
     """
-    return difference(root_mean)
+    return make_norm_difference(root_mean)
 
 
 def root_cosine(products: Products) -> Matrix:

@@ -24,7 +24,7 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.inner import Documents, Matrix
 from repsim_cli.measures.rdm import SHAPE
-from repsim_cli.measures.shape import CentredShape, permute, shape
+from repsim_cli.measures.shape import CentredShape, permute, prepare_shape
 
 NOTHING = 1e-12  # of the squares of all rows, below which the variance of some is rounding
 FEWEST = 3  # folds: one is scored, one chooses the penalty, one is fitted on
@@ -34,7 +34,7 @@ Folds = Annotated[int, Field(ge=FEWEST, le=100)]
 Fold = Int[Tensor, " _"]  # the numbers of its rows
 
 
-def folds_of(n: int, count: int, documents: Documents | None) -> list[Fold]:
+def split_into_folds(n: int, count: int, documents: Documents | None) -> list[Fold]:
     """The rows of every fold: whole documents, the largest first to the fold of the fewest rows; without documents
     blocks of rows that follow each other. Raises Degenerate where there are fewer than three documents."""
     if documents is None:
@@ -57,7 +57,7 @@ class FoldSums(NamedTuple):
     counts: Float[Tensor, " f"]
 
 
-def sums_of(x: CentredShape, folds: Sequence[Fold]) -> FoldSums:
+def sum_folds(x: CentredShape, folds: Sequence[Fold]) -> FoldSums:
     rows = [x.rows[fold].double() for fold in folds]
     return FoldSums(rows, torch.stack([part.sum(0) for part in rows]), rows[0].new_tensor([*map(len, rows)]))
 
@@ -93,12 +93,12 @@ def decompose(x: FoldSums) -> list[Left]:
             if varies
             else values.new_zeros(len(PENALTIES), len(values))
         )
-        moments = [vectors.T @ about(squares[f], x, f, mean, x, mean) @ vectors for f in out]
+        moments = [vectors.T @ centre_products(squares[f], x, f, mean, x, mean) @ vectors for f in out]
         found.append(Left(out, kept, mean, vectors, weights, moments))
     return found
 
 
-def about(
+def centre_products(
     products: Float[Tensor, "d e"], x: FoldSums, fold: int, x_mean: Tensor, y: FoldSums, y_mean: Tensor
 ) -> Float[Tensor, "d e"]:
     """The products of the rows of a fold about other means than 0."""
@@ -117,7 +117,7 @@ def sum_squared_errors(x: FoldSums, y: FoldSums, without: Sequence[Left]) -> dic
         fitted = left.vectors.T @ (sum(products[f] for f in left.kept) - count * torch.outer(left.mean, mean))
         square = fitted @ fitted.T
         for f, moments in zip(left.out, left.moments, strict=True):
-            of_fold = left.vectors.T @ about(products[f], x, f, left.mean, y, mean)
+            of_fold = left.vectors.T @ centre_products(products[f], x, f, left.mean, y, mean)
             total = (y.rows[f] - mean).square().sum()
             explained = left.weights @ (fitted * of_fold).sum(1)
             found[left.out, f] = total - 2 * explained + ((left.weights @ (square * moments)) * left.weights).sum(1)
@@ -137,25 +137,25 @@ def hold_out_all(
     rows: Sequence[CentredShape], columns: Sequence[CentredShape], *, folds: int, documents: Documents | None
 ) -> Matrix:
     """All pairs; each column is decomposed once, and its decompositions are held while it predicts."""
-    parts = folds_of(len(rows[0].rows), folds, documents)
+    parts = split_into_folds(len(rows[0].rows), folds, documents)
     values = torch.empty(len(rows), len(columns), dtype=torch.float64)
     for b, column in enumerate(columns):
-        x = sums_of(column, parts)
+        x = sum_folds(column, parts)
         without = decompose(x)
         for a, row in enumerate(rows):
-            values[a, b] = predict(sum_squared_errors(x, sums_of(row, parts), without), len(parts))
+            values[a, b] = predict(sum_squared_errors(x, sum_folds(row, parts), without), len(parts))
     return values
 
 
-def in_folds(folds: int, documents: Documents | None = None) -> Pairwise:
+def make_fold_measure(folds: int, documents: Documents | None = None) -> Pairwise:
     compare_all = partial(hold_out_all, folds=folds, documents=documents)
     return Pairwise(
-        prepare=shape,
+        prepare=prepare_shape,
         compare=lambda a, b: float(compare_all([a], [b])),
         compare_all=compare_all,
         permute=permute,
         minimum_rows=2 * folds,
-        apart=partial(in_folds, folds) if documents is None else None,
+        apart=partial(make_fold_measure, folds) if documents is None else None,
         cubes=8.0 * folds**2,
         wide_squares=2.0 * folds**2,
     )
@@ -193,4 +193,4 @@ def ridge(*, folds: Folds = 5) -> Measure:
     >>> round(measures.get("ridge")(x, x), 6), round(measures.get("ridge")(x, y), 6)
     (1.0, 0.0)
     """
-    return in_folds(folds)
+    return make_fold_measure(folds)

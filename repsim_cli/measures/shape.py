@@ -27,7 +27,7 @@ class CentredShape(NamedTuple):
     size: float
 
 
-def shape(x: Float[Tensor, "n d"]) -> CentredShape:
+def prepare_shape(x: Float[Tensor, "n d"]) -> CentredShape:
     rows, scale = centre(x)
     if rows.shape[1] > len(rows):
         rows = torch.linalg.qr(rows.double().T, mode="r").R.T.to(rows.dtype)
@@ -38,18 +38,18 @@ def permute(state: CentredShape, order: Tensor) -> CentredShape:
     return state._replace(rows=state.rows[order])
 
 
-def overlap(a: CentredShape, b: CentredShape) -> float:
+def compute_bures_similarity(a: CentredShape, b: CentredShape) -> float:
     """|a'b|_* at unit Frobenius norms, in [0, 1]: the inner product after the best rotation."""
     dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
     return min(1.0, nuclear_norm(a.rows.to(dtype).T @ b.rows.to(dtype)) / len(a.rows))
 
 
-def distance(a: CentredShape, b: CentredShape, left: float = 1.0, right: float = 1.0) -> float:
+def compute_procrustes_distance(a: CentredShape, b: CentredShape, left: float = 1.0, right: float = 1.0) -> float:
     """Distance after the best rotation at Frobenius norms left and right; the narrower side is padded with zeros."""
     if a is b:
         return 0.0
     scales = left**2 + right**2
-    squared = scales - 2 * left * right * overlap(a, b)
+    squared = scales - 2 * left * right * compute_bures_similarity(a, b)
     if squared > _NEAR * scales:
         return math.sqrt(squared)
     # for close pairs the difference would cancel: take what remains after the rotation
@@ -61,12 +61,12 @@ def distance(a: CentredShape, b: CentredShape, left: float = 1.0, right: float =
 
 
 def size_and_shape_distance(a: CentredShape, b: CentredShape) -> float:
-    return distance(a, b, a.size, b.size)
+    return compute_procrustes_distance(a, b, a.size, b.size)
 
 
-def angle(a: CentredShape, b: CentredShape) -> float:
+def compute_shape_angle(a: CentredShape, b: CentredShape) -> float:
     """From the chord, since arccos loses half of the digits near 1."""
-    return 2 * math.asin(min(1.0, distance(a, b) / 2))
+    return 2 * math.asin(min(1.0, compute_procrustes_distance(a, b) / 2))
 
 
 @measures.register(
@@ -95,7 +95,7 @@ def procrustes() -> Measure:
     >>> measures.get("procrustes")([[0., 0.], [1., 0.], [2., 0.]], [[0., 0.], [0., 1.], [0., 2.]]) < 1e-7
     True
     """
-    return Pairwise(prepare=shape, compare=distance, permute=permute, aligned=rotation)
+    return Pairwise(prepare=prepare_shape, compare=compute_procrustes_distance, permute=permute, aligned=rotation)
 
 
 @measures.register(
@@ -123,7 +123,7 @@ def procrustes_size_and_shape() -> Measure:
     >>> round(measures.get("procrustes_size_and_shape")(x, y), 6)
     2.828427
     """
-    return Pairwise(prepare=shape, compare=size_and_shape_distance, permute=permute, aligned=rotation)
+    return Pairwise(prepare=prepare_shape, compare=size_and_shape_distance, permute=permute, aligned=rotation)
 
 
 @measures.register(
@@ -150,7 +150,7 @@ def shape_angular() -> Measure:
     >>> round(measures.get("shape_angular")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.047198
     """
-    return Pairwise(prepare=shape, compare=angle, permute=permute, aligned=rotation)
+    return Pairwise(prepare=prepare_shape, compare=compute_shape_angle, permute=permute, aligned=rotation)
 
 
 @measures.register(
@@ -178,10 +178,10 @@ def bures_similarity() -> Measure:
     >>> round(measures.get("bures_similarity")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.5
     """
-    return Pairwise(prepare=shape, compare=overlap, permute=permute, aligned=rotation)
+    return Pairwise(prepare=prepare_shape, compare=compute_bures_similarity, permute=permute, aligned=rotation)
 
 
-def mean_aligned_cosine(a: CentredShape, b: CentredShape) -> float:
+def compute_mean_aligned_cosine(a: CentredShape, b: CentredShape) -> float:
     dtype = torch.promote_types(a.rows.dtype, b.rows.dtype)
     x, y = a.rows.to(dtype), b.rows.to(dtype)
     # in float64, for a row far from the others hides in float32 what they say about the rotation
@@ -217,7 +217,7 @@ def aligned_cosine() -> Measure:
     >>> round(measures.get("aligned_cosine")(x, y), 12)
     1.0
     """
-    return Pairwise(prepare=shape, compare=mean_aligned_cosine, permute=permute, aligned=rotation)
+    return Pairwise(prepare=prepare_shape, compare=compute_mean_aligned_cosine, permute=permute, aligned=rotation)
 
 
 def unit_neurons(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

@@ -19,7 +19,7 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card
 from repsim_cli.measures.centring import centre
 from repsim_cli.measures.inner import Matrix
-from repsim_cli.measures.nearest import count_rounded, in_order, warn_of_rounding, warn_of_ties
+from repsim_cli.measures.nearest import count_rounded, list_nearest_rows, warn_of_rounding, warn_of_ties
 from repsim_cli.measures.rdm import SHAPE
 
 _TIMES = torch.logspace(-1, 1, 256, dtype=torch.float64)
@@ -32,7 +32,7 @@ def nearest_rows(x: Float[Tensor, "n d"], k: int) -> Int[Tensor, "n k"]:
     """The k nearest rows by Euclidean distance, self excluded by index, equal distances in index order."""
     units = centre(x.double())[0]
     lists, tied, close = torch.empty(len(x), k, dtype=torch.int64, device=x.device), 0, 0
-    for rows, (best, where) in in_order(units, torch.arange(len(x), device=x.device), k):
+    for rows, (best, where) in list_nearest_rows(units, torch.arange(len(x), device=x.device), k):
         tied += int((best[:, k - 1 : k] == best[:, k:]).sum())
         close += count_rounded(best, k, x)
         lists[rows] = where[:, :k]
@@ -51,7 +51,7 @@ def shift_laplacian(x: Float[Tensor, "n d"], k: int) -> scipy.sparse.csr_matrix:
     return (-(roots @ links @ roots)).tocsr()
 
 
-def probes(n: int, exact_rows: int, count: int) -> Iterator[tuple[float, Float[np.ndarray, "n c"]]]:
+def draw_trace_probes(n: int, exact_rows: int, count: int) -> Iterator[tuple[float, Float[np.ndarray, "n c"]]]:
     """Weighted blocks of columns V such that tr M is the sum of weight tr(V' M V): exactly, or on average over random
     signs, which are the same for all representations of n rows.
     """
@@ -69,7 +69,7 @@ def heat_trace(x: Float[Tensor, "n d"], *, k: int, exact_rows: int, signs: int) 
     n = len(x)
     matrix = shift_laplacian(x, k)
     moments = np.zeros(_DEGREE + 1)
-    for weight, start in probes(n, exact_rows, signs):
+    for weight, start in draw_trace_probes(n, exact_rows, signs):
         last, now = start, matrix @ start
         whole, first = float(np.sum(start * start)), float(np.sum(now * start))
         moments[:2] += weight * whole, weight * first

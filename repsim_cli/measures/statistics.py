@@ -14,7 +14,7 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Invariance
-from repsim_cli.measures.centring import centre, unit_of
+from repsim_cli.measures.centring import centre, choose_power_of_two
 from repsim_cli.measures.inner import Matrix
 from repsim_cli.measures.rdm import SHAPE, distance_rows
 
@@ -23,7 +23,9 @@ _ROTATION: frozenset[Invariance] = SHAPE - {"isotropic_scaling", "translation"}
 _DIRECTION: frozenset[Invariance] = SHAPE - {"translation"}
 
 
-def difference(statistic: Callable[..., float], work: Callable[[int], tuple[float, float]] | None = None) -> Measure:
+def make_statistic_difference(
+    statistic: Callable[..., float], work: Callable[[int], tuple[float, float]] | None = None
+) -> Measure:
     """|statistic(x) - statistic(y)|. work: as of `Pairwise`."""
 
     def compare_all(a: Sequence[float], b: Sequence[float]) -> Matrix:
@@ -45,10 +47,10 @@ def check_varying(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return x.double()
 
 
-def directions(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def normalise_rows(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """The rows in float64, scaled to norm 1, not centred."""
     x = check_varying(x)
-    x = x / unit_of(x, 1)
+    x = x / choose_power_of_two(x, 1)
     norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
     zero = int((norms == 0).sum())
     if zero:
@@ -63,8 +65,8 @@ def magnitude(x: Float[Tensor, "n d"]) -> float:
 
 def concentricity(x: Float[Tensor, "n d"]) -> float:
     """Mean cosine of the rows with the mean row, in [-1, 1]."""
-    rows, x = directions(x), x.double()
-    x = x / unit_of(x)
+    rows, x = normalise_rows(x), x.double()
+    x = x / choose_power_of_two(x)
     mean = x.mean(0)
     norm = torch.linalg.vector_norm(mean)
     if norm <= 1e-13 * float(x.abs().max()):
@@ -75,7 +77,7 @@ def concentricity(x: Float[Tensor, "n d"]) -> float:
 def uniformity(x: Float[Tensor, "n d"]) -> float:
     """log of the mean of exp(-2 |u_i - u_j|^2) over i < j, rows u of norm 1; 0 if all rows have the same direction."""
     # an offset does not change distances but costs them digits
-    units = directions(x)
+    units = normalise_rows(x)
     units, total = units - units.mean(0), 0.0
     for _, block in distance_rows(units.to(torch.promote_types(x.dtype, torch.float32))):
         total += float(block.mul_(-_TEMPERATURE).exp_().triu_(1).sum(dtype=torch.float64))
@@ -88,7 +90,7 @@ def tolerance(x: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> float:
     pairs = float((sizes * (sizes - 1)).sum())
     if not pairs:
         raise Degenerate(f"no two rows have the same label, got {len(sizes)} labels; give classes of several rows")
-    rows = directions(x)
+    rows = normalise_rows(x)
     sums = rows.new_zeros(len(sizes), rows.shape[1]).index_add_(0, codes, rows)
     # |sum of a class|^2 includes the pairs of a row with itself, 1 each
     return (float(sums.square().sum()) - len(x)) / pairs
@@ -134,7 +136,7 @@ def representation_rank(x: Float[Tensor, "n d"]) -> float:
     return effective_rank(centre(x.double())[0])
 
 
-def card(label: str, **claims: Any) -> Card:
+def make_statistic_card(label: str, **claims: Any) -> Card:
     """The card of a difference of numbers, which is symmetric and satisfies the triangle inequality."""
     shared: dict[str, Any] = {"larger_is_closer": False, "symmetric": True, "is_metric": True, "paired": False}
     return Card(label=label, minimum_rows=2, **shared, **claims)
@@ -142,7 +144,7 @@ def card(label: str, **claims: Any) -> Card:
 
 @measures.register(
     "magnitude_difference",
-    card(
+    make_statistic_card(
         "magnitude difference",
         bounds=(0.0, None),
         invariant_to=_ROTATION,
@@ -160,12 +162,12 @@ def magnitude_difference() -> Measure:
     >>> measures.get("magnitude_difference")([[2., 4.], [4., 4.]], [[0., 0.], [0., 2.]])
     4.0
     """
-    return difference(magnitude)
+    return make_statistic_difference(magnitude)
 
 
 @measures.register(
     "concentricity_difference",
-    card(
+    make_statistic_card(
         "concentricity difference",
         bounds=(0.0, 2.0),
         invariant_to=_DIRECTION,
@@ -183,12 +185,12 @@ def concentricity_difference() -> Measure:
     >>> round(measures.get("concentricity_difference")([[1., 0.], [0., 1.]], [[1., 0.], [2., 0.]]), 6)
     0.292893
     """
-    return difference(concentricity)
+    return make_statistic_difference(concentricity)
 
 
 @measures.register(
     "uniformity_difference",
-    card(
+    make_statistic_card(
         "uniformity difference",
         bounds=(0.0, 8.0),
         invariant_to=_DIRECTION,
@@ -206,12 +208,12 @@ def uniformity_difference() -> Measure:
     >>> round(measures.get("uniformity_difference")([[1., 0.], [0., 5.]], [[1., 0.], [2., 0.]]), 12)
     4.0
     """
-    return difference(uniformity, work=lambda rows: (500.0 * rows**2, 0.0))
+    return make_statistic_difference(uniformity, work=lambda rows: (500.0 * rows**2, 0.0))
 
 
 @measures.register(
     "tolerance_difference",
-    card(
+    make_statistic_card(
         "tolerance difference",
         bounds=(0.0, 2.0),
         invariant_to=_DIRECTION,
@@ -231,12 +233,12 @@ def tolerance_difference() -> Measure:
     >>> round(measures.get("tolerance_difference")(x, y, labels=[0, 0, 1]), 12)
     1.0
     """
-    return difference(tolerance)
+    return make_statistic_difference(tolerance)
 
 
 @measures.register(
     "participation_ratio_difference",
-    card(
+    make_statistic_card(
         "participation ratio difference",
         bounds=(0.0, None),
         invariant_to=SHAPE,
@@ -255,12 +257,12 @@ def participation_ratio_difference() -> Measure:
     >>> round(measures.get("participation_ratio_difference")(x, y), 12)
     1.0
     """
-    return difference(participation_ratio)
+    return make_statistic_difference(participation_ratio)
 
 
 @measures.register(
     "effective_rank_difference",
-    card(
+    make_statistic_card(
         "effective rank difference",
         bounds=(0.0, None),
         invariant_to=SHAPE,
@@ -280,4 +282,4 @@ def effective_rank_difference() -> Measure:
     >>> round(measures.get("effective_rank_difference")(x, y), 12)
     1.0
     """
-    return difference(representation_rank)
+    return make_statistic_difference(representation_rank)

@@ -15,41 +15,50 @@ from repsim_cli.base.errors import Degenerate
 from repsim_cli.base.registry import measures
 from repsim_cli.base.settings import From0
 from repsim_cli.measures import moments
-from repsim_cli.measures.alignments import directions, fit
+from repsim_cli.measures.alignments import fit, make_canonical_aligner
 from repsim_cli.measures.base import InnerProduct, Measure
-from repsim_cli.measures.bases import AFFINE, alive, choose_tolerance, decompose, thin_svd, to_working
+from repsim_cli.measures.bases import (
+    AFFINE,
+    choose_tolerance,
+    choose_working_dtype,
+    decompose,
+    drop_dead_neurons,
+    thin_svd,
+)
 from repsim_cli.measures.cards import Card, Moments
 from repsim_cli.measures.hsic import CENTRED
 from repsim_cli.measures.inner import Kernel, Matrix, PreparedFeatures, Products, State
-from repsim_cli.measures.moments import SURE, Axes, condition, find_whitening
-from repsim_cli.measures.rank import SINGLE, floor
+from repsim_cli.measures.moments import SURE, Axes, bound_inverse_eigenvalue, find_whitening
+from repsim_cli.measures.rank import SINGLE, compute_rank_tolerance
 from repsim_cli.measures.rdm import SHAPE
 
 
-def orthonormal(x: Float[Tensor, "n d"]) -> PreparedFeatures:
+def make_projector_features(x: Float[Tensor, "n d"]) -> PreparedFeatures:
     """Features of the projector onto the column space of centred x, by the rule of `rank.py`.
 
     From a Cholesky factor of the neurons' correlations if their condition allows (twice as fast again).
     """
-    dtype = to_working(x)
-    neurons = alive(x)
+    dtype = choose_working_dtype(x)
+    neurons = drop_dead_neurons(x)
     basis, sizes = neurons.values, neurons.sizes
     for _ in range(2):
         gram = basis.T @ basis
         whiten = find_whitening(gram)
-        if whiten is None or condition(whiten, sizes) > min(1 / SURE, floor(len(sizes), SINGLE) ** -2):
+        if whiten is None or bound_inverse_eigenvalue(whiten, sizes) > min(
+            1 / SURE, compute_rank_tolerance(len(sizes), SINGLE) ** -2
+        ):
             break
         basis = basis @ whiten
-        if condition(whiten, gram.diagonal().sqrt()) < 1 / choose_tolerance(dtype):
+        if bound_inverse_eigenvalue(whiten, gram.diagonal().sqrt()) < 1 / choose_tolerance(dtype):
             return PreparedFeatures(basis.to(dtype))
         sizes = torch.ones_like(sizes)
     return PreparedFeatures(decompose(neurons, dtype).u.to(dtype))
 
 
-PROJECTOR = Kernel(features=orthonormal)
+PROJECTOR = Kernel(features=make_projector_features)
 
 
-def ranks(states: Sequence[State]) -> Float[Tensor, " r"]:
+def read_ranks(states: Sequence[State]) -> Float[Tensor, " r"]:
     return torch.tensor([state.features.values.shape[1] for state in states], dtype=torch.float64)
 
 
@@ -58,13 +67,13 @@ def sum_squared_correlations(products: Products) -> Matrix:
     return products.cross
 
 
-def over_smaller(products: Products) -> Matrix:
-    most = torch.minimum(ranks(products.rows)[:, None], ranks(products.columns)[None])
+def divide_by_smaller_rank(products: Products) -> Matrix:
+    most = torch.minimum(read_ranks(products.rows)[:, None], read_ranks(products.columns)[None])
     return products.cross / most.to(products.cross)
 
 
-def over_larger(products: Products) -> Matrix:
-    most = torch.maximum(ranks(products.rows)[:, None], ranks(products.columns)[None])
+def divide_by_larger_rank(products: Products) -> Matrix:
+    most = torch.maximum(read_ranks(products.rows)[:, None], read_ranks(products.columns)[None])
     return products.cross / most.to(products.cross)
 
 
@@ -93,7 +102,9 @@ def yanai_cca() -> Measure:
     >>> round(measures.get("yanai_cca")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_smaller, aligned=directions(thin_svd))
+    return InnerProduct(
+        row=PROJECTOR, column=PROJECTOR, value=divide_by_smaller_rank, aligned=make_canonical_aligner(thin_svd)
+    )
 
 
 @measures.register(
@@ -119,7 +130,9 @@ def pillai_trace() -> Measure:
     >>> round(measures.get("pillai_trace")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 12)
     0.25
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=sum_squared_correlations, aligned=directions(thin_svd))
+    return InnerProduct(
+        row=PROJECTOR, column=PROJECTOR, value=sum_squared_correlations, aligned=make_canonical_aligner(thin_svd)
+    )
 
 
 @measures.register(
@@ -148,7 +161,9 @@ def eigenspace_overlap() -> Measure:
     >>> round(measures.get("eigenspace_overlap")(x, y), 12)
     0.5
     """
-    return InnerProduct(row=PROJECTOR, column=PROJECTOR, value=over_larger, aligned=directions(thin_svd))
+    return InnerProduct(
+        row=PROJECTOR, column=PROJECTOR, value=divide_by_larger_rank, aligned=make_canonical_aligner(thin_svd)
+    )
 
 
 def explain(products: Products) -> Matrix:
@@ -188,11 +203,11 @@ def linear_regression() -> Measure:
     >>> round(measures.get("linear_regression")(x, y), 12), round(measures.get("linear_regression")(y, x), 12)
     (0.8, 1.0)
     """
-    of_moments = Moments(prepare=moments.axes, compare=explain_by_moments)
+    of_moments = Moments(prepare=moments.find_reliable_axes, compare=explain_by_moments)
     return InnerProduct(row=CENTRED, column=PROJECTOR, value=explain, moments=of_moments, aligned=fit)
 
 
-def shrunk(x: Float[Tensor, "n d"], lam: float) -> PreparedFeatures:
+def make_smoother_features(x: Float[Tensor, "n d"], lam: float) -> PreparedFeatures:
     """Features of the ridge smoother X (C + lam)^-1 X' / n of centred x of unit total variance."""
     if lam == 0 and len(x) <= x.shape[1]:
         raise Degenerate(
@@ -200,7 +215,7 @@ def shrunk(x: Float[Tensor, "n d"], lam: float) -> PreparedFeatures:
             "any data would score the same; use more rows, or lam > 0"
         )
     if lam == 0:
-        return orthonormal(x)
+        return make_projector_features(x)
     basis = thin_svd(x)
     variances = basis.s.square() / basis.s.square().sum()
     return PreparedFeatures((basis.u * (variances / (variances + lam)).sqrt()).to(basis.dtype))
@@ -211,25 +226,25 @@ def square_sizes(states: Sequence[State]) -> Float[Tensor, " r"]:
     return torch.stack([state.features.values.double().square().sum(0).square().sum() for state in states])
 
 
-def squares(products: Products) -> tuple[Matrix, Matrix]:
+def compute_squared_differences(products: Products) -> tuple[Matrix, Matrix]:
     """Squared norms of the differences of smoothers, and the sums of the squared norms of their terms."""
     sizes = square_sizes(products.rows)[:, None] + square_sizes(products.columns)[None]
     return sizes - 2 * products.cross, sizes
 
 
 @cache
-def smoother(lam: float) -> Kernel:
+def make_smoother_kernel(lam: float) -> Kernel:
     """A kernel per lam, shared by the measures of the same lam."""
-    return Kernel(features=partial(shrunk, lam=lam))
+    return Kernel(features=partial(make_smoother_features, lam=lam))
 
 
 def smoother_distance(products: Products) -> Matrix:
-    return squares(products)[0].clamp_min(0).sqrt()
+    return compute_squared_differences(products)[0].clamp_min(0).sqrt()
 
 
 def smoothers_near(products: Products, values: Matrix) -> Tensor:
     """The cells whose difference has lost digits to cancellation."""
-    return values**2 < 0.01 * squares(products)[1]
+    return values**2 < 0.01 * compute_squared_differences(products)[1]
 
 
 def smoother_difference(a: State, b: State) -> float:
@@ -268,7 +283,7 @@ def gulp(*, lam: From0 = 0.0) -> Measure:
     >>> round(measures.get("gulp")([[0.], [1.], [0.]], [[0.], [0.], [2.]]), 6)
     1.224745
     """
-    kernel, sees = smoother(lam), AFFINE - SHAPE if lam else frozenset()
+    kernel, sees = make_smoother_kernel(lam), AFFINE - SHAPE if lam else frozenset()
     return InnerProduct(
         row=kernel,
         column=kernel,

@@ -59,7 +59,9 @@ def cross_barcode(first: Square, second: Square) -> float:
     return float(np.sum(levels[bars[:, 1]] - levels[bars[:, 0]]))
 
 
-def divergence(a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, subsets: int, seed: int) -> float:
+def average_topology_divergence(
+    a: Float[Tensor, "n d"], b: Float[Tensor, "n e"], *, rows: int, subsets: int, seed: int
+) -> float:
     draw = np.random.default_rng(seed)
     chosen = (
         [draw.choice(len(a), rows, replace=False) for _ in range(subsets)] if len(a) > rows else [np.arange(len(a))]
@@ -104,12 +106,12 @@ def rtd(*, rows: SubsetRows = 500, subsets: Medium = 10, seed: Seed = 0) -> Meas
     """
     return Pairwise(
         prepare=rows_of_unit_scale,
-        compare=partial(divergence, rows=rows, subsets=subsets, seed=seed),
+        compare=partial(average_topology_divergence, rows=rows, subsets=subsets, seed=seed),
         work=lambda n: (0.0, (1.5e10 + 200.0 * min(n, rows) ** 3) * (subsets if n > rows else 1)),
     )
 
 
-def holes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarray, " holes"]:
+def measure_hole_lifetimes(distances: Float[np.ndarray, "n l"], longest: float) -> Float[np.ndarray, " holes"]:
     """Shares of [0, longest] for which the relaxed witness complex of the l landmarks has 0, 1, 2 ... holes."""
     import gudhi
 
@@ -146,7 +148,7 @@ def average_living_times(
     total = np.zeros(1)
     for _ in range(repeats):
         near = distances[:, draw.choice(n, landmarks, replace=False)]
-        times = holes(near, share * float(near.max()))
+        times = measure_hole_lifetimes(near, share * float(near.max()))
         total = np.pad(total, (0, max(0, len(times) - len(total))))
         total[: len(times)] += times
     if not total[1:].any():

@@ -21,17 +21,17 @@ from repsim_cli.measures.base import Measure, Pairwise
 from repsim_cli.measures.cards import Card, Slow
 from repsim_cli.measures.gromov import LOCAL
 from repsim_cli.measures.gromov_descents import SETTLED, STEPS, descend, gromov_objective
-from repsim_cli.measures.gromov_search import ends, mixtures
+from repsim_cli.measures.gromov_search import descend_from_starts, draw_mixed_couplings
 from repsim_cli.measures.gromov_spaces import (
     BLOCKED,
     CostScale,
     Space,
-    in_one_order,
+    order_pair,
     permute,
+    prepare_space,
     rows_in_one_order,
-    space,
 )
-from repsim_cli.measures.rdm import exact_where_close
+from repsim_cli.measures.rdm import recompute_close_distances
 
 QUANTILES = 33
 
@@ -45,13 +45,13 @@ def coot_objective(x: np.ndarray, y: np.ndarray, samples: Coupling, features: Co
     return max(0.0, float(squares - 2 * np.sum((x.T @ samples @ y) * features)))
 
 
-def couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
+def make_start_couplings(n: int, starts: int, seed: int) -> Iterator[Coupling]:
     """The uniform coupling, then mixtures."""
     yield from [np.full((n, n), 1 / n**2)][: starts - 1]
-    yield from mixtures(n, starts - 2, seed)
+    yield from draw_mixed_couplings(n, starts - 2, seed)
 
 
-def by_values(a: Space, b: Space) -> Iterator[Coupling]:
+def match_by_values(a: Space, b: Space) -> Iterator[Coupling]:
     """Rows matched by their means, and of few rows also by their values in order, and after neurons were matched so."""
     # uniform features, which match the rows by their means, are cheap to try
     yield plan(-2 * a.rows.mean(1)[:, None] * b.rows.mean(1)[None])
@@ -99,31 +99,31 @@ def add_objectives(a: Space, b: Space, samples: Coupling, features: Coupling, al
 
 
 def compare_augmented(a: Space, b: Space, **settings: Any) -> float:
-    return best_augmented(*in_one_order(a, b), **settings).value
+    return find_best_augmented(*order_pair(a, b), **settings).value
 
 
-def best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> Solution:
-    """The best of all starts, of sides as `in_one_order` gives them."""
+def find_best_augmented(a: Space, b: Space, *, alpha: float, starts: int, seed: int) -> Solution:
+    """The best of all starts, of sides as `order_pair` gives them."""
     pair = rows_in_one_order(a, b)
     a, b = pair.a, pair.b
-    by_distances = [end.coupling for end in ends(a, b, pair.paired, start="best", restarts=0, seed=seed)]
+    by_distances = [end.coupling for end in descend_from_starts(a, b, pair.paired, start="best", restarts=0, seed=seed)]
     paired = make_coupling(pair.paired)
-    tried = (*by_values(a, b), *by_distances, paired, *couplings(len(a.rows), starts, seed))
+    tried = (*match_by_values(a, b), *by_distances, paired, *make_start_couplings(len(a.rows), starts, seed))
     best = min((alternate(a, b, start, alpha) for start in tried), key=lambda end: end.value)
-    return best._replace(samples=pair.as_given(best.samples))
+    return best._replace(samples=pair.restore_order(best.samples))
 
 
-def both_coupled(x: Tensor, y: Tensor, *, cost_scale: CostScale, **settings: Any) -> Couplings:
+def couple_rows_and_neurons(x: Tensor, y: Tensor, *, cost_scale: CostScale, **settings: Any) -> Couplings:
     """The couplings of the rows and of the neurons of the least objective."""
-    a, b = space(x, cost_scale=cost_scale), space(y, cost_scale=cost_scale)
-    left, right = in_one_order(a, b)
-    found = best_augmented(left, right, **settings)
+    a, b = prepare_space(x, cost_scale=cost_scale), prepare_space(y, cost_scale=cost_scale)
+    left, right = order_pair(a, b)
+    found = find_best_augmented(left, right, **settings)
     masses = (torch.from_numpy(np.asarray(mass)) for mass in (found.samples, found.features))
     rows, neurons = (mass if left is a else mass.T for mass in masses)
     return Couplings(rows=OfOneKind(rows, "rows"), neurons=OfOneKind(neurons, "neurons"))
 
 
-def in_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+def convert_to_double(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     return x.double()
 
 
@@ -144,7 +144,7 @@ def distances_between(a: Float[Tensor, "n d"], b: Float[Tensor, "n d"]) -> Float
     both = both - both.mean(0)
     norms = both.square().sum(1)
     squared = torch.addmm(norms[:n, None] + norms[None, n:], both[:n], both[n:].T, alpha=-2)
-    return exact_where_close(squared, norms, both, slice(0, n), slice(n, 2 * n)).sqrt_().cpu().numpy()
+    return recompute_close_distances(squared, norms, both, slice(0, n), slice(n, 2 * n)).sqrt_().cpu().numpy()
 
 
 @measures.register(
@@ -174,7 +174,7 @@ def wasserstein() -> Measure:
     >>> measures.get("wasserstein")([[0.], [5.]], [[5.], [1.]])
     0.5
     """
-    return Pairwise(prepare=in_double, compare=assignment_distance, aligned=assign, slow=Slow(products=1.5))
+    return Pairwise(prepare=convert_to_double, compare=assignment_distance, aligned=assign, slow=Slow(products=1.5))
 
 
 @measures.register(
@@ -263,10 +263,10 @@ def augmented_gromov_wasserstein(
 
 def build_augmented(*, cost_scale: CostScale, alpha: float, starts: int, seed: int) -> Measure:
     return Pairwise(
-        prepare=partial(space, cost_scale=cost_scale),
+        prepare=partial(prepare_space, cost_scale=cost_scale),
         compare=partial(compare_augmented, alpha=alpha, starts=starts, seed=seed),
         permute=permute,
         squares=1,
-        aligned=partial(both_coupled, cost_scale=cost_scale, alpha=alpha, starts=starts, seed=seed),
+        aligned=partial(couple_rows_and_neurons, cost_scale=cost_scale, alpha=alpha, starts=starts, seed=seed),
         slow=Slow(products=starts * (58.0 if alpha else 24.0)),
     )

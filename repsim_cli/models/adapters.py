@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from repsim_cli.base.bounded import limit_work
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, readable, refuse
+from repsim_cli.base.files import check_readable, expand_path, refuse
 from repsim_cli.data.files import json_file
-from repsim_cli.models.library import silent
-from repsim_cli.models.loading import WHOLE, in_one_place
+from repsim_cli.models.library import silence_transformers
+from repsim_cli.models.loading import WHOLE, keep_in_one_place
 from repsim_cli.models.source import Source
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -75,21 +75,21 @@ def adapter_in(folder: Path) -> Adapter:
             )
         raise BadInput(f"adapter: no {WEIGHTS} in it, got '{folder}'; give a folder with weights")
     with (
-        refuse(f"adapter: {WEIGHTS} is not a complete safetensors file", readable(file), "copy it again"),
+        refuse(f"adapter: {WEIGHTS} is not a complete safetensors file", check_readable(file), "copy it again"),
         safetensors.safe_open(file, framework="pt"),
     ):
         pass
     return Adapter(settings, file)
 
 
-def base_of(folder: Path) -> dict[str, str | None]:
+def find_base_model(folder: Path) -> dict[str, str | None]:
     """The base model that the adapter in a folder names, as the arguments path, or hub and revision, of a model; empty
     where the folder has no adapter, or a model too. Raises BadInput where the base is not there, with what to set."""
     if not (folder / CONFIG).is_file() or (folder / "config.json").is_file():
         return {}
     settings = json_file(folder / CONFIG)
     name, revision = (settings.get(key) for key in ("base_model_name_or_path", "revision"))
-    if isinstance(name, str) and name and local(name).exists():
+    if isinstance(name, str) and name and expand_path(name).exists():
         return {"path": name}
     if isinstance(name, str) and HUB_ID.fullmatch(name) and isinstance(revision, str | None):
         return {"hub": name, "revision": revision}
@@ -99,7 +99,7 @@ def base_of(folder: Path) -> dict[str, str | None]:
     )
 
 
-def vocabulary(adapter: Adapter, model: Any) -> int | None:
+def count_adapter_tokens(adapter: Adapter, model: Any) -> int | None:
     """The number of tokens of an adapter that was trained with another vocabulary than its base; None for others."""
     own = model.get_input_embeddings().weight
     modules = dict(model.named_modules())
@@ -111,7 +111,7 @@ def vocabulary(adapter: Adapter, model: Any) -> int | None:
     return None
 
 
-def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: str, check: bool) -> Source:
+def apply_adapter(source: Source, where: str, folder: Callable[[], Path], base: str, check: bool) -> Source:
     """The model with the adapter merged into its weights. Its modules have the names of the base model.
 
     where: the adapter's folder or hub id. base: where the base model is. check: whether the adapter fits, now.
@@ -133,8 +133,8 @@ def with_adapter(source: Source, where: str, folder: Callable[[], Path], base: s
             log.info("adapter: '%s' was trained on '%s', got the base '%s'", where, trained_on, base)
     return replace(
         source,
-        load=lambda eager, how=WHOLE: merge_in(source.load(eager, in_one_place(how))),
-        with_head=lambda auto, how=WHOLE: merge_in(source.with_head(auto, in_one_place(how))),
+        load=lambda eager, how=WHOLE: merge_in(source.load(eager, keep_in_one_place(how))),
+        with_head=lambda auto, how=WHOLE: merge_in(source.with_head(auto, keep_in_one_place(how))),
         identity=identity,
         parts=False,
     )
@@ -187,7 +187,9 @@ def match_modules(adapter: Adapter, model: Any) -> dict[str, str]:
     return names
 
 
-def _by_name(settings: Any, names: Mapping[str, str], weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], ...]:
+def _find_ranks_and_alphas(
+    settings: Any, names: Mapping[str, str], weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], ...]:
     """The rank and alpha of each module by its name in the base, where the adapter has regular expressions for names
     in the model that it was trained on, some of which never end."""
     ranks, alphas = {}, {}
@@ -205,7 +207,7 @@ def merge(model: Any, adapter: Adapter) -> Any:
     """The model, with the adapter merged into its weights in place."""
     from peft import LoraConfig, LoraModel, set_peft_model_state_dict
 
-    if (tokens := vocabulary(adapter, model)) is not None:
+    if (tokens := count_adapter_tokens(adapter, model)) is not None:
         model.resize_token_embeddings(tokens, mean_resizing=False)  # all of its rows are the adapter's
     weights, modules = adapter.weights(), dict(model.named_modules())
     names = match_modules(adapter, model)
@@ -221,12 +223,16 @@ def merge(model: Any, adapter: Adapter) -> Any:
             path, _, parameter = key.replace(".base_layer.", ".").rpartition(".")
             whole[name_in(modules, path, model.base_model_prefix), parameter] = weight
     advice = "give the base that it was trained on"
-    with refuse("adapter: cannot be merged into its base", adapter.file.parent, advice), silent(), torch.no_grad():
+    with (
+        refuse("adapter: cannot be merged into its base", adapter.file.parent, advice),
+        silence_transformers(),
+        torch.no_grad(),
+    ):
         settings: Any = LoraConfig.from_pretrained(str(adapter.file.parent))
         for setting in ("modules_to_save", "exclude_modules", "layers_to_transform", "layers_pattern"):
             setattr(settings, setting, None)
         settings.target_modules, settings.inference_mode = sorted(names.values()), True
-        settings.rank_pattern, settings.alpha_pattern = _by_name(settings, names, weights)
+        settings.rank_pattern, settings.alpha_pattern = _find_ranks_and_alphas(settings, names, weights)
         for (name, parameter), weight in whole.items():
             if name is not None:
                 getattr(modules[name], parameter).copy_(weight)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.models.attention import keys, queries
+from repsim_cli.models.attention import read_keys, read_queries
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.encoders import ENCODERS
 from repsim_cli.models.images import IMAGES
@@ -25,10 +25,10 @@ from repsim_cli.models.points import (
     Architecture,
     Point,
     Tables,
-    by_structure,
-    parallel,
+    drop_hook_points,
+    guess_architecture,
+    mark_parallel,
     resolve,
-    without,
 )
 from repsim_cli.models.recurrent import RECURRENT
 from repsim_cli.models.seq2seq import SEQ2SEQ
@@ -73,7 +73,7 @@ REFUSED = {
 }
 
 
-def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
+def find_architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
     """The table for a transformers config and its backbone without weights; by structure for a type without one.
 
     None where there are no blocks to be read.
@@ -82,7 +82,7 @@ def architecture(config: Any, skeleton: nn.Module) -> Architecture | None:
         return None
     table = ARCHITECTURES.get(config.model_type)
     if table is None:
-        return by_structure(skeleton, STACKS if getattr(config, "is_encoder_decoder", False) else ())
+        return guess_architecture(skeleton, STACKS if getattr(config, "is_encoder_decoder", False) else ())
     return resolve(table if isinstance(table, Architecture) else table(config), skeleton)
 
 
@@ -98,8 +98,8 @@ def _lens(
             "resid_pre": Point("hook_in"),
             "resid_post": Point("hook_out"),
             "resid_mid": Point(resid_mid),
-            "q": Point("attn", "attention", queries) if rotary else Point("attn.q.hook_out"),
-            "k": Point("attn", "attention", keys) if rotary else Point("attn.k.hook_out"),
+            "q": Point("attn", "attention", read_queries) if rotary else Point("attn.q.hook_out"),
+            "k": Point("attn", "attention", read_keys) if rotary else Point("attn.k.hook_out"),
             "v": Point("attn.v.hook_out"),
             "z": Point("attn.o.hook_in"),
             "attn_scores": Point("attn.hook_attn_scores"),
@@ -110,7 +110,7 @@ def _lens(
             "mlp_out": Point("mlp.out.hook_out"),
         },
     )
-    return table if attn_scores else without(table, "TransformerLens gives its pattern there", "attn_scores")
+    return table if attn_scores else drop_hook_points(table, "TransformerLens gives its pattern there", "attn_scores")
 
 
 _LENS_BERT = _lens(resid_mid="ln1.hook_out", attn_scores=False, final_norm=False)
@@ -136,7 +136,7 @@ def lens_architecture(config: Any) -> Architecture:
         )
     table = LENS[config.model_type]
     if config.model_type == "gpt_neox" and config.use_parallel_residual:
-        return parallel(table)
+        return mark_parallel(table)
     return table
 
 
@@ -145,5 +145,5 @@ def native_architecture(*, gated: bool, attention_only: bool, rotary: bool) -> A
     pre = "mlp.gate.hook_out" if gated else "mlp.in.hook_out"
     table = _lens(resid_mid="ln2.hook_in", mlp_pre=pre, attn_scores=False, final_norm=True, rotary=rotary)
     if attention_only:
-        return without(table, "it has only attention", "resid_mid", "mlp_pre", "mlp_post", "mlp_out")
+        return drop_hook_points(table, "it has only attention", "resid_mid", "mlp_pre", "mlp_post", "mlp_out")
     return table

@@ -23,10 +23,10 @@ Shapes = dict[str, tuple[tuple[int, ...], str]]
 FLOATS = ("float16", "float32", "float64", "float128", "longdouble", "F16", "BF16", "F32", "F64", "F8_E4M3", "F8_E5M2")
 
 
-def natural(name: str) -> list[Any]:
+def make_natural_key(name: str) -> list[Any]:
     """Sort key: numbers by value, so that layer 10 follows layer 9.
 
-    >>> sorted(["h10", "h9"], key=natural)
+    >>> sorted(["h10", "h9"], key=make_natural_key)
     ['h9', 'h10']
     """
     parts = enumerate(re.split(r"(\d+)", name))  # every second part is digits, of any length
@@ -47,7 +47,7 @@ def check(file: Path, read: Reader) -> Reader:
     return rows_of
 
 
-def floats(array: np.ndarray) -> Tensor:
+def convert_to_float32(array: np.ndarray) -> Tensor:
     """float32 from any float in any byte order; values beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return torch.from_numpy(array.astype(np.float32, copy=False))
@@ -63,7 +63,7 @@ IDS, DOCUMENTS = ("ids", "id"), ("documents", "document")
 def _open_npy(file: Path) -> tuple[Shapes, Reader, Ids]:
     """One layer, which has no name in the file."""
     array = np.load(file, mmap_mode="r", allow_pickle=False)
-    return {"rows": (array.shape, array.dtype.name)}, lambda _, rows: floats(np.array(array[rows])), {}
+    return {"rows": (array.shape, array.dtype.name)}, lambda _, rows: convert_to_float32(np.array(array[rows])), {}
 
 
 def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
@@ -73,7 +73,7 @@ def _open_npz(file: Path) -> tuple[Shapes, Reader, Ids]:
         name: np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array for name, array in arrays.items()
     }
     ids = {name: array.tolist for name, array in arrays.items() if array.ndim == 1 and array.dtype.kind in "iuU"}
-    return shapes, lambda name, rows: floats(arrays[name][rows]), ids
+    return shapes, lambda name, rows: convert_to_float32(arrays[name][rows]), ids
 
 
 def _open_safetensors(file: Path) -> tuple[Shapes, Reader, Ids]:
@@ -118,7 +118,7 @@ def _open_hdf5(file: Path) -> tuple[Shapes, Reader, Ids]:
         name: lambda node=node: [each.decode() if isinstance(each, bytes) else each for each in node[()].tolist()]
         for name, node in text.items()
     }
-    return shapes, lambda name, rows: floats(sets[name][rows]), ids
+    return shapes, lambda name, rows: convert_to_float32(sets[name][rows]), ids
 
 
 def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
@@ -178,7 +178,7 @@ def _open_table(file: Path) -> tuple[Shapes, Reader, Ids]:
     def read(name: str, rows: slice) -> Tensor:
         check(name)
         some = table.column(name).slice(rows.start or 0, rows.stop - (rows.start or 0)).combine_chunks()
-        return floats(np.array(some.flatten()).reshape(len(some), -1))
+        return convert_to_float32(np.array(some.flatten()).reshape(len(some), -1))
 
     return shapes, read, ids
 

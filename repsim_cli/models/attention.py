@@ -69,28 +69,28 @@ class Watch(TorchFunctionMode):
         return self.running.pop()
 
 
-def queries(seen: Attended, heads: int) -> Tensor:
+def read_queries(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x d), as they enter the product with the keys."""
     return join_heads(_scores(seen)[0], heads)
 
 
-def keys(seen: Attended, heads: int) -> Tensor:
+def read_keys(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x d) for this many heads, as they enter the product with the queries."""
     return join_heads(_scores(seen)[1].mT, heads)
 
 
-def values(seen: Attended, heads: int) -> Tensor:
+def read_values(seen: Attended, heads: int) -> Tensor:
     """(batch, position, heads x e) for this many heads."""
     _scores(seen)
     assert seen.values is not None
     return join_heads(seen.values, heads)
 
 
-def pattern(seen: Attended, heads: int) -> Tensor:
+def read_pattern(seen: Attended, heads: int) -> Tensor:
     """(batch, heads, query, key). Raises RunFailed where a fused kernel computed it."""
     if seen.weights is None:
         raise RunFailed("the model returns no attention weights, got None; use one that runs with eager attention")
-    return _apart(seen.weights, heads)
+    return _split_heads(seen.weights, heads)
 
 
 def _scores(seen: Attended) -> tuple[Tensor, Tensor]:
@@ -99,14 +99,14 @@ def _scores(seen: Attended) -> tuple[Tensor, Tensor]:
     return seen.scores[-1]
 
 
-def _apart(x: Tensor, heads: int) -> Tensor:
+def _split_heads(x: Tensor, heads: int) -> Tensor:
     """(batch, heads, position, d) of that, or of (batch x heads, position, d)."""
     return x if x.ndim == 4 else x.unflatten(0, (-1, heads))
 
 
 def join_heads(x: Tensor, heads: int) -> Tensor:
     """(batch, position, heads x d); of heads that were repeated for groups of queries, one each."""
-    x = _apart(x, heads)
+    x = _split_heads(x, heads)
     return x[:, :: x.shape[1] // heads].transpose(1, 2).flatten(2)
 
 

@@ -31,12 +31,12 @@ class Hooks:
     def ids(self) -> set[int]:
         return {handle.id for handle in self.handles}
 
-    def before(self, module: nn.Module, take: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    def call_before(self, module: nn.Module, take: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self.handles.append(
             module.register_forward_pre_hook(lambda _, args, kwargs: take(args, kwargs), with_kwargs=True)
         )
 
-    def after(self, module: nn.Module, take: Callable[[tuple[Any, ...], dict[str, Any], Any], Any]) -> None:
+    def call_after(self, module: nn.Module, take: Callable[[tuple[Any, ...], dict[str, Any], Any], Any]) -> None:
         self.handles.append(
             module.register_forward_hook(lambda _, args, kwargs, out: take(args, kwargs, out), with_kwargs=True)
         )

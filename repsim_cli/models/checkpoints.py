@@ -17,12 +17,12 @@ import safetensors
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput, Unreachable
-from repsim_cli.base.files import inside, local, readable
+from repsim_cli.base.files import check_readable, expand_path, find_inside
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.files import json_file
-from repsim_cli.data.network import local_only, offline, unreachable
+from repsim_cli.data.network import is_offline, local_only, say_why_unreachable
 from repsim_cli.models.adapters import CONFIG as ADAPTER_CONFIG
-from repsim_cli.models.gguf import by_itself, check, is_gguf
+from repsim_cli.models.gguf import check, is_gguf, isolate_file
 from repsim_cli.runs import cache
 from repsim_cli.runs.results import dumps, write
 
@@ -51,17 +51,17 @@ def find_shipped(name: str) -> Path:
 def locate(path: str) -> Path:
     """A folder in the transformers format, or a .gguf file: the path, or the only such file of a folder without
     config.json."""
-    place = local(path)
+    place = expand_path(path)
     if place.is_dir() and not (place / "config.json").exists():
         files = sorted(file for file in place.iterdir() if is_gguf(file))
         if len(files) > 1:
             names = ", ".join(file.name for file in files)
             raise BadInput(f"path: several .gguf files in it, got {names:.200} in '{path}'; name one of them")
         place = files[0] if files else place
-    return check(place) if place.is_file() and is_gguf(place) else folder(place)
+    return check(place) if place.is_file() and is_gguf(place) else check_folder(place)
 
 
-def folder(path: Path) -> Path:
+def check_folder(path: Path) -> Path:
     if path.is_file():
         raise BadInput(f"path: not a folder, got '{path}'; name the folder that holds it")
     if not path.is_dir():
@@ -89,7 +89,7 @@ def weight_files(path: Path) -> list[Path]:
     files = [whole]
     if index.is_file() and not whole.is_file():  # transformers prefers the single file
         names = json_file(index).get("weight_map")
-        inner = isinstance(names, dict) and all(inside(path, name, links=True) for name in names.values())
+        inner = isinstance(names, dict) and all(find_inside(path, name, links=True) for name in names.values())
         if not names or not inner:
             raise BadInput(f"path: {index.name} does not name files of its folder, got '{names}'; copy it again")
         files = [path / name for name in sorted(set(names.values()))]
@@ -116,7 +116,7 @@ def weight_files(path: Path) -> list[Path]:
         raise BadInput(f"path: no {missing[0]} in it, got '{path}'; give a folder with weights, or kind: random")
     for file in files:
         try:
-            with safetensors.safe_open(readable(file), framework="pt") as weights:
+            with safetensors.safe_open(check_readable(file), framework="pt") as weights:
                 if not weights.keys():
                     raise BadInput(
                         f"path: no weights in {file.name}, got an empty file in '{path}'; save the model again"
@@ -175,8 +175,8 @@ def hash_files(files: list[Path]) -> str:
     states = _states(files)
     if sum(state["size"] for state in states) < REMEMBERED:
         return _hash(files)
-    name = cache.key({"files": [state["path"] for state in states]})
-    record = cache.root() / "hashes" / f"{name}.json"
+    name = cache.make_cache_key({"files": [state["path"] for state in states]})
+    record = cache.find_cache_folder() / "hashes" / f"{name}.json"
     with suppress(Unreadable, OSError, KeyError, TypeError):
         known = read_json(record)
         if known["files"] == states:
@@ -230,7 +230,7 @@ def hub_files(hub: str, revision: str | None, patterns: list[str], key: str = "h
     try:
         return Path(snapshot_download(hub, revision=revision, allow_patterns=patterns, local_files_only=local_only()))
     except (OSError, ValueError) as error:
-        raise not_reached(hub, revision, error, key) from error
+        raise make_unreachable_error(hub, revision, error, key) from error
 
 
 def is_local(where: str) -> bool:
@@ -245,18 +245,18 @@ def load_pretrained(auto: Any, where: str, revision: str | None, **settings: Any
         "revision": revision,
         "local_files_only": is_local(where) or local_only(),
     }
-    with by_itself(where) if is_gguf(where) else nullcontext(given) as named:
+    with isolate_file(where) if is_gguf(where) else nullcontext(given) as named:
         return auto.from_pretrained(**named, trust_remote_code=False, **settings)
 
 
-def reason(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def not_reached(where: str, revision: str | None, error: Exception, key: str = "hub") -> BadInput:
+def make_unreachable_error(where: str, revision: str | None, error: Exception, key: str = "hub") -> BadInput:
     at = f"{where}@{revision}" if revision else where
     if local_only():
-        reason = "HF_HUB_OFFLINE is set" if offline() else str(unreachable())
+        reason = "HF_HUB_OFFLINE is set" if is_offline() else str(say_why_unreachable())
     else:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:160]
     message = (

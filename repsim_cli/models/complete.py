@@ -19,7 +19,7 @@ def check_complete(model: Any, info: Mapping[str, Any], where: str) -> None:
             f"path: {len(missing)} weights are missing and {len(wrong)} have the wrong shape, "
             f"got '{where}' (first: {(missing + wrong)[0]}); save the model again"
         )
-    if surplus := _beyond(model, info["unexpected_keys"]):
+    if surplus := _find_surplus_block(model, info["unexpected_keys"]):
         raise BadInput(
             f"path: the weights have more blocks than config.json, got {surplus[0]} in '{where}' with blocks 0 to "
             f"{surplus[1]}; correct config.json, and choose blocks by extract.layers"
@@ -46,7 +46,7 @@ def _is_of(part: nn.Module, count: int) -> bool:
     return isinstance(part, nn.ModuleList) and len(part) == count
 
 
-def _beyond(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:
+def _find_surplus_block(model: Any, unexpected: Iterable[str]) -> tuple[str, int] | None:
     """Of weights that the model has no place for, one of a block beyond the last, and the number of that."""
     lengths = {name: len(part) for name, part in model.named_modules() if isinstance(part, nn.ModuleList)}
     for key in sorted(unexpected):

@@ -17,15 +17,15 @@ from repsim_cli.data.base import Modality
 from repsim_cli.data.files import json_file
 from repsim_cli.data.images import Patches
 from repsim_cli.data.network import local_only
-from repsim_cli.models.architectures import architecture
-from repsim_cli.models.checkpoints import is_local, load_pretrained, not_reached, reason
-from repsim_cli.models.gguf import is_gguf, once
-from repsim_cli.models.library import alone, library, silent
+from repsim_cli.models.architectures import find_architecture
+from repsim_cli.models.checkpoints import describe_error, is_local, load_pretrained, make_unreachable_error
+from repsim_cli.models.gguf import is_gguf, read_once
+from repsim_cli.models.library import hold_loading_lock, import_transformers, silence_transformers
 from repsim_cli.models.loading import WHOLE, Loading, disable_cache
 from repsim_cli.models.points import Heads
-from repsim_cli.models.quantized import bits_of
-from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, shape_of
-from repsim_cli.models.source import Loader, Source, WithHead, headless
+from repsim_cli.models.quantized import read_weight_bits
+from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, find_shipped_shape
+from repsim_cli.models.source import Loader, Source, WithHead, refuse_head
 
 # the most that is built, and the names that a config may give it; of a list, that of stages or of the last one
 DEPTH, WIDTH = (1000, "num_hidden_layers", "depths"), (10**6, "hidden_size", "hidden_sizes")
@@ -35,7 +35,7 @@ INPUTS: dict[str, Modality] = {"input_ids": "text", "pixel_values": "images", "i
 BEFORE_PATCHES = {"vit": 1, "beit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1, "clip_vision_model": 1}
 
 
-def config_of(where: str, revision: str | None = None) -> Any:
+def find_config(where: str, revision: str | None = None) -> Any:
     if is_local(where):
         if not is_gguf(where):
             _check_config_file(Path(where) / "config.json")
@@ -43,30 +43,32 @@ def config_of(where: str, revision: str | None = None) -> Any:
     if shape := find_planned_shape(where):
         return inline_config(shape.config)
     config = read_config(where, revision)
-    if shape := shape_of(where):
+    if shape := find_shipped_shape(where):
         compare_with_shipped(where, *((key, getattr(config, key, None)) for key in shape.config))
     return config
 
 
 def read_config(where: str, revision: str | None = None) -> Any:
-    return copy.deepcopy(once(_read_config, where)) if is_gguf(where) else _read_config(where, revision)
+    return copy.deepcopy(read_once(_read_config, where)) if is_gguf(where) else _read_config(where, revision)
 
 
 def _read_config(where: str, revision: str | None = None) -> Any:
     try:
-        with silent():
-            config = load_pretrained(library().AutoConfig, where, revision)
+        with silence_transformers():
+            config = load_pretrained(import_transformers().AutoConfig, where, revision)
             config._attn_implementation = None  # that of the machine it was saved on
             return config
     except Exception as error:  # the library checks little and raises anything
         if is_gguf(where):
             advice = "use the model in the transformers format"
             raise BadInput(
-                f"path: transformers cannot read this .gguf file, got '{where}' ({reason(error)}); {advice}"
+                f"path: transformers cannot read this .gguf file, got '{where}' ({describe_error(error)}); {advice}"
             ) from error
         if is_local(where):
-            raise BadInput(f"path: config.json cannot be used, got '{where}' ({reason(error)}); fix it") from error
-        raise not_reached(where, revision, error) from error
+            raise BadInput(
+                f"path: config.json cannot be used, got '{where}' ({describe_error(error)}); fix it"
+            ) from error
+        raise make_unreachable_error(where, revision, error) from error
 
 
 def _check_config_file(file: Path) -> None:
@@ -80,7 +82,7 @@ def _check_config_file(file: Path) -> None:
             f"path: the model needs code that comes with it, which is never run, got auto_map in '{file}'; "
             "use a model that transformers knows"
         )
-    known = library().CONFIG_MAPPING
+    known = import_transformers().CONFIG_MAPPING
     if kind not in known:  # listing the keys takes a tenth of a second
         hint = did_you_mean(kind, known.keys())
         raise BadInput(f"path: unknown architecture, got model_type '{kind}' in '{file}'; {hint}")
@@ -113,29 +115,29 @@ def text_part(config: Any) -> Any:
 def inline_config(given: dict[str, Any]) -> Any:
     kind = given.get("model_type")
     _check_numbers(given)
-    known = list(library().CONFIG_MAPPING.keys())
+    known = list(import_transformers().CONFIG_MAPPING.keys())
     if kind not in known:
         hint = did_you_mean(str(kind), known) if kind else "e.g. model_type: gpt2"
         raise BadInput(f"config.model_type: unknown, got '{kind}'; {hint if len(hint) < 200 else 'see transformers'}")
     rest = {k: v for k, v in given.items() if k != "model_type"}
-    default = library().AutoConfig.for_model(kind)
+    default = import_transformers().AutoConfig.for_model(kind)
     settings = default.to_dict()  # an attribute that a config has for each layer cannot be asked for
     unknown = [k for k in rest if k not in settings and not hasattr(default, k)]
     if unknown:
         hint = did_you_mean(unknown[0], settings)
         raise BadInput(f"config.{unknown[0]}: {kind} has no such setting, got {rest[unknown[0]]!r}; {hint[:200]}")
     with refuse(f"config: not usable for {kind}", rest, "fix it"):
-        return library().AutoConfig.for_model(kind, **rest)
+        return import_transformers().AutoConfig.for_model(kind, **rest)
 
 
-def source(
+def build_source_from_config(
     config: Any,
     tokenizer: Callable[[], Any],
     load: Loader,
     identity: Callable[[], dict[str, Any]],
     where: str | None,
     revision: str | None = None,
-    with_head: WithHead = headless,
+    with_head: WithHead = refuse_head,
 ) -> Source:
     """A model from its transformers config.
 
@@ -152,9 +154,9 @@ def source(
     _check_quantization(config)
     with refuse(f"config: no {config.model_type} can be built from it", where or config.model_type, "fix it"):
         skeleton = _skeleton(config)
-    kind = modality(skeleton)
+    kind = find_modality(skeleton)
 
-    def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
+    def load_without_cache(eager: bool, how: Loading = WHOLE) -> nn.Module:
         return disable_cache(load(eager, how))
 
     # RoBERTa counts positions from the padding id, so that the first ones are lost
@@ -175,7 +177,7 @@ def source(
             )
         return loaded
 
-    table = architecture(config, skeleton)
+    table = find_architecture(config, skeleton)
     # what attention modules say of themselves; configs call it by other names, or say it for each layer
     attention = next(iter(table.heads.values()), None) if table else None
     if attention is None:
@@ -193,20 +195,20 @@ def source(
         model_type=config.model_type,
         skeleton=skeleton,
         tokenizer=(lambda: patch_grid(config, _preprocessor(where, revision))) if kind == "images" else check,
-        load=ready,
+        load=load_without_cache,
         identity=lambda: {**identity(), "config_hash": config_hash(config.to_dict())},
         head_width=attention.width,
-        rotary=rotary(config, attention.width),
+        rotary=count_rotary_features(config, attention.width),
         modality=kind,
         # others take token types for word ids (GPT-2) or have a single type (RoBERTa); XLNet's config has no number
         segments=getattr(config, "type_vocab_size", 1) > 1 or config.model_type == "xlnet",
         with_head=with_head,
         labels=class_names(config),
-        bits=bits_of(getattr(config, "quantization_config", None)),
+        bits=read_weight_bits(getattr(config, "quantization_config", None)),
     )
 
 
-def modality(model: nn.Module) -> Modality:
+def find_modality(model: nn.Module) -> Modality:
     """What a backbone reads. Raises BadInput where that is neither text, images nor sound."""
     given = str(getattr(model, "main_input_name", None))
     if given not in INPUTS:
@@ -247,7 +249,7 @@ def _check_quantization(config: Any) -> None:
 
     got = given.get("quant_method", given) if isinstance(given, dict) else given
     advice = "install the package that it needs, or use the model without quantization"
-    with refuse("config.quantization_config: cannot be used here", got, advice), silent():
+    with refuse("config.quantization_config: cannot be used here", got, advice), silence_transformers():
         AutoHfQuantizer.from_config(given, pre_quantized=True).validate_environment(device_map=None)
 
 
@@ -266,8 +268,8 @@ def _skeleton(config: Any) -> nn.Module:
     """The backbone without weights, shared by all checkpoints of a training run."""
     known = config_hash(config.to_dict())
     if known not in _skeletons:
-        with alone(), torch.device("meta"):
-            _skeletons[known] = library().AutoModel.from_config(config).eval()
+        with hold_loading_lock(), torch.device("meta"):
+            _skeletons[known] = import_transformers().AutoModel.from_config(config).eval()
     return _skeletons[known]
 
 
@@ -277,7 +279,7 @@ def config_hash(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def rotary(config: Any, head_width: int) -> int:
+def count_rotary_features(config: Any, head_width: int) -> int:
     """The number of features per head that are rotated by position; 0 for other position encodings."""
     settings = getattr(config, "rope_parameters", None)
     if not settings:
@@ -321,9 +323,9 @@ def _preprocessor(where: str | None, revision: str | None) -> dict[str, Any]:
         try:
             file = Path(hf_hub_download(where, file.name, revision=revision, local_files_only=local_only()))
         except LocalEntryNotFoundError as error:  # there may be a file
-            raise not_reached(where, revision, error) from error
+            raise make_unreachable_error(where, revision, error) from error
         except EntryNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            raise not_reached(where, revision, error) from error
+            raise make_unreachable_error(where, revision, error) from error
     return json_file(file) if file.is_file() else {}

@@ -11,20 +11,20 @@ from repsim_cli.models.points import (
     Architecture,
     Point,
     Tables,
-    attends,
     copy_tensor,
-    dense,
-    first,
-    parallel,
-    part,
+    drop_hook_points,
+    list_attention_points,
+    make_dense_stack,
+    mark_parallel,
     read_interleaved,
     scale,
+    take_equal_part,
+    take_hidden_states,
     vary,
-    without,
 )
 
 # the MLP of any block may be a mixture of experts; then it has a router, and no mlp_pre and mlp_post
-LLAMA = dense(
+LLAMA = make_dense_stack(
     "layers",
     ("self_attn", "self_attn.o_proj"),
     ("mlp.gate_proj", "mlp.down_proj"),
@@ -45,15 +45,15 @@ FOUR_NORMS = vary(
 # with norms only after attention and MLP
 POST_NORMS = vary(FOUR_NORMS, block={"resid_mid": Point("mlp", "input")})
 GLM4 = vary(LLAMA, block={"attn_out": Point("post_self_attn_layernorm"), "mlp_out": Point("post_mlp_layernorm")})
-GPT2 = dense(
+GPT2 = make_dense_stack(
     "h",
     ("attn", "attn.c_proj"),
     ("mlp.c_fc", "mlp.c_proj"),
     "ln_2",
-    value=Point("attn.c_attn", pick=part(2, 3)),
+    value=Point("attn.c_attn", pick=take_equal_part(2, 3)),
     final_norm="ln_f",
 )
-GPT_NEOX = dense(
+GPT_NEOX = make_dense_stack(
     "layers",
     ("attention", "attention.dense"),
     ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
@@ -61,7 +61,7 @@ GPT_NEOX = dense(
     value=Point("attention.query_key_value", pick=read_interleaved(2)),
     final_norm="final_layer_norm",
 )
-BLOOM = dense(
+BLOOM = make_dense_stack(
     "h",
     ("self_attention", "self_attention.dense"),
     ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
@@ -70,7 +70,7 @@ BLOOM = dense(
     final_norm="ln_f",
 )
 # attention and MLP side by side
-GPTJ = dense(
+GPTJ = make_dense_stack(
     "h",
     ("attn", "attn.out_proj"),
     ("mlp.fc_in", "mlp.fc_out"),
@@ -79,7 +79,7 @@ GPTJ = dense(
     final_norm="ln_f",
 )
 # the layout of the decoders of encoder-decoders
-BART = dense(
+BART = make_dense_stack(
     "layers",
     ("self_attn", "self_attn.out_proj"),
     ("fc1", "fc2"),
@@ -95,25 +95,25 @@ SINKS = "its sinks scale what the pattern gives, not the pattern"
 SHARED_MLP = "a mixture of experts and a shared MLP are added, in no module together"
 # of an MLP: the first projection has another name, or holds the gate in its first half
 UNGATED = {"mlp_pre": Point("mlp.up_proj")}
-FUSED = {"mlp_pre": Point("mlp.gate_up_proj", pick=part(0, 2))}
+FUSED = {"mlp_pre": Point("mlp.gate_up_proj", pick=take_equal_part(0, 2))}
 ROUTER = {"router": Point("mlp.router")}
 
 
-def ends(width: int, projection: str) -> Point:
+def take_last_features(width: int, projection: str) -> Point:
     """v of a projection whose last features it is."""
-    return Point(projection, pick=lambda value, heads: first(value)[..., -width:])
+    return Point(projection, pick=lambda value, heads: take_hidden_states(value)[..., -width:])
 
 
-def second(value: Any, heads: int) -> Tensor:
+def take_second(value: Any, heads: int) -> Tensor:
     return value[1]
 
 
-def widest(value: Any, heads: int) -> Tensor:
+def take_widest(value: Any, heads: int) -> Tensor:
     """The logits of a router that gives them first (transformers 5.23) or last (5.17): a number for every expert."""
     return max((x for x in value if x.ndim == 2 and x.is_floating_point()), key=lambda x: x.shape[-1])
 
 
-def with_bias(value: Any, heads: int) -> Tensor:
+def add_bias(value: Any, heads: int) -> Tensor:
     """The output of an attention module that also gives its weights, and a bias or None."""
     out, _, bias = value
     return out if bias is None else out + bias
@@ -124,7 +124,7 @@ def granite(config: Any) -> Architecture:
 
 
 def granite_swa(config: Any) -> Architecture:
-    return without(granite(config), SINKS, "pattern")
+    return drop_hook_points(granite(config), SINKS, "pattern")
 
 
 def hyperclovax(config: Any) -> Architecture:
@@ -135,17 +135,17 @@ def hyperclovax(config: Any) -> Architecture:
 def granitemoe(config: Any) -> Architecture:
     table = vary(
         LLAMA,
-        block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router", pick=widest)},
+        block={"mlp_out": Point("block_sparse_moe"), "router": Point("block_sparse_moe.router", pick=take_widest)},
     )
     table = scale(table, config.residual_multiplier)
-    return without(table, SHARED_MLP, "mlp_out") if getattr(config, "shared_intermediate_size", 0) else table
+    return drop_hook_points(table, SHARED_MLP, "mlp_out") if getattr(config, "shared_intermediate_size", 0) else table
 
 
 def phi3(config: Any) -> Architecture:
     width = config.num_key_value_heads * (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
-    return vary(LLAMA, block=FUSED, value=ends(width, "self_attn.qkv_proj"))
+    return vary(LLAMA, block=FUSED, value=take_last_features(width, "self_attn.qkv_proj"))
 
 
 def falcon(config: Any) -> Architecture:
@@ -153,13 +153,16 @@ def falcon(config: Any) -> Architecture:
     if not (config.new_decoder_architecture or config.parallel_attn):
         return table
     # the model adds the output of the attention to that of the MLP, in place
-    return parallel(vary(table, block={"mlp_out": Point("mlp.dense_4h_to_h", pick=copy_tensor)}))
+    return mark_parallel(vary(table, block={"mlp_out": Point("mlp.dense_4h_to_h", pick=copy_tensor)}))
 
 
 def gpt_bigcode(config: Any) -> Architecture:
     width = config.hidden_size // config.num_attention_heads
     return vary(
-        GPT2, value=ends(width, "attn.c_attn") if config.multi_query else Point("attn.c_attn", pick=read_interleaved(2))
+        GPT2,
+        value=take_last_features(width, "attn.c_attn")
+        if config.multi_query
+        else Point("attn.c_attn", pick=read_interleaved(2)),
     )
 
 
@@ -172,7 +175,7 @@ def opt(config: Any) -> Architecture:
     )
 
 
-def hybrid(table: Architecture, config: Any) -> Architecture:
+def mark_linear_attention(table: Architecture, config: Any) -> Architecture:
     """With linear attention in some blocks, in a module of the same name."""
     kinds = enumerate(config.layer_types)
     linear = [layer for layer, kind in kinds if kind == "linear_attention"]
@@ -204,8 +207,8 @@ def lfm3(config: Any) -> Architecture:
 
 
 def minimax(config: Any) -> Architecture:
-    table = without(LLAMA, WEIGHED, "attn_out", "mlp_out")
-    return hybrid(table, config)
+    table = drop_hook_points(LLAMA, WEIGHED, "attn_out", "mlp_out")
+    return mark_linear_attention(table, config)
 
 
 DECODERS: Tables = {
@@ -268,34 +271,34 @@ DECODERS: Tables = {
     "granite_swa": granite_swa,
     "hyperclovax": hyperclovax,
     "granitemoe": granitemoe,
-    "granitemoe_swa": lambda config: without(granitemoe(config), SINKS, "pattern"),
+    "granitemoe_swa": lambda config: drop_hook_points(granitemoe(config), SINKS, "pattern"),
     "granitemoeshared": granitemoe,
-    "stablelm": lambda config: parallel(LLAMA) if config.use_parallel_residual else LLAMA,
-    "cohere": parallel(LLAMA),
-    "cohere2": parallel(LLAMA),
-    "cohere2_moe": parallel(LLAMA),
-    "cohere_compass_text": parallel(LLAMA),
+    "stablelm": lambda config: mark_parallel(LLAMA) if config.use_parallel_residual else LLAMA,
+    "cohere": mark_parallel(LLAMA),
+    "cohere2": mark_parallel(LLAMA),
+    "cohere2_moe": mark_parallel(LLAMA),
+    "cohere_compass_text": mark_parallel(LLAMA),
     "llama4_text": vary(
         LLAMA,
         block={
             "mlp_pre": Point("feed_forward.gate_proj"),
             "mlp_post": Point("feed_forward.down_proj", "input"),
             "mlp_out": Point("feed_forward"),
-            "router": Point("feed_forward.router", pick=second),
+            "router": Point("feed_forward.router", pick=take_second),
         },
     ),
     "minimax": minimax,
-    "kimi_linear": lambda config: hybrid(LLAMA, config),
-    "bailing_hybrid": lambda config: hybrid(LLAMA, config),
-    "diffllama": without(LLAMA, "all heads weigh each half of it", "v"),
-    "jetmoe": without(
+    "kimi_linear": lambda config: mark_linear_attention(LLAMA, config),
+    "bailing_hybrid": lambda config: mark_linear_attention(LLAMA, config),
+    "diffllama": drop_hook_points(LLAMA, "all heads weigh each half of it", "v"),
+    "jetmoe": drop_hook_points(
         vary(LLAMA, block={"attn_out": Point("self_attention"), "router": Point("mlp.router.layer")}),
         "its attention is a mixture of experts",
         *ATTENTION,
     ),
-    "gemma4_text": without(FOUR_NORMS, MULTIPLIED, "mlp_out"),
-    "gemma4_unified_text": without(FOUR_NORMS, MULTIPLIED, "mlp_out"),
-    "modernbert-decoder": dense(
+    "gemma4_text": drop_hook_points(FOUR_NORMS, MULTIPLIED, "mlp_out"),
+    "gemma4_unified_text": drop_hook_points(FOUR_NORMS, MULTIPLIED, "mlp_out"),
+    "modernbert-decoder": make_dense_stack(
         "layers",
         ("attn", "attn.Wo"),
         ("mlp.Wi", "mlp.Wo"),
@@ -304,7 +307,7 @@ DECODERS: Tables = {
         final_norm="final_norm",
     ),
     "granitemoehybrid": granitemoe,
-    "falcon_h1": without(
+    "falcon_h1": drop_hook_points(
         vary(
             LLAMA,
             block={
@@ -320,8 +323,8 @@ DECODERS: Tables = {
     ),
     "olmo_hybrid": olmo_hybrid,
     "lfm3": lfm3,
-    "doge": without(LLAMA, WEIGHED, "attn_out", "mlp_out"),
-    "beam": without(FOUR_NORMS, WEIGHED, "attn_out", "mlp_out"),
+    "doge": drop_hook_points(LLAMA, WEIGHED, "attn_out", "mlp_out"),
+    "beam": drop_hook_points(FOUR_NORMS, WEIGHED, "attn_out", "mlp_out"),
     "gemma2": FOUR_NORMS,
     "gemma3_text": FOUR_NORMS,
     "vaultgemma": vary(LLAMA, block={"resid_mid": Point("pre_feedforward_layernorm", "input")}),
@@ -346,8 +349,10 @@ DECODERS: Tables = {
         block={"mlp_pre": Point("mlp.fc1"), "mlp_post": Point("mlp.fc2", "input")},
         final_norm=Point("norm", call=1),
     ),
-    "moshi": vary(LLAMA, block={"mlp_pre": Point("mlp.fc1", pick=part(0, 2)), "mlp_post": Point("mlp.fc2", "input")}),
-    "phi": dense(
+    "moshi": vary(
+        LLAMA, block={"mlp_pre": Point("mlp.fc1", pick=take_equal_part(0, 2)), "mlp_post": Point("mlp.fc2", "input")}
+    ),
+    "phi": make_dense_stack(
         "layers",
         ("self_attn", "self_attn.dense"),
         ("mlp.fc1", "mlp.fc2"),
@@ -355,7 +360,7 @@ DECODERS: Tables = {
         value="self_attn.v_proj",
         final_norm="final_layernorm",
     ),
-    "persimmon": dense(
+    "persimmon": make_dense_stack(
         "layers",
         ("self_attn", "self_attn.dense"),
         ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
@@ -368,11 +373,13 @@ DECODERS: Tables = {
     "openai-gpt": vary(GPT2, block={"resid_mid": Point("ln_1")}, final_norm=None),
     "gpt_bigcode": gpt_bigcode,
     "gpt_neo": vary(
-        GPT2, block=attends("attn.attention", "attn.attention.out_proj"), value=Point("attn.attention.v_proj")
+        GPT2,
+        block=list_attention_points("attn.attention", "attn.attention.out_proj"),
+        value=Point("attn.attention.v_proj"),
     ),
     "gptj": GPTJ,
     "codegen": vary(GPTJ, value=None),
-    "ctrl": dense(
+    "ctrl": make_dense_stack(
         "h",
         ("multi_head_attention", "multi_head_attention.dense"),
         ("ffn.0", "ffn.2"),
@@ -381,23 +388,25 @@ DECODERS: Tables = {
         final_norm="layernorm",
     ),
     # Pythia's are parallel
-    "gpt_neox": lambda config: parallel(GPT_NEOX) if config.use_parallel_residual else GPT_NEOX,
+    "gpt_neox": lambda config: mark_parallel(GPT_NEOX) if config.use_parallel_residual else GPT_NEOX,
     # the last block adds a bias as well
-    "gpt_neox_japanese": vary(GPT_NEOX, block={"attn_out": Point("attention", pick=with_bias)}),
+    "gpt_neox_japanese": vary(GPT_NEOX, block={"attn_out": Point("attention", pick=add_bias)}),
     "bloom": lambda config: (
-        without(BLOOM, NORMED, "attn_out", "mlp_out") if config.apply_residual_connection_post_layernorm else BLOOM
+        drop_hook_points(BLOOM, NORMED, "attn_out", "mlp_out")
+        if config.apply_residual_connection_post_layernorm
+        else BLOOM
     ),
     "falcon": falcon,
-    "mpt": dense(
+    "mpt": make_dense_stack(
         "blocks",
         ("attn", "attn.out_proj"),
         ("ffn.up_proj", "ffn.down_proj"),
         "norm_2",
-        value=Point("attn.Wqkv", pick=part(2, 3)),
+        value=Point("attn.Wqkv", pick=take_equal_part(2, 3)),
         final_norm="norm_f",
     ),
     "dbrx": vary(
-        dense(
+        make_dense_stack(
             "blocks",
             ("norm_attn_norm.attn", "norm_attn_norm.attn.out_proj"),
             ("ffn.w1", "ffn.w2"),

@@ -15,14 +15,14 @@ from repsim_cli.models.points import (
     Point,
     Tables,
     batch_first,
-    dense,
-    part,
+    drop_hook_points,
+    make_dense_stack,
     scale,
+    take_equal_part,
     vary,
-    without,
 )
 
-BERT = dense(
+BERT = make_dense_stack(
     "encoder.layer",
     ("attention.self", "attention.output.dense"),
     ("intermediate.dense", "output.dense"),
@@ -30,7 +30,7 @@ BERT = dense(
     value="attention.self.value",
 )
 
-ALBERT = dense(
+ALBERT = make_dense_stack(
     "encoder.albert_layer_groups",  # shared by the layers
     ("attention", "attention.dense"),
     ("ffn", "ffn_output"),
@@ -49,7 +49,7 @@ def _albert(config: Any) -> Architecture:
     )
 
 
-XLNET = without(
+XLNET = drop_hook_points(
     Architecture(
         blocks="layer",
         block={
@@ -72,7 +72,7 @@ XLNET = without(
     "z",
 )
 
-VIT = dense(
+VIT = make_dense_stack(
     "layers",
     ("attention", "attention.o_proj"),
     ("mlp.fc1", "mlp.fc2"),
@@ -91,8 +91,8 @@ APPROXIMATE = "its attention is approximate, and has no pattern"
 LOCAL = "its attention is computed in parts, without a pattern"
 
 
-def _without_attention(table: Architecture, why: str) -> Architecture:
-    return without(table, why, "q", "k", "v", "pattern")
+def _drop_attention(table: Architecture, why: str) -> Architecture:
+    return drop_hook_points(table, why, "q", "k", "v", "pattern")
 
 
 def _deberta(table: Architecture, value: str) -> Architecture:
@@ -101,27 +101,27 @@ def _deberta(table: Architecture, value: str) -> Architecture:
     return vary(
         table,
         value=None if not value else Point(value),
-        block={"q": Point(module, "attention", _first_left), "k": Point(module, "attention", _first_right)},
+        block={"q": Point(module, "attention", _take_first_left), "k": Point(module, "attention", _take_first_right)},
     )
 
 
-def _first_left(seen: Attended, heads: int) -> Tensor:
+def _take_first_left(seen: Attended, heads: int) -> Tensor:
     return join_heads(seen.scores[0][0], heads)
 
 
-def _first_right(seen: Attended, heads: int) -> Tensor:
+def _take_first_right(seen: Attended, heads: int) -> Tensor:
     return join_heads(seen.scores[0][1].mT, heads)
 
 
 def _big_bird(config: Any) -> Architecture:
     """On short texts it replaces the modules of its sparse attention, which are then never reached."""
-    return _without_attention(BERT, LOCAL) if config.attention_type == "block_sparse" else BERT
+    return _drop_attention(BERT, LOCAL) if config.attention_type == "block_sparse" else BERT
 
 
 ENCODERS: Tables = {
     "bert": BERT,
     "roberta": BERT,
-    "distilbert": dense(
+    "distilbert": make_dense_stack(
         "transformer.layer",
         ("attention", "attention.out_lin"),
         ("ffn.lin1", "ffn.lin2"),
@@ -149,26 +149,26 @@ ENCODERS: Tables = {
     ),
     "rembert": BERT,
     "ibert": BERT,
-    "xmod": without(BERT, "an adapter follows its MLP", "mlp_out"),
+    "xmod": drop_hook_points(BERT, "an adapter follows its MLP", "mlp_out"),
     "deberta": _deberta(BERT, ""),
     "deberta-v2": _deberta(BERT, "attention.self.value_proj"),
-    "convbert": without(BERT, "half of it comes from a convolution", "z"),
+    "convbert": drop_hook_points(BERT, "half of it comes from a convolution", "z"),
     "big_bird": _big_bird,
-    "mpnet": dense(
+    "mpnet": make_dense_stack(
         "encoder.layer",
         ("attention.attn", "attention.attn.o"),
         ("intermediate.dense", "output.dense"),
         Point("attention.LayerNorm"),
         value="attention.attn.v",
     ),
-    **dict.fromkeys(("mra", "yoso", "nystromformer", "longformer"), _without_attention(BERT, APPROXIMATE)),
+    **dict.fromkeys(("mra", "yoso", "nystromformer", "longformer"), _drop_attention(BERT, APPROXIMATE)),
     "megatron-bert": vary(BERT, block={"resid_mid": Point("ln", "input")}, final_norm=Point("encoder.ln")),
     "esm": vary(PRE_NORM, final_norm=Point("encoder.emb_layer_norm_after")),
     "xlm-roberta-xl": vary(PRE_NORM, final_norm=Point("encoder.LayerNorm")),
     "roberta-prelayernorm": vary(
         BERT, block={"resid_mid": Point("intermediate.LayerNorm", "input")}, final_norm=Point("LayerNorm")
     ),
-    "fnet": without(
+    "fnet": drop_hook_points(
         vary(BERT, block={"resid_mid": Point("fourier.output.LayerNorm"), "attn_out": Point("fourier.self")}),
         "its blocks mix tokens by a Fourier transform",
         "q",
@@ -184,12 +184,12 @@ ENCODERS: Tables = {
             ("resid_mid", "attn_out", "mlp_pre", "mlp_post", "mlp_out"), "its blocks work in a narrower stream"
         ),
     ),
-    "modernbert": dense(
+    "modernbert": make_dense_stack(
         "layers",
         ("attn", "attn.Wo"),
         ("mlp.Wi", "mlp.Wo"),
         "mlp_norm",
-        value=Point("attn.Wqkv", pick=part(2, 3)),
+        value=Point("attn.Wqkv", pick=take_equal_part(2, 3)),
         final_norm="final_norm",
     ),
     "nomic_bert": ROTARY_BERT,

@@ -10,8 +10,8 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Finite, NotNegative
 from repsim_cli.models.source import Family, Source
-from repsim_cli.models.tokenizers import tokenizer_of
-from repsim_cli.models.transformers import check_place, from_place, place
+from repsim_cli.models.tokenizers import load_tokenizer
+from repsim_cli.models.transformers import check_place, make_source_from_place, place
 
 NUMBER = "{number}"
 
@@ -49,11 +49,11 @@ def transformers_family(
 
     def model(index: int, number: int) -> Source:
         numbered = pattern.replace(NUMBER, str(number))
-        source = from_place(place(*((numbered, None) if key == "path" else (None, numbered)), revision))
+        source = make_source_from_place(place(*((numbered, None) if key == "path" else (None, numbered)), revision))
         published = {name: values[index] for name, values in (metrics or {}).items()}
         return replace(
             source,
-            tokenizer=partial(tokenizer_of, tokenizer) if tokenizer else source.tokenizer,
+            tokenizer=partial(load_tokenizer, tokenizer) if tokenizer else source.tokenizer,
             metrics=(lambda: published) if published else None,
         )
 

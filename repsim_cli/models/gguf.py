@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refuse
+from repsim_cli.base.files import check_readable, refuse
 
 SUFFIX = ".gguf"
 # of a vocabulary, what transformers reads by itself and not with this reader
@@ -35,7 +35,7 @@ def is_gguf(where: str | Path) -> bool:
 _known: dict[tuple[Any, str], tuple[tuple[int, ...], Any]] = {}  # by function and file: the file's state, its content
 
 
-def once(read: Callable[[str], Content], where: str) -> Content:
+def read_once(read: Callable[[str], Content], where: str) -> Content:
     """What `read` gives of a file, which is read once per process while it stays the same: a vocabulary of 260,000
     tokens takes seconds. The content is shared, so do not change it."""
     status, key = Path(where).stat(), (read, str(Path(where).resolve()))
@@ -46,11 +46,11 @@ def once(read: Callable[[str], Content], where: str) -> Content:
 
 
 def forget(read: Callable[[str], Any], where: str) -> None:
-    """Lets go of what `once` keeps of a file."""
+    """Lets go of what `read_once` keeps of a file."""
     _known.pop((read, str(Path(where).resolve())), None)
 
 
-def merges(
+def derive_merges(
     vocab: Mapping[str, int],
     vocab_scores: Mapping[str, float] | None = None,
     skip_tokens: Iterable[str] | None = None,
@@ -58,7 +58,7 @@ def merges(
     """Derives the merges of a vocabulary as transformers does (`generate_merges`): all ways to put a token together
     from two, the best score first, else the first token; then by the lengths of both.
 
-    >>> merges({"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}, {"ab": -1.0, "aba": -2.0})
+    >>> derive_merges({"a": 0, "b": 1, "ab": 2, "ba": 3, "aba": 4}, {"ab": -1.0, "aba": -2.0})
     [('a', 'b'), ('ab', 'a'), ('a', 'ba')]
     """
     skipped = set(skip_tokens or ())
@@ -79,14 +79,14 @@ def check(file: Path) -> Path:
     """The file. Raises BadInput where it is incomplete or one of several parts."""
     if importlib.util.find_spec("gguf") is None:
         raise BadInput("path: .gguf files need the package gguf, which is not installed; pip install -e '.[gguf]'")
-    once(_check, str(readable(file)))
+    read_once(_check, str(check_readable(file)))
     return file
 
 
 def _check(file: str) -> None:
     reader = _reader()
     with refuse("path: not a complete .gguf file", file, "copy it again"):
-        read = once(reader, file)
+        read = read_once(reader, file)
     parts = read.fields.get("split.count")
     count = 1 if parts is None else parts.contents()
     if not isinstance(count, int) or not 0 <= count <= 1:
@@ -102,7 +102,7 @@ def _check(file: str) -> None:
 
 
 @contextmanager
-def by_itself(file: str | Path) -> Iterator[dict[str, Any]]:
+def isolate_file(file: str | Path) -> Iterator[dict[str, Any]]:
     """The arguments of from_pretrained for a file, as if nothing lay beside it: transformers would mix in the tokenizer
     of the folder."""
     _reader()
@@ -140,12 +140,12 @@ def _reader() -> Any:
     given: Any = checkpoints
     load, value_of = given.load_gguf_checkpoint, given._gguf_parse_value
 
-    def without_tensors(file: str) -> dict[str, Any]:
+    def load_config_only(file: str) -> dict[str, Any]:
         return {"config": load(file)["config"]}  # all that is asked for
 
     def load_checkpoint(gguf_checkpoint_path: str, return_tensors: bool = False, **settings: Any) -> dict[str, Any]:
         if not return_tensors:
-            return copy.deepcopy(once(without_tensors, gguf_checkpoint_path))
+            return copy.deepcopy(read_once(load_config_only, gguf_checkpoint_path))
         try:
             return load(gguf_checkpoint_path, return_tensors=True, **settings)
         finally:
@@ -160,11 +160,11 @@ def _reader() -> Any:
     files: Any = reader
     files._mapped = lambda file: np.memmap(file, mode="r", dtype=np.uint8).view(np.ndarray)
     vocabularies: Any = gguf_tokenizer_mapping
-    vocabularies.generate_merges = merges
+    vocabularies.generate_merges = derive_merges
     package: Any = gguf
-    package.GGUFReader = lambda file: once(Reader, str(file))
+    package.GGUFReader = lambda file: read_once(Reader, str(file))
     package.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
-    package.quants._apply_over_grouped_rows = _by_rows
+    package.quants._apply_over_grouped_rows = _apply_by_rows
     return Reader
 
 
@@ -192,7 +192,7 @@ def _array_parts(reader: Any, start: int) -> tuple[int, list[Any], list[int], li
     return offset - start, [*head, *items], list(range(2, 2 + length)), [Kind.ARRAY, Kind(kind)]
 
 
-def _by_rows(
+def _apply_by_rows(
     func: Callable[[np.ndarray], np.ndarray], arr: np.ndarray, otype: Any, oshape: Sequence[int]
 ) -> np.ndarray:
     """Applies what works row by row to some rows at a time. Parameters are named as in the package."""

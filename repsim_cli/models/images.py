@@ -3,12 +3,12 @@
 from typing import Any
 
 from repsim_cli.models.encoders import VIT
-from repsim_cli.models.points import ABSENT, STREAM, Architecture, Point, Tables, dense, vary
+from repsim_cli.models.points import ABSENT, STREAM, Architecture, Point, Tables, make_dense_stack, vary
 
 STAGES = "its blocks are stages of several layers"
 
 
-DINOV2 = dense(
+DINOV2 = make_dense_stack(
     "encoder.layer",
     ("attention", "attention.o_proj"),
     ("mlp.fc1", "mlp.fc2"),
@@ -16,7 +16,7 @@ DINOV2 = dense(
     value="attention.v_proj",
     final_norm="layernorm",
 )
-CLIP = dense(
+CLIP = make_dense_stack(
     "encoder.layers",
     ("self_attn", "self_attn.out_proj"),
     ("mlp.fc1", "mlp.fc2"),

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 
-def library() -> Any:
+def import_transformers() -> Any:
     """transformers, imported when first needed, since that takes seconds, and without its messages."""
     for name in ("torchao", "torch.utils._pytree"):  # imported with it where torchao is installed
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -23,19 +23,19 @@ LOADING = threading.Lock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def hold_loading_lock() -> Iterator[None]:
     """One model is built or loaded at a time.
 
     While transformers loads a model, it replaces `PreTrainedModel.tie_weights` for the whole process. A model that is
     built meanwhile keeps an untied head. Of two loads that overlap, the later to end leaves the replacement in place:
     from then on every checkpoint with tied weights seems to lack its lm_head.weight.
     """
-    with LOADING, silent():
+    with LOADING, silence_transformers():
         yield
 
 
 @contextmanager
-def silent() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Silences the load report, which transformers logs as an error; missing weights are reported here."""
     logger = logging.getLogger("transformers")
     level = logger.level

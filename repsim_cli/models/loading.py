@@ -31,7 +31,7 @@ class Loading:
 WHOLE = Loading()
 
 
-def in_one_place(how: Loading) -> Loading:
+def keep_in_one_place(how: Loading) -> Loading:
     """For a model whose weights are changed after loading, which needs all of them."""
     return replace(how, spread=None, kept=None)
 
@@ -47,7 +47,7 @@ def place_model(model: Any, how: Loading) -> Any:
     return model
 
 
-def like_inputs(model: nn.Module) -> Tensor:
+def make_input_template(model: nn.Module) -> Tensor:
     """An empty tensor in the dtype and on the device in which a model takes inputs. Of a model that is spread, weights
     may be on the device `meta`; of a quantized one, integers."""
     weights = [x for x in model.parameters() if x.is_floating_point()]

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.data.memory import explain_gone
-from repsim_cli.models.configs import source
+from repsim_cli.models.configs import build_source_from_config
 from repsim_cli.models.loading import WHOLE, Loading, disable_cache, place_model
 from repsim_cli.models.source import AnySource, Precomputed, Source
-from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.models.transformers import types_with
 
 Forward = Callable[[nn.Module, Any], Any]
@@ -62,7 +62,7 @@ def digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
     return whole.hexdigest()
 
 
-def of_transformers(model: Any, tokenizer: Any = None) -> Source:
+def wrap_transformers(model: Any, tokenizer: Any = None) -> Source:
     """A transformers model, with a head or without, which is copied when it runs.
 
     tokenizer: None: that of the folder or hub id that the model was loaded from.
@@ -81,21 +81,21 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
     def tokens() -> Any:
         if tokenizer is None and not where:
             raise BadInput("tokenizer: a model made in memory has none; give (model, tokenizer)")
-        return tokenizer_of(where) if tokenizer is None else tokenizer
+        return load_tokenizer(where) if tokenizer is None else tokenizer
 
-    def with_head(auto: str, how: Loading = WHOLE) -> nn.Module:
+    def copy_with_head(auto: str, how: Loading = WHOLE) -> nn.Module:
         if model is backbone or model.config.model_type not in types_with(auto):
             raise BadInput(f"model: it has no head for {auto}, got a {type(model).__name__}; give the whole model")
         return copy_module(model, how=how)
 
     weights = digest(model.state_dict().items())
-    made = source(
+    made = build_source_from_config(
         model.config,
         tokens,
         lambda eager, how=WHOLE: copy_module(backbone, eager, how),
         lambda: {"source": f"in memory, a {type(model).__name__}", "weights_hash": weights},
         None,
-        with_head=with_head,
+        with_head=copy_with_head,
     )
     if type(made.skeleton) is not type(backbone):
         raise BadInput(
@@ -105,7 +105,7 @@ def of_transformers(model: Any, tokenizer: Any = None) -> Source:
     return made
 
 
-def of_arrays(arrays: Mapping[str, Any]) -> Precomputed:
+def wrap_arrays(arrays: Mapping[str, Any]) -> Precomputed:
     """Float arrays or tensors (n, d) by layer, in order, with paired rows. Raises BadInput for others."""
     rows: dict[str, Tensor] = {}
     for name, array in arrays.items():
@@ -130,7 +130,7 @@ def of_arrays(arrays: Mapping[str, Any]) -> Precomputed:
     )
 
 
-def one_each(documents: Sequence[Any], count: int, what: str) -> list[str]:
+def check_given_documents(documents: Sequence[Any], count: int, what: str) -> list[str]:
     """As text. Raises BadInput where they are not as many as the rows or items."""
     if isinstance(documents, str) or not isinstance(documents, Sequence | np.ndarray):
         raise BadInput(f"documents: a list, got {type(documents).__name__}; give the document of each row")
@@ -139,7 +139,7 @@ def one_each(documents: Sequence[Any], count: int, what: str) -> list[str]:
     return [str(each) for each in documents]
 
 
-def of_modules(
+def record_modules(
     modules: Mapping[str, nn.Module],
     batches: Iterable[Any],
     layers: Sequence[str],
@@ -249,7 +249,7 @@ class _Rows:
             identity=lambda: {"source": source, "weights_hash": digested},
         )
         if documents is not None:
-            of_items = one_each(documents, len(self.of_items), "items")
+            of_items = check_given_documents(documents, len(self.of_items), "items")
             made = replace(made, documents=np.repeat(of_items, self.of_items).tolist())
         weakref.finalize(made, shutil.rmtree, self.folder, ignore_errors=True)
         return made
@@ -321,7 +321,7 @@ def _rows(
         raise
     except Exception as error:
         error.add_note(
-            f"data: the module failed on a batch, got {_of_batch(batch)}; give batches as from a DataLoader, "
+            f"data: the module failed on a batch, got {_describe_batch(batch)}; give batches as from a DataLoader, "
             "whose first item is the input, or forward=lambda module, batch: module(...)"
         )
         raise
@@ -337,10 +337,10 @@ def _rows(
                 f"layer '{name}': its first dimension is not the batch, got {tuple(seen[name].shape)} for {items} "
                 "items; choose another layer, or put the batch first"
             )
-    return {name: _as_rows(name, x, maps) for name, x in seen.items()}, len(seen[names[0]])
+    return {name: _convert_to_rows(name, x, maps) for name, x in seen.items()}, len(seen[names[0]])
 
 
-def _of_batch(batch: Any) -> str:
+def _describe_batch(batch: Any) -> str:
     """The type of a batch, and the shape and type of the numbers that enter the module."""
     first = batch[0] if isinstance(batch, tuple | list) and batch else batch
     kind = type(batch).__name__
@@ -376,7 +376,7 @@ def _call(module: nn.Module, batch: Any, forward: Forward | None) -> None:
         module(batch)
 
 
-def _as_rows(name: str, x: Tensor, maps: Maps) -> Shaped[np.ndarray, "n d"]:
+def _convert_to_rows(name: str, x: Tensor, maps: Maps) -> Shaped[np.ndarray, "n d"]:
     if x.ndim < 2 or not x.is_floating_point():
         raise BadInput(f"layer '{name}': no row per item, got {x.dtype} {tuple(x.shape)}; choose another layer")
     by_place = x.flatten(2).transpose(1, 2) if x.ndim > 3 else x if x.ndim == 3 else x[:, None]

@@ -7,14 +7,14 @@ import safetensors.torch
 import torch
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable
+from repsim_cli.base.files import check_readable
 
 
 def weights_in(where: Path) -> Path:
     files = [*sorted(where.glob("*final.pth")), *where.glob("model.safetensors")]
     if not files:
         raise BadInput(f"path: no model.safetensors and no *final.pth in it, got '{where}'; give a folder with weights")
-    return readable(files[0])
+    return check_readable(files[0])
 
 
 def weights_file(file: Path) -> Path:
@@ -22,7 +22,7 @@ def weights_file(file: Path) -> Path:
         raise BadInput(f"weights: no such file, got '{file}'; check the path")
     if file.suffix not in (".safetensors", ".pth", ".pt"):
         raise BadInput(f"weights: unknown kind of file, got '{file}'; use .safetensors, or a .pth state dict")
-    return readable(file)
+    return check_readable(file)
 
 
 def fill(bridge: Any, file: Path) -> None:

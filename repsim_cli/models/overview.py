@@ -23,7 +23,7 @@ MORE = ("router", "cross_out")
 PARTS = {"q", "k", "v", "z", "pattern"}
 
 
-def of(source: Any) -> dict[str, Any]:
+def describe_type(source: Any) -> dict[str, Any]:
     """What a type reads, and of each stack of blocks what it lacks, with the reason, and what it has beside the usual.
 
     some: why some of the blocks lack a hook point that others have.
@@ -48,22 +48,22 @@ def read() -> dict[str, Any]:
     return yaml.safe_load(FILE.read_text())
 
 
-def stacks_of(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def select_stacks(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {name: stack for name, stack in entry.items() if name != "reads"}
 
 
-def counts(content: dict[str, Any]) -> dict[str, int]:
+def count_model_types(content: dict[str, Any]) -> dict[str, int]:
     """How many types have hook points, read text or sound, and of these give q, k, v, z and pattern in every stack."""
     texts = [entry for entry in content["types"].values() if entry["reads"] != "images"]
-    whole = [not any(PARTS & {*stack.get("lacks", ())} for stack in stacks_of(entry).values()) for entry in texts]
+    whole = [not any(PARTS & {*stack.get("lacks", ())} for stack in select_stacks(entry).values()) for entry in texts]
     return {"types": len(content["types"]), "texts": len(texts), "attention": sum(whole)}
 
 
-def lines() -> Iterator[str]:
+def describe_model_types() -> Iterator[str]:
     """The list, one line per type."""
     content = read()
     types, refused = content["types"], content["refused"]
-    width, number = max(map(len, (*types, *refused))), counts(content)
+    width, number = max(map(len, (*types, *refused))), count_model_types(content)
     yield (
         f"{number['types']} types of transformers have hook points, {number['texts']} of them of text or sound, "
         f"{number['attention']} of these with q, k, v, z and pattern. A line names what a type lacks, and why; all is"
@@ -79,13 +79,13 @@ def lines() -> Iterator[str]:
 
 
 def _describe(entry: dict[str, Any]) -> str:
-    texts = {name: _of_stack(stack) for name, stack in stacks_of(entry).items()}
+    texts = {name: _say_stack(stack) for name, stack in select_stacks(entry).items()}
     if len(set(texts.values())) == 1:
         return next(iter(texts.values()))
     return "; ".join(f"{name}: {text}" for name, text in texts.items())
 
 
-def _of_stack(stack: dict[str, Any]) -> str:
+def _say_stack(stack: dict[str, Any]) -> str:
     text = "all"
     if "lacks" in stack:
         text += f" but {_reasons(stack['lacks'])}"

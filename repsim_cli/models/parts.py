@@ -17,7 +17,7 @@ TOGETHER = {
 }
 
 
-def part_of(kind: Any, kept: Kept) -> Any:
+def make_partial_class(kind: Any, kept: Kept) -> Any:
     """The class of a transformers model, whose other modules are empty: `from_pretrained` then reads the tensors of the
     kept modules alone, with all that it does to names, dtypes and buffers. What they share with another module is in
     both, since a checkpoint has it under one of its names."""
@@ -40,27 +40,27 @@ def part_of(kind: Any, kept: Kept) -> Any:
     return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
 
 
-def inside(name: str, module: str) -> bool:
+def is_inside(name: str, module: str) -> bool:
     """Whether the module of this name is `module` or one of its descendants.
 
-    >>> inside("layers.1.mlp", "layers.1"), inside("layers.10", "layers.1")
+    >>> is_inside("layers.1.mlp", "layers.1"), is_inside("layers.10", "layers.1")
     (True, False)
     """
     return name == module or name.startswith(f"{module}.")
 
 
-def stacks_of(source: Source) -> list[Architecture]:
+def list_stacks(source: Source) -> list[Architecture]:
     """The stacks of blocks, in the order in which they run."""
     assert source.architecture is not None
     return list(source.architecture.stacks.values()) or [source.architecture]
 
 
-def blocks_of(source: Source) -> list[str]:
+def list_block_names(source: Source) -> list[str]:
     """The names of all blocks, in the order in which they run."""
-    return [f"{stack.blocks}.{layer}" for stack in stacks_of(source) for layer in range(stack.depth)]
+    return [f"{stack.blocks}.{layer}" for stack in list_stacks(source) for layer in range(stack.depth)]
 
 
-def refusal(source: Source) -> str | None:
+def explain_block_refusal(source: Source) -> str | None:
     """Why a model cannot be run by block; None: it can."""
     table = source.architecture
     if table is None or not (table.depth or table.stacks):

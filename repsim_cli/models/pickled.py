@@ -18,9 +18,9 @@ import torch
 
 from repsim_cli.base.documents import show
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside, local
+from repsim_cli.base.files import expand_path, find_inside
 from repsim_cli.data.files import json_file
-from repsim_cli.models.checkpoints import folder, hub_files, weight_files
+from repsim_cli.models.checkpoints import check_folder, hub_files, weight_files
 
 WEIGHTS, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SHARD = re.compile(r"pytorch_model([\w.-]*)\.bin")
@@ -35,11 +35,11 @@ def convert(source: str, target: Path, revision: str | None = None) -> Path:
     """
     if os.path.lexists(target):
         raise BadInput(f"target: it already exists, got '{target}'; name a new folder")
-    place = local(source)
-    given = folder(place) if place.is_dir() else hub_files(source, revision, ["pytorch_model*.bin", *BESIDE])
+    place = expand_path(source)
+    given = check_folder(place) if place.is_dir() else hub_files(source, revision, ["pytorch_model*.bin", *BESIDE])
     beside = [file for pattern in BESIDE for file in given.glob(pattern) if not file.name.endswith(".index.json")]
     for file in (*beside, *given.glob("pytorch_model*")):
-        if inside(given, file.name) is None:
+        if find_inside(given, file.name) is None:
             raise BadInput(f"source: a link that leaves its folder, got '{file}'; copy the file there")
     index = given / INDEX
     shards = json_file(index).get("weight_map") if index.is_file() else {"": WEIGHTS}

@@ -1,8 +1,8 @@
 """Where the hook points of a model are: modules of its backbone, and what is read of them.
 
 The table of a type is an Architecture: the path of its list of blocks, and a Point for every kind of hook point, with
-paths inside a block. `dense`, `vary` and `parallel` make them from layouts; `resolve` compares a table with the
-modules of a model and says why a block lacks a point.
+paths inside a block. `make_dense_stack`, `vary` and `mark_parallel` make them from layouts; `resolve` compares a table
+with the modules of a model and says why a block lacks a point.
 
 Blocks are read by hooks, not from `output_hidden_states`, whose last entry is taken after the final norm.
 """
@@ -33,23 +33,23 @@ ABSENT = {
 }
 
 
-def first(value: Any, heads: int = 0) -> Tensor:
+def take_hidden_states(value: Any, heads: int = 0) -> Tensor:
     """The hidden states, which a module returns alone or first in a tuple, list or mapping."""
     if isinstance(value, Mapping):
         return next(iter(value.values()))
     return value[0] if isinstance(value, tuple | list) else value
 
 
-def part(number: int, count: int) -> Callable[[Any, int], Tensor]:
+def take_equal_part(number: int, count: int) -> Callable[[Any, int], Tensor]:
     """One of `count` equal parts of the features, as of a projection that holds all q, then all k, then all v."""
-    return lambda value, heads: first(value).chunk(count, dim=-1)[number]
+    return lambda value, heads: take_hidden_states(value).chunk(count, dim=-1)[number]
 
 
 def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
     """q, k or v of a projection that holds q, k, v head by head."""
 
     def pick(value: Any, heads: int) -> Tensor:
-        fused = first(value)
+        fused = take_hidden_states(value)
         by_head = fused.view(*fused.shape[:-1], heads, -1)
         return by_head.chunk(3, dim=-1)[number].flatten(-2)
 
@@ -58,15 +58,15 @@ def read_interleaved(number: int) -> Callable[[Any, int], Tensor]:
 
 def batch_first(value: Any, heads: int = 0) -> Tensor:
     """(batch, position, features) from a model that uses (position, batch, features) internally."""
-    return first(value).transpose(0, 1)
+    return take_hidden_states(value).transpose(0, 1)
 
 
 def copy_tensor(value: Any, heads: int = 0) -> Tensor:
     """Of a tensor that the model changes afterwards, as it is now."""
-    return first(value).clone()
+    return take_hidden_states(value).clone()
 
 
-def times(pick: attention.Pick, factor: float, value: Any, heads: int) -> Tensor:
+def scale_pick(pick: attention.Pick, factor: float, value: Any, heads: int) -> Tensor:
     return pick(value, heads) * factor
 
 
@@ -80,7 +80,7 @@ class Point(NamedTuple):
 
     module: str
     side: Literal["input", "output", "attention"] = "output"
-    pick: attention.Pick = first
+    pick: attention.Pick = take_hidden_states
     call: int = 0
 
 
@@ -121,7 +121,7 @@ class Architecture:
     missing: dict[tuple[str, int], str] = field(default_factory=dict)
     heads: dict[int, Heads] = field(default_factory=dict)
     depth: int = 0
-    other: attention.Pick = first
+    other: attention.Pick = take_hidden_states
     stacks: "dict[str, Architecture]" = field(default_factory=dict)
     guessed: bool = False
     end: Point | None = None
@@ -135,31 +135,31 @@ class Architecture:
         kind, layer = ("resid_pre", 0) if kind == "embed" else (kind, layer)
         if layer is None or kind not in self.block or (kind, layer) in self.missing:
             return None
-        return self._at(self.block[kind], layer)
+        return self._place_in_block(self.block[kind], layer)
 
-    def _at(self, point: Point, layer: int) -> Point:
+    def _place_in_block(self, point: Point, layer: int) -> Point:
         block, call = self.shared[layer] if self.shared else (f"{self.blocks}.{layer}", 0)
         return point._replace(module=f"{block}.{point.module}".rstrip("."), call=point.call + call)
 
     def projection(self, kind: str, layer: int) -> Point | None:
         """The module whose weights compute attn_out, mlp_out or v, and what of its output that is; or None."""
         if kind == "v":
-            return None if self.value is None else self._at(self.value, layer)
+            return None if self.value is None else self._place_in_block(self.value, layer)
         place = self.find({"attn_out": "z", "mlp_out": "mlp_post"}[kind], layer)
-        return None if place is None else place._replace(side="output", pick=first)
+        return None if place is None else place._replace(side="output", pick=take_hidden_states)
 
-    def why(self, kind: str, layer: int | None) -> str | None:
+    def say_why_missing(self, kind: str, layer: int | None) -> str | None:
         """Why there is no such hook point, where that is known."""
         return self.missing.get((kind, layer)) if layer is not None and kind in self.block else self.lacks.get(kind)
 
 
-def attends(module: str, output: str) -> dict[str, Point]:
+def list_attention_points(module: str, output: str) -> dict[str, Point]:
     """The points of an attention module with its output projection."""
     return {
-        "q": Point(module, "attention", attention.queries),
-        "k": Point(module, "attention", attention.keys),
-        "v": Point(module, "attention", attention.values),
-        "pattern": Point(module, "attention", attention.pattern),
+        "q": Point(module, "attention", attention.read_queries),
+        "k": Point(module, "attention", attention.read_keys),
+        "v": Point(module, "attention", attention.read_values),
+        "pattern": Point(module, "attention", attention.read_pattern),
         "z": Point(output, "input"),
         "attn_out": Point(output),
     }
@@ -171,7 +171,7 @@ Tables = dict[str, "Architecture | Callable[[Any], Architecture]"]
 STREAM = {"resid_pre": Point("", "input"), "resid_post": Point("")}
 
 
-def dense(
+def make_dense_stack(
     blocks: str,
     attention: tuple[str, str],
     mlp: tuple[str, str],
@@ -193,13 +193,13 @@ def dense(
         block={
             **STREAM,
             **({} if mid is None else {"resid_mid": Point(mid, "input") if isinstance(mid, str) else mid}),
-            **attends(*attention),
+            **list_attention_points(*attention),
             "mlp_pre": Point(mlp[0]),
             "mlp_post": Point(mlp[1], "input"),
             "mlp_out": Point(mlp[1]),
         },
     )
-    return table if mid is not None else parallel(table)
+    return table if mid is not None else mark_parallel(table)
 
 
 def vary(table: Architecture, *, block: Mapping[str, Point] | None = None, **more: Any) -> Architecture:
@@ -207,19 +207,19 @@ def vary(table: Architecture, *, block: Mapping[str, Point] | None = None, **mor
     return replace(table, block={**table.block, **(block or {})}, **more)
 
 
-def without(table: Architecture, why: str, *kinds: str) -> Architecture:
+def drop_hook_points(table: Architecture, why: str, *kinds: str) -> Architecture:
     block = {kind: point for kind, point in table.block.items() if kind not in kinds}
     return replace(table, block=block, lacks={**table.lacks, **dict.fromkeys(kinds, why)})
 
 
-def parallel(table: Architecture) -> Architecture:
-    return without(table, PARALLEL, "resid_mid")
+def mark_parallel(table: Architecture) -> Architecture:
+    return drop_hook_points(table, PARALLEL, "resid_mid")
 
 
 def scale(table: Architecture, factor: float) -> Architecture:
     """What blocks add is multiplied by a factor."""
     points = {kind: table.block[kind] for kind in ("attn_out", "mlp_out") if kind in table.block}
-    return vary(table, block={kind: p._replace(pick=partial(times, p.pick, factor)) for kind, p in points.items()})
+    return vary(table, block={kind: p._replace(pick=partial(scale_pick, p.pick, factor)) for kind, p in points.items()})
 
 
 def _has(table: Architecture, kind: str, layer: int, modules: Collection[str]) -> bool:
@@ -243,7 +243,7 @@ def resolve(table: Architecture, skeleton: nn.Module) -> Architecture:
         end = Point("") if table.final_norm is None else table.final_norm._replace(side="input")
         return replace(table, block={}, lacks=dict.fromkeys(table.block, "the model has no blocks"), end=end)
     missing = {
-        (kind, layer): table.why(kind, layer) or ABSENT.get(kind, f"the block has no {point.module}")
+        (kind, layer): table.say_why_missing(kind, layer) or ABSENT.get(kind, f"the block has no {point.module}")
         for kind, point in table.block.items()
         for layer in layers
         if not _has(table, kind, layer, modules)
@@ -292,7 +292,7 @@ def _inputs(projection: nn.Module | None) -> int | None:
     return int(projection.weight.shape[0]) if type(projection).__name__ == "Conv1D" else given  # type: ignore
 
 
-def by_structure(skeleton: nn.Module, sides: Sequence[str] = ()) -> Architecture | None:
+def guess_architecture(skeleton: nn.Module, sides: Sequence[str] = ()) -> Architecture | None:
     """The stream of a model without a table: its largest list of modules, and the norm after it. None without any.
 
     sides: the modules that hold the stacks of an encoder-decoder.

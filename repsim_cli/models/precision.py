@@ -29,7 +29,7 @@ class Limits:
 EXACT, COARSE = Limits(4.0, 10.0), Limits(8.0, 20.0)  # of float32, and of 16 bits
 
 
-def limits_of(dtype: torch.dtype) -> Limits:
+def choose_rounding_limits(dtype: torch.dtype) -> Limits:
     return EXACT if UNIT[dtype] < 1e-6 else COARSE
 
 
@@ -56,7 +56,7 @@ def twin_dtype(reference: torch.dtype, candidate: torch.dtype) -> torch.dtype:
     return torch.float64 if UNIT[reference] < 1e-6 else torch.float32
 
 
-def twin_of(module: nn.Module, dtype: torch.dtype, hooks: set[int]) -> nn.Module:
+def copy_in_precision(module: nn.Module, dtype: torch.dtype, hooks: set[int]) -> nn.Module:
     """A copy in another precision, without these hooks. Rotary frequencies are off by a rounding, since another order
     of operations makes them so, and what that gives grows with the position."""
     twin = copy.deepcopy(module)
@@ -90,11 +90,11 @@ def cast_inputs(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def coarser(*dtypes: torch.dtype) -> torch.dtype:
+def choose_coarser_dtype(*dtypes: torch.dtype) -> torch.dtype:
     return max(dtypes, key=lambda dtype: UNIT[dtype])
 
 
-def dtype_of(model: nn.Module, given: Sequence[Tensor] = ()) -> torch.dtype:
+def find_main_dtype(model: nn.Module, given: Sequence[Tensor] = ()) -> torch.dtype:
     """The precision of most weights."""
     count: dict[torch.dtype, int] = {}
     for x in [*model.parameters(), *given]:

@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import LARGEST, NotNegative
 from repsim_cli.data.files import find_file
-from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, check, natural
+from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, Ids, Shapes, check, make_natural_key
 from repsim_cli.models.checkpoints import hash_files
-from repsim_cli.models.sentence_files import of_sentences, prompt_files, prompts_of, sentence_file
+from repsim_cli.models.sentence_files import prompt_files, read_prompts, sentence_file, take_all_sentences
 from repsim_cli.models.source import Precomputed, PrecomputedIds
 
 AT_ONCE = 2**30  # bytes of a file that is read through before the run; of larger ones, values are checked as they pass
@@ -48,7 +48,7 @@ def precomputed(
         the output of the first block, here `resid_post@0`.
     Example: repsim run model=[] +model.mine='{kind: precomputed, path: FILE}' extract.estimate=full
     """
-    place = local(path)
+    place = expand_path(path)
     prompts = prompt_files(place)
     if bool(prompts) != (layer_ids is not None):
         raise BadInput(
@@ -59,16 +59,18 @@ def precomputed(
         )
     if layer_ids is not None:
         known = ["embed" if number == 0 else f"resid_post@{number - 1}" for number in layer_ids]
-        return of_sentences(prompts_of(place, prompts, known), layers, known)
+        return take_all_sentences(read_prompts(place, prompts, known), layers, known)
     file = place if place.is_dir() else find_file(path, list(OPENERS))
     what = f"complete {file.suffix} file of numbers" if file.is_file() else "folder of a data set, nor of files of vLLM"
     broken = (f"path: not a {what}", path, "write it again")
     with refuse(*broken):
         if file.suffix in (".hdf5", ".h5") and (archive := sentence_file(file)) is not None:
-            return of_sentences(archive, layers)
+            return take_all_sentences(archive, layers)
         shapes, read, integers = OPENERS[file.suffix if file.is_file() else ".parquet"](file)
     key, belongs = _find_named("ids", ids, IDS, integers), _find_named("documents", documents, DOCUMENTS, integers)
-    names = layers if layers is not None else sorted((x for x in shapes if x not in (key, belongs)), key=natural)
+    names = (
+        layers if layers is not None else sorted((x for x in shapes if x not in (key, belongs)), key=make_natural_key)
+    )
     rows = _rows(path, names, shapes)
     with refuse(*broken):  # external storage that is missing, or a filter that is not installed
         for name in names:
@@ -88,8 +90,8 @@ def precomputed(
                 x = read(name, slice(0, stored.rows))
             _check_finite(place, name, x)
     if belongs is not None:
-        stored = replace(stored, documents=_one_a_row("documents", belongs, integers[belongs](), stored.rows))
-    return stored if key is None else _with_ids(stored, key, integers[key]())
+        stored = replace(stored, documents=_check_one_a_row("documents", belongs, integers[belongs](), stored.rows))
+    return stored if key is None else _add_ids(stored, key, integers[key]())
 
 
 def _find_named(what: str, name: str | None, usual: Sequence[str], integers: Ids) -> str | None:
@@ -133,9 +135,9 @@ def _check_finite(file: Path, name: str, x: Tensor) -> None:
         )
 
 
-def _with_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedIds:
+def _add_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedIds:
     """Raises BadInput where the ids are not one for each row, each once."""
-    named = _one_a_row("ids", key, ids, stored.rows)
+    named = _check_one_a_row("ids", key, ids, stored.rows)
     twice = next((each for each, count in Counter(named).items() if count > 1), None)
     if twice is not None:
         first, second = [number for number, each in enumerate(named) if each == twice][:2]
@@ -143,7 +145,7 @@ def _with_ids(stored: Precomputed, key: str, ids: Sequence[Any]) -> PrecomputedI
     return PrecomputedIds(**{f.name: getattr(stored, f.name) for f in fields(stored)}, ids=named)
 
 
-def _one_a_row(what: str, name: str, given: Sequence[Any], rows: int) -> list[str]:
+def _check_one_a_row(what: str, name: str, given: Sequence[Any], rows: int) -> list[str]:
     """As text. Raises BadInput where a row has none."""
     if len(given) != rows:
         raise BadInput(f"{what}: '{name}' has another number of rows, got {len(given)} for {rows}; write one a row")

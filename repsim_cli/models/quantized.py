@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.rounding import Quantize
 
 
@@ -39,9 +39,9 @@ def check_quantize(quantize: Quantize, given: Any, adapter: str | None) -> None:
         )
 
 
-def settings_of(quantize: Quantize, dtype: torch.dtype) -> Any:
+def make_quantization_config(quantize: Quantize, dtype: torch.dtype) -> Any:
     """What transformers needs to know to quantize weights while it loads them."""
-    transformers, four = library(), quantize.bits == 4
+    transformers, four = import_transformers(), quantize.bits == 4
     if quantize.method == "bitsandbytes":
         return transformers.BitsAndBytesConfig(
             load_in_8bit=not four, load_in_4bit=four, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
@@ -51,7 +51,7 @@ def settings_of(quantize: Quantize, dtype: torch.dtype) -> Any:
     return transformers.TorchAoConfig(Int4WeightOnlyConfig() if four else Int8WeightOnlyConfig())
 
 
-def bits_of(given: Any) -> int | None:
+def read_weight_bits(given: Any) -> int | None:
     """Bits per weight of a quantized checkpoint, from the quantization_config of its config; None where unknown."""
     if not isinstance(given, dict):
         given = given.to_dict() if hasattr(given, "to_dict") else {}

@@ -1,13 +1,13 @@
 """Tables of types with blocks that have no attention: state-space models, recurrent networks and their hybrids."""
 
 from repsim_cli.models.decoders import LLAMA
-from repsim_cli.models.points import ABSENT, NO_ATTENTION, STREAM, Architecture, Point, Tables, dense, vary
+from repsim_cli.models.points import ABSENT, NO_ATTENTION, STREAM, Architecture, Point, Tables, make_dense_stack, vary
 
 NO_MLP = "the block has one part, without an MLP"
 SHARED = "its blocks of attention read the embeddings beside the stream"
 
 
-def stream(blocks: str, why: str, final_norm: str | None = None) -> Architecture:
+def make_stream_architecture(blocks: str, why: str, final_norm: str | None = None) -> Architecture:
     """The stream alone."""
     return Architecture(
         blocks=blocks,
@@ -17,9 +17,9 @@ def stream(blocks: str, why: str, final_norm: str | None = None) -> Architecture
     )
 
 
-MAMBA = stream("layers", NO_MLP, "norm_f")
+MAMBA = make_stream_architecture("layers", NO_MLP, "norm_f")
 # with attention in some blocks
-HYBRID = dense(
+HYBRID = make_dense_stack(
     "layers",
     ("self_attn", "self_attn.o_proj"),
     ("feed_forward.gate_proj", "feed_forward.down_proj"),
@@ -27,7 +27,7 @@ HYBRID = dense(
     value="self_attn.v_proj",
     final_norm="final_layernorm",
 )
-LFM2 = dense(
+LFM2 = make_dense_stack(
     "layers",
     ("self_attn", "self_attn.out_proj"),
     ("feed_forward.w1", "feed_forward.w2"),
@@ -40,10 +40,12 @@ RECURRENT: Tables = {
     "mamba": MAMBA,
     "mamba2": MAMBA,
     "falcon_mamba": MAMBA,
-    "nemotron_h": stream("layers", "a block is a state space, an attention or an MLP alone", "norm_f"),
-    "xlstm": stream("blocks", NO_ATTENTION, "out_norm"),
-    "zamba2": stream("layers", SHARED, "final_layernorm"),
-    "zamba": stream("layers", SHARED, "final_layernorm"),
+    "nemotron_h": make_stream_architecture(
+        "layers", "a block is a state space, an attention or an MLP alone", "norm_f"
+    ),
+    "xlstm": make_stream_architecture("blocks", NO_ATTENTION, "out_norm"),
+    "zamba2": make_stream_architecture("layers", SHARED, "final_layernorm"),
+    "zamba": make_stream_architecture("layers", SHARED, "final_layernorm"),
     "rwkv": Architecture(
         blocks="blocks",
         block={**STREAM, "resid_mid": Point("ln2", "input"), "mlp_out": Point("feed_forward")},
@@ -53,7 +55,7 @@ RECURRENT: Tables = {
             **dict.fromkeys(("mlp_pre", "mlp_post"), "its MLP mixes neighbouring places and is gated"),
         },
     ),
-    "recurrent_gemma": dense(
+    "recurrent_gemma": make_dense_stack(
         "layers",
         ("temporal_block", "temporal_block.o_proj"),
         ("mlp_block.gate_proj", "mlp_block.down_proj"),

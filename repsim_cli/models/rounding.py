@@ -9,7 +9,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from repsim_cli.models.loading import WHOLE, in_one_place
+from repsim_cli.models.loading import WHOLE, keep_in_one_place
 from repsim_cli.models.source import Source
 
 IN_A_BLOCK = re.compile(r"(^|\.)\d+(\.|$)")
@@ -44,11 +44,11 @@ def mark(source: Source, quantize: Quantize) -> Source:
     return replace(source, identity=identity)
 
 
-def with_rounding(source: Source, quantize: Quantize) -> Source:
+def add_rounding(source: Source, quantize: Quantize) -> Source:
     return replace(
         mark(source, quantize),
-        load=lambda eager, how=WHOLE: round_weights(source.load(eager, in_one_place(how)), quantize.bits),
-        with_head=lambda auto, how=WHOLE: round_weights(source.with_head(auto, in_one_place(how)), quantize.bits),
+        load=lambda eager, how=WHOLE: round_weights(source.load(eager, keep_in_one_place(how)), quantize.bits),
+        with_head=lambda auto, how=WHOLE: round_weights(source.with_head(auto, keep_in_one_place(how)), quantize.bits),
         parts=False,
     )
 
@@ -57,12 +57,12 @@ def round_weights(model: nn.Module, bits: int) -> nn.Module:
     """The model, its weight matrices in the blocks rounded in place."""
     for name, module in model.named_modules():
         if IN_A_BLOCK.search(name):
-            for matrix, inputs in matrices(module):
-                matrix.data = to_steps(matrix.data.float(), bits, inputs).to(matrix.dtype)
+            for matrix, inputs in list_weight_matrices(module):
+                matrix.data = round_to_steps(matrix.data.float(), bits, inputs).to(matrix.dtype)
     return model
 
 
-def matrices(module: nn.Module) -> list[tuple[nn.Parameter, int]]:
+def list_weight_matrices(module: nn.Module) -> list[tuple[nn.Parameter, int]]:
     """The weight matrices of a module itself, each with the dimension of its inputs."""
     if isinstance(module, nn.Embedding):
         return []
@@ -75,10 +75,10 @@ def matrices(module: nn.Module) -> list[tuple[nn.Parameter, int]]:
     return [(weight, 1)] if isinstance(weight, nn.Parameter) and weight.ndim == 2 else []
 
 
-def to_steps(weights: Float[Tensor, "..."], bits: int, inputs: int) -> Float[Tensor, "..."]:
+def round_to_steps(weights: Float[Tensor, "..."], bits: int, inputs: int) -> Float[Tensor, "..."]:
     """The weights, rounded to multiples of a step per output.
 
-    >>> to_steps(torch.tensor([[1.0, -0.6, 0.2]]), bits=2, inputs=1)
+    >>> round_to_steps(torch.tensor([[1.0, -0.6, 0.2]]), bits=2, inputs=1)
     tensor([[ 1., -1.,  0.]])
     """
     step = weights.abs().amax(dim=inputs, keepdim=True) / (2 ** (bits - 1) - 1)

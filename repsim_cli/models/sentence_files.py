@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refuse
+from repsim_cli.base.files import check_readable, refuse
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.models.array_files import FLOATS, check, floats, natural
+from repsim_cli.models.array_files import FLOATS, check, convert_to_float32, make_natural_key
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.source import PrecomputedWords, Sentence
 
@@ -56,15 +56,17 @@ def prompt_files(place: Path) -> list[Path]:
     """The files of vLLM there, one per prompt; none where the first file is another."""
     import safetensors
 
-    files = sorted(place.glob("*.safetensors"), key=lambda file: natural(file.name)) if place.is_dir() else [place]
+    files = (
+        sorted(place.glob("*.safetensors"), key=lambda file: make_natural_key(file.name)) if place.is_dir() else [place]
+    )
     if not files or files[0].suffix != ".safetensors" or not files[0].is_file():
         return []
     with refuse("path: not a complete .safetensors file of numbers", files[0], "write it again"):
-        names = set(safetensors.safe_open(readable(files[0]), framework="pt").keys())
+        names = set(safetensors.safe_open(check_readable(files[0]), framework="pt").keys())
     return files if names == {STATES, TOKENS} else []
 
 
-def prompts_of(place: Path, files: Sequence[Path], known: Sequence[str]) -> SentenceFile:
+def read_prompts(place: Path, files: Sequence[Path], known: Sequence[str]) -> SentenceFile:
     """All prompts as sentences, whose words are their token ids. Raises BadInput for files of other layers."""
     import safetensors
 
@@ -125,7 +127,7 @@ def sentence_file(file: Path) -> SentenceFile | None:
     keys = json.loads(np.asarray(archive[INDEX]).ravel()[0])
     if not isinstance(keys, dict) or not all(isinstance(key, str) for key in keys.values()):
         raise BadInput(f"path: {INDEX} is not a mapping of sentences to arrays, got {str(keys)[:60]}; write it again")
-    arrays = {key: archive[key] for key in sorted(archive, key=natural) if key != INDEX}
+    arrays = {key: archive[key] for key in sorted(archive, key=make_natural_key) if key != INDEX}
     shapes = {key: (1, *a.shape) if len(a.shape) == 2 else a.shape for key, a in arrays.items()}
     kinds = {key: a.dtype.name for key, a in arrays.items()}
     bad = next((k for k, shape in shapes.items() if len(shape) != 3 or 0 in shape or kinds[k] not in FLOATS), None)
@@ -143,7 +145,9 @@ def sentence_file(file: Path) -> SentenceFile | None:
     return SentenceFile(file, arrays, keys, {key: shape[1] for key, shape in shapes.items()}, first[0], first[2])
 
 
-def of_sentences(archive: SentenceFile, layers: list[str] | None, known: list[str] | None = None) -> PrecomputedWords:
+def take_all_sentences(
+    archive: SentenceFile, layers: list[str] | None, known: list[str] | None = None
+) -> PrecomputedWords:
     """All sentences of the file, in the order of their keys. known: the names of its layers."""
     known = known or ["embed", *(f"layer@{i}" for i in range(archive.layers - 1))]
     for name in layers or ():
@@ -172,7 +176,7 @@ def _rows_of(
             else:
                 parts.append(array[place[name]] if array.ndim == 3 else array[()])
         start = ends[first] - len(parts[0])
-        return floats(np.concatenate(parts)[rows.start - start : rows.stop - start])
+        return convert_to_float32(np.concatenate(parts)[rows.start - start : rows.stop - start])
 
     def put_in_order(wanted: Sequence[Sentence]) -> PrecomputedWords:
         chosen = []

@@ -12,10 +12,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from repsim_cli.models.encoders import LOCAL
-from repsim_cli.models.points import Architecture, Point, Tables, dense, vary, without
+from repsim_cli.models.points import Architecture, Point, Tables, drop_hook_points, make_dense_stack, vary
 
 
-def stacks(encoder: Architecture, decoder: Architecture) -> Architecture:
+def combine_stacks(encoder: Architecture, decoder: Architecture) -> Architecture:
     return Architecture(blocks="", block={}, stacks={"encoder": encoder, "decoder": decoder})
 
 
@@ -40,7 +40,7 @@ def _t5(config: Any, name: str = "DenseReluDense") -> Architecture:
     first = "wi_0" if getattr(config, "is_gated_act", False) else "wi"
 
     def stack(of: str, mlp: str) -> Architecture:
-        return dense(
+        return make_dense_stack(
             f"{of}.block",
             ("layer.0.SelfAttention", "layer.0.SelfAttention.o"),
             (f"{mlp}.{name}.{first}", f"{mlp}.{name}.wo"),
@@ -50,7 +50,7 @@ def _t5(config: Any, name: str = "DenseReluDense") -> Architecture:
         )
 
     cross = {"cross_out": Point("layer.1.EncDecAttention.o")}
-    return stacks(stack("encoder", "layer.1"), vary(stack("decoder", "layer.2"), block=cross))
+    return combine_stacks(stack("encoder", "layer.1"), vary(stack("decoder", "layer.2"), block=cross))
 
 
 def _experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
@@ -59,7 +59,7 @@ def _experts(table: Architecture, encoder: str, decoder: str) -> Architecture:
     def stack(name: str, mlp: str) -> Architecture:
         return vary(table.stacks[name], block={"mlp_out": Point(mlp), "router": Point(f"{mlp}.router.classifier")})
 
-    return stacks(stack("encoder", encoder), stack("decoder", decoder))
+    return combine_stacks(stack("encoder", encoder), stack("decoder", decoder))
 
 
 def _switch(config: Any) -> Architecture:
@@ -80,7 +80,7 @@ def _bart(
     """
 
     def stack(name: str, after: str) -> Architecture:
-        return dense(
+        return make_dense_stack(
             f"{name}.layers",
             ("self_attn", "self_attn.out_proj"),
             (mlp[0], mlp[1]),
@@ -90,7 +90,7 @@ def _bart(
         )
 
     decoder = vary(stack("decoder", f"{cross}_layer_norm"), block={"cross_out": Point(f"{cross}.out_proj")})
-    return stacks(stack("encoder", "self_attn_layer_norm"), decoder)
+    return combine_stacks(stack("encoder", "self_attn_layer_norm"), decoder)
 
 
 BART = _bart(None)
@@ -100,7 +100,7 @@ def _local(table: Architecture, output: str, value: str) -> Architecture:
     """The table with an encoder whose attention is computed in parts."""
     block = {"z": Point(output, "input"), "attn_out": Point(output)}
     encoder = vary(table.stacks["encoder"], block=block, value=Point(value))
-    return stacks(without(encoder, LOCAL, "q", "k", "v", "pattern"), table.stacks["decoder"])
+    return combine_stacks(drop_hook_points(encoder, LOCAL, "q", "k", "v", "pattern"), table.stacks["decoder"])
 
 
 SEQ2SEQ: Tables = {

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explain, local
+from repsim_cli.base.files import expand_path, explain
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import NotNegative
 from repsim_cli.data.files import json_file
-from repsim_cli.models.shapes import shape_of
+from repsim_cli.models.shapes import find_shipped_shape
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformer_lens import transformer_lens
 from repsim_cli.models.transformers import shipped, transformers
@@ -54,7 +54,7 @@ def series(
     if shipped is not None:
         checkpoints = _open_shipped(shipped, steps)
     elif folder is not None:
-        checkpoints = [_local(step, place) for step, place in _folders(local(folder), pattern, steps).items()]
+        checkpoints = [_local(step, place) for step, place in _folders(expand_path(folder), pattern, steps).items()]
     else:
         if steps is None:
             raise BadInput("steps: needed with hub; list the steps, e.g. [0, 1000, 143000]")
@@ -70,7 +70,7 @@ def series(
 
 def _check_published(hub: str, steps: list[int]) -> None:
     """Raises BadInput for a step without a revision, where the steps of a published model are known."""
-    shape = shape_of(hub)
+    shape = find_shipped_shape(hub)
     known = (shape.steps if shape is not None else None) or steps
     for step in steps:
         if step not in known:

@@ -30,7 +30,7 @@ class ModelShape(NamedTuple):
 
 
 @functools.cache
-def shapes() -> dict[str, ModelShape]:
+def load_model_shapes() -> dict[str, ModelShape]:
     """By hub id; {number} in an id stands for any number."""
     return {
         hub: ModelShape(
@@ -46,21 +46,21 @@ def shapes() -> dict[str, ModelShape]:
     }
 
 
-def shape_of(hub: str) -> ModelShape | None:
+def find_shipped_shape(hub: str) -> ModelShape | None:
     """The shipped shape of a hub id; None where it is unknown."""
-    known = shapes()
+    known = load_model_shapes()
     return known.get(hub) or known.get(re.sub(r"\d+$", "{number}", hub))
 
 
 def find_planned_shape(hub: str) -> ModelShape | None:
     """The shape that stands for a hub id in a dry run; None outside dry runs, and where it is unknown."""
-    return shape_of(hub) if is_dry() else None
+    return find_shipped_shape(hub) if is_dry() else None
 
 
 @functools.cache
 def compare_with_shipped(hub: str, *settings: tuple[str, Any]) -> None:
     """Warns, once for each config, where the config on the hub differs from the shipped shape."""
-    shape = shape_of(hub)
+    shape = find_shipped_shape(hub)
     given = dict(settings)
     different = [
         f"{key} {given.get(key)} for {value}"

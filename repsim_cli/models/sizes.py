@@ -13,7 +13,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.planning import check_device
 from repsim_cli.base.settings import Hardware
 from repsim_cli.models.loading import BUDGET
-from repsim_cli.models.parts import blocks_of, refusal
+from repsim_cli.models.parts import explain_block_refusal, list_block_names
 from repsim_cli.models.source import Source
 
 
@@ -36,15 +36,17 @@ def goes_by_block(source: Source, hardware: Hardware) -> bool:
             )
         return False
     if hardware.by_block == "auto":
-        return weight_bytes(source, hardware.dtype) > BUDGET * _room(hardware) and refusal(source) is None
-    if hardware.by_block == "always" and (why := refusal(source)) is not None:
+        return weight_bytes(source, hardware.dtype) > BUDGET * _room(hardware) and explain_block_refusal(source) is None
+    if hardware.by_block == "always" and (why := explain_block_refusal(source)) is not None:
         raise BadInput(f"hardware.by_block: a {source.model_type} cannot be run by block ({why}), got always; set auto")
     return hardware.by_block == "always"
 
 
-def by_block_bytes(source: Source, dtype: str) -> float:
+def count_by_block_bytes(source: Source, dtype: str) -> float:
     """Bytes of the weights that a pass by block holds at a time: those outside of blocks, and the largest block."""
-    sizes = [sum(x.numel() for x in source.skeleton.get_submodule(block).parameters()) for block in blocks_of(source)]
+    sizes = [
+        sum(x.numel() for x in source.skeleton.get_submodule(block).parameters()) for block in list_block_names(source)
+    ]
     return weight_bytes(source, dtype) * (source.parameters - sum(sizes) + max(sizes)) / source.parameters
 
 
@@ -54,20 +56,20 @@ def resident_bytes(sources: Sequence[Source], hardware: Hardware, *, together: b
     others = [source for source in sources if together or not goes_by_block(source, hardware)]
     weights = [weight_bytes(source, hardware.dtype) for source in others]
     if hardware.shard == "auto":
-        weights = [min(size, _on_host(hardware)) for size in weights]
-    at_once = float(sum(weights)) if together or all_at_once(others, hardware) else max(weights, default=0.0)
-    return max([at_once, *(by_block_bytes(source, hardware.dtype) for source in by_block)])
+        weights = [min(size, _count_host_bytes(hardware)) for size in weights]
+    at_once = float(sum(weights)) if together or are_resident_together(others, hardware) else max(weights, default=0.0)
+    return max([at_once, *(count_by_block_bytes(source, hardware.dtype) for source in by_block)])
 
 
 def run_alone(sources: Mapping[str, Source], hardware: Hardware) -> list[str]:
     """The labels of the models that are in memory alone, one after the other: those that run by block, and the others
     too where not all of them are in memory at once."""
     others = [label for label, source in sources.items() if not goes_by_block(source, hardware)]
-    together = len(others) < 2 or all_at_once([sources[label] for label in others], hardware)
+    together = len(others) < 2 or are_resident_together([sources[label] for label in others], hardware)
     return [label for label in sources if not together or label not in others]
 
 
-def all_at_once(sources: Sequence[Source], hardware: Hardware) -> bool:
+def are_resident_together(sources: Sequence[Source], hardware: Hardware) -> bool:
     """Whether all these models are in memory together, and not one after the other: as `hardware.resident` says, or
     where their weights take at most half of the memory."""
     if hardware.resident != "auto":
@@ -88,7 +90,7 @@ def _room(hardware: Hardware) -> float:
     return hardware.memory_limit
 
 
-def _on_host(hardware: Hardware) -> float:
+def _count_host_bytes(hardware: Hardware) -> float:
     """The most bytes of weights in the host's memory where models are spread."""
     if hardware.max_memory_gb is not None:
         return 1e9 * hardware.max_memory_gb.get("cpu", 0.0)
@@ -125,10 +127,10 @@ def find_spread(hardware: Hardware) -> dict[int | str, int] | None:
     from accelerate.utils import get_max_memory
 
     every: dict[Any, Any] = get_max_memory()
-    return {**every, "cpu": int(_on_host(hardware))}
+    return {**every, "cpu": int(_count_host_bytes(hardware))}
 
 
-def placement(source: Source, hardware: Hardware) -> str:
+def describe_placement(source: Source, hardware: Hardware) -> str:
     """Where the weights of a spread model go, in GB; empty for others."""
     spread = find_spread(hardware)
     if spread is None or not hasattr(source.skeleton, "_no_split_modules"):

@@ -30,7 +30,7 @@ def backbone_path(model: nn.Module, source: "Source") -> str:
     return next(same, str(getattr(model, "base_model_prefix", "")))
 
 
-def headless(auto: str, how: Loading = WHOLE) -> nn.Module:
+def refuse_head(auto: str, how: Loading = WHOLE) -> nn.Module:
     """`Source.with_head` of a backbone alone."""
     raise BadInput(f"kind: a backbone without a head, got {auto}; use a model that was trained with that head")
 
@@ -107,7 +107,7 @@ class Source:
     modules: Callable[[nn.Module], dict[str, nn.Module]] = name_modules
     modality: Modality = "text"
     segments: bool = False
-    with_head: WithHead = headless
+    with_head: WithHead = refuse_head
     make: Callable[[Progress], None] | None = None
     work: Callable[[], dict[str, Callable[[], TrainingWork]]] | None = None
     metrics: Callable[[], dict[str, float]] | None = None
@@ -133,7 +133,7 @@ class Source:
     @property
     def has_head(self) -> bool:
         """Whether it can have a head; a checkpoint may still lack the requested one."""
-        return self.with_head is not headless
+        return self.with_head is not refuse_head
 
 
 @dataclass(frozen=True)
@@ -231,29 +231,31 @@ class Series:
 Model = Source | Precomputed | Family | Series
 
 
-def with_keys(model: Model, keys: EveryModel) -> Model:
+def apply_keys(model: Model, keys: EveryModel) -> Model:
     """The model of an entry that has these keys. Raises BadInput for keys that the model cannot have."""
     if keys == EveryModel():
         return model
     if isinstance(model, Family):
-        return replace(model, sources={name: _with_keys_of(member, keys) for name, member in model.sources.items()})
+        return replace(
+            model, sources={name: _apply_to_checkpoints(member, keys) for name, member in model.sources.items()}
+        )
     if isinstance(model, Precomputed):
         key, value = next((key, value) for key, value in vars(keys).items() if value is not None)
         raise BadInput(f"{key}: stored activations have none, got {value}; drop it (`layers` selects arrays)")
-    return _with_keys_of(model, keys)
+    return _apply_to_checkpoints(model, keys)
 
 
-def _with_keys_of(model: Source | Series, keys: EveryModel) -> Source | Series:
+def _apply_to_checkpoints(model: Source | Series, keys: EveryModel) -> Source | Series:
     if isinstance(model, Series):
         return replace(model, checkpoints=[_open_with(checkpoint, keys) for checkpoint in model.checkpoints])
-    return _with_keys(model, keys)
+    return _apply_to_source(model, keys)
 
 
 def _open_with(checkpoint: Checkpoint, keys: EveryModel) -> Checkpoint:
-    return replace(checkpoint, open=lambda: _with_keys(checkpoint.open(), keys))
+    return replace(checkpoint, open=lambda: _apply_to_source(checkpoint.open(), keys))
 
 
-def _with_keys(source: Source, keys: EveryModel) -> Source:
+def _apply_to_source(source: Source, keys: EveryModel) -> Source:
     labels = tuple(keys.labels or source.labels)
     # of a published model, a dry run does not know the labels
     if len(labels) != len(source.labels) and (source.labels or not is_dry()):
@@ -276,7 +278,7 @@ class NamedLayer(Protocol):
     def width(self) -> int: ...
 
 
-def facts(label: str, model: "AnySource | Series", layers: Sequence[NamedLayer]) -> Facts:
+def describe_model(label: str, model: "AnySource | Series", layers: Sequence[NamedLayer]) -> Facts:
     """What a manifest says of a model. layers: those that are read of it."""
     read = {"layers": [layer.name for layer in layers], "widths": [layer.width for layer in layers]}
     if isinstance(model, Precomputed):

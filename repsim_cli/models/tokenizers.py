@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from repsim_cli.base.errors import BadInput, refuse_panics
-from repsim_cli.base.files import readable
+from repsim_cli.base.files import check_readable
 from repsim_cli.data.files import json_file
 from repsim_cli.models.checkpoints import (
     SHIPPED,
+    describe_error,
     hub_files,
     is_local,
     list_shipped,
     load_pretrained,
-    not_reached,
-    reason,
+    make_unreachable_error,
 )
-from repsim_cli.models.gguf import is_gguf, once
-from repsim_cli.models.library import library, silent
+from repsim_cli.models.gguf import is_gguf, read_once
+from repsim_cli.models.library import import_transformers, silence_transformers
 from repsim_cli.models.shapes import find_planned_shape
 
 GROWTH = 100
@@ -33,11 +33,11 @@ log = logging.getLogger("repsim")
 
 
 def share_tokenizer(where: str, revision: str | None = None) -> Any:
-    """As `tokenizer_of`, made once of a .gguf file: not to be changed."""
-    return once(tokenizer_of, where) if is_gguf(where) else tokenizer_of(where, revision)
+    """As `load_tokenizer`, made once of a .gguf file: not to be changed."""
+    return read_once(load_tokenizer, where) if is_gguf(where) else load_tokenizer(where, revision)
 
 
-def tokenizer_of(where: str, revision: str | None = None) -> Any:
+def load_tokenizer(where: str, revision: str | None = None) -> Any:
     if where in list_shipped():
         where = str(SHIPPED / where)
     elif (TOKENIZERS / where).is_dir():
@@ -49,9 +49,9 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
         raise BadInput(f"path: no tokenizer in it, got '{where}'; save the tokenizer there (tokenizer.json)")
     for name in (*TOKENIZER_FILES, *BESIDE_TOKENIZER) if local else ():
         if (file := Path(where) / name).is_file():
-            readable(file)
+            check_readable(file)
     try:
-        with silent(), refuse_panics():
+        with silence_transformers(), refuse_panics():
             tokenizer = _limit(where, revision)
             tokenizer(PROBE, verbose=False)
             tokenizer.name_or_path = where
@@ -60,12 +60,12 @@ def tokenizer_of(where: str, revision: str | None = None) -> Any:
     except Exception as error:
         if local:
             raise BadInput(
-                f"path: its tokenizer cannot be used, got '{where}' ({reason(error)}); save it again"
+                f"path: its tokenizer cannot be used, got '{where}' ({describe_error(error)}); save it again"
             ) from error
         if isinstance(error, OSError):
             # a repository with only a tokenizer has no config.json, which is required for ids but not for folders
-            return tokenizer_of(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
-        raise not_reached(where, revision, error) from error
+            return load_tokenizer(str(hub_files(where, revision, [*TOKENIZER_FILES, *BESIDE_TOKENIZER])))
+        raise make_unreachable_error(where, revision, error) from error
 
 
 def _limit(where: str, revision: str | None) -> Any:
@@ -74,7 +74,7 @@ def _limit(where: str, revision: str | None) -> Any:
     file = Path(where) / "tokenizer.json"
     if file.is_file():
         _check_growth(json_file(file).get("normalizer"))
-    tokenizer = load_pretrained(library().AutoTokenizer, where, revision)
+    tokenizer = load_pretrained(import_transformers().AutoTokenizer, where, revision)
     if tokenizer.is_fast and (part := tokenizer.backend_tokenizer.normalizer) is not None:
         _check_growth(json.loads(part.__getstate__()))
     return tokenizer

@@ -21,19 +21,19 @@ from torch import Tensor, nn
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import did_you_mean, models
 from repsim_cli.base.settings import Seed
 from repsim_cli.models.architectures import lens_architecture, native_architecture
 from repsim_cli.models.checkpoints import hash_files, hub_files, locate
-from repsim_cli.models.configs import config_hash, source
+from repsim_cli.models.configs import build_source_from_config, config_hash
 from repsim_cli.models.gguf import is_gguf
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import WHOLE, Loading, place_model
 from repsim_cli.models.native_weights import fill, weights_file, weights_in
-from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, shape_of
+from repsim_cli.models.shapes import compare_with_shipped, find_planned_shape, find_shipped_shape
 from repsim_cli.models.source import Source
-from repsim_cli.models.tokenizers import TOKENIZER_FILES, tokenizer_of
+from repsim_cli.models.tokenizers import TOKENIZER_FILES, load_tokenizer
 from repsim_cli.models.transformers import HEADLESS, check_place, load, load_with_head, place
 
 HEADS = {"bert": "AutoModelForMaskedLM", "roberta": "AutoModelForMaskedLM"}  # the rest: AutoModelForCausalLM
@@ -79,7 +79,7 @@ def transformer_lens(  # noqa: PLR0913 - keys of YAML
             raise BadInput(
                 f"config, path, hub: give exactly one, got config and '{path or hub or revision}'; leave one out"
             )
-        file = None if weights is None else weights_file(local(weights))
+        file = None if weights is None else weights_file(expand_path(weights))
         about = {"source": f"random weights, seed {seed}, native" if weights is None else weights}
         native = _native(config, about, lambda: file, tokenizer, seed, process_weights)
         return replace(native, trained=weights is not None)
@@ -116,7 +116,7 @@ class LanguageModel(Backbone):
         return SimpleNamespace(logits=self.native(input_ids, attention_mask=attention_mask))
 
 
-def hooks(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
+def list_hook_modules(backbone: nn.Module, misnamed: str) -> dict[str, nn.Module]:
     """The hook points of TransformerLens by name, each a module that returns its input; without misnamed ones.
 
     Also its attention modules, since it names no point for rotated q and k in every model.
@@ -149,7 +149,7 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
 
         return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, dtype=torch.float32)
 
-    def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
+    def load_bridge(eager: bool, how: Loading = WHOLE) -> nn.Module:
         # its attention is always eager
         model = load(model_place.where, model_place.revision, True, auto)
         return place_model(_backbone(bridge(model), process), how)
@@ -161,7 +161,9 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
             if hasattr(narrow, key):
                 setattr(narrow, key, value)
         with torch.random.fork_rng(devices=[]):
-            return _backbone(bridge(getattr(library(), auto).from_config(narrow, attn_implementation="eager")), False)
+            return _backbone(
+                bridge(getattr(import_transformers(), auto).from_config(narrow, attn_implementation="eager")), False
+            )
 
     def whole(auto_class: str, how: Loading = WHOLE) -> nn.Module:
         """The model in transformers itself, whose activations equal those of the bridge with raw weights."""
@@ -170,10 +172,10 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
         return load_with_head(model_place.where, model_place.revision, auto_class, how)
 
     misnamed = MISNAMED_BERT if auto == "AutoModelForMaskedLM" else MISNAMED_NONE
-    like = source(
+    like = build_source_from_config(
         settings,
-        lambda: tokenizer_of(tokenizer or model_place.where, None if tokenizer else model_place.revision),
-        ready,
+        lambda: load_tokenizer(tokenizer or model_place.where, None if tokenizer else model_place.revision),
+        load_bridge,
         model_place.identity,
         None,
     )
@@ -181,9 +183,9 @@ def _bridge(path: str | None, hub: str | None, revision: str | None, tokenizer: 
         like,
         architecture=table,
         skeleton=skeleton(),
-        load=ready,
+        load=load_bridge,
         identity=lambda: _mark(like.identity(), process),
-        modules=lambda model: hooks(model, misnamed),
+        modules=lambda model: list_hook_modules(model, misnamed),
         with_head=whole,
     )
 
@@ -228,7 +230,7 @@ def _native_format(path: str | None, hub: str | None, revision: str | None) -> d
             content = json.loads(read(where / "config.json"))
         except (OSError, ValueError, RecursionError):
             return None  # the checks of the transformers format say what is wrong
-        if hub is not None and isinstance(content, dict) and (shape := shape_of(hub)):
+        if hub is not None and isinstance(content, dict) and (shape := find_shipped_shape(hub)):
             compare_with_shipped(hub, *((key, content.get(key)) for key in shape.config))
     return content if isinstance(content, dict) and "model_type" not in content and "d_model" in content else None
 
@@ -249,12 +251,12 @@ def _read_saved(
 
     def file() -> Path:
         if path is not None:
-            return weights_in(local(path))
+            return weights_in(expand_path(path))
         return weights_in(hub_files(str(hub), revision, ["*final.pth", "model.safetensors"]))
 
     if path is not None:
         file()
-        has_tokenizer = any((local(path) / name).is_file() for name in TOKENIZER_FILES)
+        has_tokenizer = any((expand_path(path) / name).is_file() for name in TOKENIZER_FILES)
         tokenizer = tokenizer or (path if has_tokenizer else None)
     return _native(config, about, file, tokenizer or saved.get("tokenizer_name"), 0, process)
 
@@ -291,7 +293,7 @@ def _native(
                 f"config: no native model can be built from it, got {config} ({reason[:200]}); fix it"
             ) from error
 
-    def ready(eager: bool, how: Loading = WHOLE) -> nn.Module:
+    def load_native(eager: bool, how: Loading = WHOLE) -> nn.Module:
         weights_file = file()
         bridge = boot(init=weights_file is None)
         if weights_file is not None:
@@ -304,14 +306,14 @@ def _native(
                 f"kind: a native model with raw weights has only the head of AutoModelForCausalLM, got {auto}"
                 f"{' and process_weights' if process else ''}; {HEADLESS}"
             )
-        backbone = ready(False, how)
+        backbone = load_native(False, how)
         assert isinstance(backbone, Backbone)
         return LanguageModel(backbone.bridge).eval()
 
-    def own_tokenizer() -> Any:
+    def load_own_tokenizer() -> Any:
         if tokenizer is None:
             raise BadInput("tokenizer: a native model has none; set tokenizer to a folder, a hub id or tiny_a")
-        return tokenizer_of(tokenizer)
+        return load_tokenizer(tokenizer)
 
     def identity() -> dict[str, Any]:
         weights_file = file()
@@ -335,12 +337,12 @@ def _native(
         ),
         model_type=f"native {settings['act_fn']}",
         skeleton=skeleton,
-        tokenizer=own_tokenizer,
-        load=ready,
+        tokenizer=load_own_tokenizer,
+        load=load_native,
         identity=identity,
         head_width=settings["d_head"],
         rotary=(settings.get("rotary_dim") or settings["d_head"]) if rotated else 0,
-        modules=lambda model: hooks(model, MISNAMED_NATIVE),
+        modules=lambda model: list_hook_modules(model, MISNAMED_NATIVE),
         with_head=whole,
     )
 
@@ -348,12 +350,14 @@ def _native(
 def _check_native(config: Mapping[str, Any]) -> None:
     for key in config:
         if key not in NATIVE:
-            raise BadInput(f"config.{key}: a native model has no such setting, got {config[key]!r}; {_near(key)}")
+            raise BadInput(
+                f"config.{key}: a native model has no such setting, got {config[key]!r}; {_suggest_setting(key)}"
+            )
     for key in NEEDED:
         if not isinstance(config.get(key), int):
             raise BadInput(f"config.{key}: missing or not a number, got {config.get(key)!r}; set it")
 
 
-def _near(key: str) -> str:
+def _suggest_setting(key: str) -> str:
     hint = did_you_mean(key, NATIVE)
     return hint if len(hint) < 300 else "see the docstring"

@@ -19,37 +19,44 @@ import torch
 from torch import nn
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.planning import is_dry
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
 from repsim_cli.data.files import json_file
-from repsim_cli.data.network import with_owner
-from repsim_cli.models.adapters import FILES, adapter_in, base_of, vocabulary, with_adapter
+from repsim_cli.data.network import add_owner
+from repsim_cli.models.adapters import FILES, adapter_in, apply_adapter, count_adapter_tokens, find_base_model
 from repsim_cli.models.checkpoints import (
     check_scales,
     check_stray,
+    describe_error,
     find_shipped,
     hash_files,
     hub_files,
     is_local,
     load_pretrained,
     locate,
+    make_unreachable_error,
     names_in,
-    not_reached,
-    reason,
     weight_files,
 )
 from repsim_cli.models.complete import check_blocks, check_complete
-from repsim_cli.models.configs import config_hash, config_of, inline_config, read_config, source, text_part
+from repsim_cli.models.configs import (
+    build_source_from_config,
+    config_hash,
+    find_config,
+    inline_config,
+    read_config,
+    text_part,
+)
 from repsim_cli.models.gguf import is_gguf
-from repsim_cli.models.library import alone, library
-from repsim_cli.models.loading import WHOLE, Loading, disable_cache, in_one_place, place_model
-from repsim_cli.models.parts import part_of
-from repsim_cli.models.quantized import check_quantize, settings_of
-from repsim_cli.models.rounding import Quantize, mark, with_rounding
-from repsim_cli.models.source import Source, headless
-from repsim_cli.models.tokenizers import share_tokenizer, tokenizer_of
+from repsim_cli.models.library import hold_loading_lock, import_transformers
+from repsim_cli.models.loading import WHOLE, Loading, disable_cache, keep_in_one_place, place_model
+from repsim_cli.models.parts import make_partial_class
+from repsim_cli.models.quantized import check_quantize, make_quantization_config
+from repsim_cli.models.rounding import Quantize, add_rounding, mark
+from repsim_cli.models.source import Source, refuse_head
+from repsim_cli.models.tokenizers import load_tokenizer, share_tokenizer
 
 log = logging.getLogger("repsim")
 
@@ -73,28 +80,30 @@ def transformers(
     quantize: how the weights are made coarser after loading; null: not at all.
     Example: repsim run model=[] +model.mine='{kind: transformers, path: DIR}'
     """
-    if path is not None and hub is revision is adapter is None and (base := base_of(local(path))):
+    if path is not None and hub is revision is adapter is None and (base := find_base_model(expand_path(path))):
         return transformers(**base, adapter=path, quantize=quantize)  # type: ignore[arg-type]
-    at = place(path, hub if hub is None or path is not None else with_owner(hub), revision)
+    at = place(path, hub if hub is None or path is not None else add_owner(hub), revision)
     if quantize is not None and quantize.method != "round":
         given = "a .gguf file" if is_gguf(at.where) else getattr(at.config, "quantization_config", None)
         check_quantize(quantize, given, adapter)
-        return replace(mark(from_place(at, quantize), quantize), bits=quantize.bits)
-    source = from_place(at)
+        return replace(mark(make_source_from_place(at, quantize), quantize), bits=quantize.bits)
+    source = make_source_from_place(at)
     if path is not None and not is_gguf(at.where):
         check_blocks(source.skeleton, source.layers, names_in(weight_files(Path(at.where))), at.where)
     if adapter is not None:
-        near = local(adapter)
+        near = expand_path(adapter)
         on_hub = not near.exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", adapter) is not None
         folder = partial(hub_files, adapter, None, FILES, "adapter") if on_hub else lambda: near
         known = not (on_hub and is_dry())  # nothing is downloaded for a plan
-        if known and (tokens := vocabulary(adapter_in(folder()), source.skeleton)) is not None:
-            source = replace(from_place(_of_size(at, tokens)), tokenizer=partial(tokenizer_of, str(folder())))
-        source = with_adapter(source, adapter, folder, str(path or hub), check=known)
-    return source if quantize is None else with_rounding(source, quantize)
+        if known and (tokens := count_adapter_tokens(adapter_in(folder()), source.skeleton)) is not None:
+            source = replace(
+                make_source_from_place(_resize_vocabulary(at, tokens)), tokenizer=partial(load_tokenizer, str(folder()))
+            )
+        source = apply_adapter(source, adapter, folder, str(path or hub), check=known)
+    return source if quantize is None else add_rounding(source, quantize)
 
 
-def _of_size(at: "Place", tokens: int) -> "Place":
+def _resize_vocabulary(at: "Place", tokens: int) -> "Place":
     """The place of a model whose vocabulary an adapter changes."""
     config = copy.deepcopy(at.config)
     text_part(config).vocab_size = tokens
@@ -129,7 +138,7 @@ def shipped(*, name: str) -> Source:
 
     name: tiny_a, tiny_a_step100, tiny_a_step400 or tiny_b.
     """
-    return from_place(_local_place(find_shipped(name)))
+    return make_source_from_place(_local_place(find_shipped(name)))
 
 
 @models.register("random")
@@ -163,44 +172,47 @@ def random(
             f"config, shipped, path, hub: give exactly one of them, got {given or config}; "
             "config is e.g. {model_type: gpt2, n_layer: 2}"
         )
-    hub = hub if hub is None else with_owner(hub)
+    hub = hub if hub is None else add_owner(hub)
     if config is not None:
         settings, where, like = inline_config(config), tokenizer, None
     else:
         like = hub or str(find_shipped(shipped) if shipped else locate(str(path)))
-        settings, where = config_of(like, revision), tokenizer or like
+        settings, where = find_config(like, revision), tokenizer or like
     settings = text_part(settings)
 
-    def own_tokenizer() -> Any:
+    def load_own_tokenizer() -> Any:
         if where is None:
             raise BadInput(
                 "tokenizer: a random model from a config has none; set tokenizer to a folder, a hub id or tiny_a"
             )
-        return tokenizer_of(where, None if tokenizer else revision)
+        return load_tokenizer(where, None if tokenizer else revision)
 
     def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
         try:
-            with alone(), torch.random.fork_rng(devices=[]):
+            with hold_loading_lock(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = getattr(library(), auto).from_config(settings, dtype=torch.float32)
+                model = getattr(import_transformers(), auto).from_config(settings, dtype=torch.float32)
         except ValueError as error:
             raise BadInput(f"config: no head for {auto}, got model_type {settings.model_type}; {HEADLESS}") from error
         # the same backbone as without a head; either may lack a pooler
-        model.base_model.load_state_dict(_fresh(settings, seed, False).state_dict(), strict=False)
+        model.base_model.load_state_dict(_make_fresh(settings, seed, False).state_dict(), strict=False)
         return disable_cache(place_model(model, how))
 
     identity = {
         "source": f"random weights, seed {seed}, {given[0] if given else settings.model_type}",
         "weights_hash": f"seed {seed}, config {config_hash(settings.to_dict())}",
     }
-    fresh = partial(_fresh, settings, seed)
-    return replace(source(settings, own_tokenizer, fresh, lambda: identity, like, revision, whole), trained=False)
+    fresh = partial(_make_fresh, settings, seed)
+    return replace(
+        build_source_from_config(settings, load_own_tokenizer, fresh, lambda: identity, like, revision, whole),
+        trained=False,
+    )
 
 
-def _fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Module:
-    with alone(), torch.random.fork_rng(devices=[]):
+def _make_fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Module:
+    with hold_loading_lock(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        auto = library().AutoModel
+        auto = import_transformers().AutoModel
         # drawn in float32: the same weights in any dtype
         fresh = auto.from_config(config, dtype=torch.float32, attn_implementation=_attention(eager))
     return place_model(fresh, how)
@@ -209,7 +221,7 @@ def _fresh(config: Any, seed: int, eager: bool, how: Loading = WHOLE) -> nn.Modu
 def shape_key(trained: Source) -> str:
     """What models have in common whose untrained twins are the same. Raises BadInput for a model that is not of
     transformers."""
-    if not trained.plain or not isinstance(trained.skeleton, library().PreTrainedModel):
+    if not trained.plain or not isinstance(trained.skeleton, import_transformers().PreTrainedModel):
         raise BadInput(f"kind: no untrained twin can be made of {trained.model_type}; use a model of transformers")
     config: Any = trained.skeleton.config
     return config_hash(config.to_dict())
@@ -221,10 +233,10 @@ def draw_untrained(trained: Source, seed: int) -> Source:
     config: Any = trained.skeleton.config
     return replace(
         trained,
-        load=lambda eager, how=WHOLE: disable_cache(_fresh(config, seed, eager, how)),
+        load=lambda eager, how=WHOLE: disable_cache(_make_fresh(config, seed, eager, how)),
         identity=lambda: {"source": f"random weights, seed {seed}, {config.model_type}",
                           "weights_hash": f"seed {seed}, config {shape}", "config_hash": shape},
-        with_head=headless,
+        with_head=refuse_head,
         make=None,
         metrics=None,
         short=None,
@@ -239,7 +251,7 @@ def _attention(eager: bool) -> str | None:
 
 
 def _local_place(path: Path) -> Place:
-    config = config_of(str(path))
+    config = find_config(str(path))
     files = [path] if is_gguf(path) else weight_files(path)
     if not is_gguf(path):
         check_stray(path)
@@ -248,7 +260,7 @@ def _local_place(path: Path) -> Place:
 
 
 def _hub_place(hub: str, revision: str | None) -> Place:
-    config = config_of(hub, revision)
+    config = find_config(hub, revision)
 
     def identity() -> dict[str, Any]:
         folder = hub_files(hub, revision, ["*.safetensors", "*.safetensors.index.json"])
@@ -259,9 +271,9 @@ def _hub_place(hub: str, revision: str | None) -> Place:
     return Place(config, hub, revision, identity)
 
 
-def from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
+def make_source_from_place(model_place: Place, quantize: Quantize | None = None) -> Source:
     metrics = Path(model_place.where) / "metrics.json"  # of models that the package trained
-    made = source(
+    made = build_source_from_config(
         model_place.config,
         lambda: share_tokenizer(model_place.where, model_place.revision),
         lambda eager, how=WHOLE: load(model_place.where, model_place.revision, eager, how=how, quantize=quantize),
@@ -344,31 +356,34 @@ def _load(
     on_devices: dict[str, Any] = {}
     scratch = None
     if is_gguf(where):
-        how = in_one_place(how)
-        settings = {"config": read_config(where), "quantization_config": library().GgufConfig(dequantize=True)}
+        how = keep_in_one_place(how)
+        settings = {
+            "config": read_config(where),
+            "quantization_config": import_transformers().GgufConfig(dequantize=True),
+        }
     else:
         config = read_config(where, revision)
         text = text_part(config)
         settings = {"config": text}
         if text is not config:
             log.info("%s: the text backbone of a %s is read", where, config.model_type)
-            if auto == CAUSAL and type(text) not in library().MODEL_FOR_CAUSAL_LM_MAPPING:
+            if auto == CAUSAL and type(text) not in import_transformers().MODEL_FOR_CAUSAL_LM_MAPPING:
                 settings, auto = {"config": config}, "AutoModelForMultimodalLM"
             else:
                 settings["key_mapping"] = TEXT_KEYS
         if quantize is not None:
-            settings["quantization_config"] = settings_of(quantize, how.dtype)
+            settings["quantization_config"] = make_quantization_config(quantize, how.dtype)
         if how.spread is not None:
             scratch = tempfile.mkdtemp(prefix="repsim-")  # of weights that are not read as they are saved
             on_devices = {"device_map": "auto", "max_memory": dict(how.spread), "offload_folder": scratch}
         elif quantize is not None or getattr(text, "quantization_config", None) is not None:
             on_devices = {"device_map": {"": how.device}}  # such weights may not be moved
             logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of rounded inputs at every product
-    kind = getattr(library(), auto)
+    kind = getattr(import_transformers(), auto)
     if how.kept is not None:
-        kind = part_of(_class_of(kind, settings["config"]), how.kept)
+        kind = make_partial_class(_class_of(kind, settings["config"]), how.kept)
     try:
-        with alone():
+        with hold_loading_lock():
             model, info = load_pretrained(
                 kind,
                 where,
@@ -384,9 +399,9 @@ def _load(
     except Exception as error:
         if is_local(where):
             raise BadInput(
-                f"path: the weights cannot be loaded, got '{where}' ({reason(error)}); save them again"
+                f"path: the weights cannot be loaded, got '{where}' ({describe_error(error)}); save them again"
             ) from error
-        raise not_reached(where, revision, error) from error
+        raise make_unreachable_error(where, revision, error) from error
     if getattr(model, "_hf_peft_config_loaded", False):
         raise BadInput(f"hub: an adapter is in it, got '{where}'; give its base model, and this as adapter")
     lacking = info["missing_keys"]

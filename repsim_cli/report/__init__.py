@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from repsim_cli.base.environment import version
+from repsim_cli.base.environment import read_version
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import TURNING
 from repsim_cli.report import overview
@@ -37,18 +37,18 @@ SHOWN = {i: f"\\u{i:04x}" for i in TURNING}
 
 def save(folders: Sequence[Path], file: Path) -> Path:
     """Writes the page of one or several runs and returns its path."""
-    write(file, page(folders).encode())
+    write(file, build_page(folders).encode())
     return file
 
 
 def save_while_running(folder: Path, file: Path) -> None:
     """Writes the page of a run every few seconds, as one that reloads itself, until the run ends."""
     while reader.read_manifest(folder)["status"] == "running":
-        write(file, page([folder], reload=True).encode())
+        write(file, build_page([folder], reload=True).encode())
         time.sleep(RELOAD)
 
 
-def page(folders: Sequence[Path], *, reload: bool = False) -> str:
+def build_page(folders: Sequence[Path], *, reload: bool = False) -> str:
     """The page of one or several runs; its bytes depend on their files alone. reload: whether a browser reads it again
     every few seconds, until the reader pauses that.
 
@@ -62,7 +62,7 @@ def page(folders: Sequence[Path], *, reload: bool = False) -> str:
 
 def save_overview(root: Path, progress: Progress = quiet) -> Path:
     """Writes the page that lists all runs under root, and returns its path. Raises BadInput where there is no run."""
-    file, made_by = root / overview.FILE, version("repsim-cli")
+    file, made_by = root / overview.FILE, read_version("repsim-cli")
     before = _data(file)
     known = {run["folder"]: run for run in before["runs"]} if before.get("made_by") == made_by else {}
     data = {"root": root.name, "made_by": made_by, "runs": overview.list_runs(root, FILE, known, progress)}
@@ -99,16 +99,16 @@ def embed_json(value: Any) -> str:
     >>> embed_json({"label": "</script>&\\u2028"})
     '{"label": "\\\\u003c/script\\\\u003e\\\\u0026\\\\u2028"}'
     """
-    return json.dumps(_still(value), allow_nan=False).translate(ESCAPED)
+    return json.dumps(_escape_direction_marks(value), allow_nan=False).translate(ESCAPED)
 
 
-def _still(value: Any) -> Any:
+def _escape_direction_marks(value: Any) -> Any:
     """The value with characters that turn text around as their codes."""
     if isinstance(value, str):
         return value if value.isascii() else value.translate(SHOWN)
     if isinstance(value, Mapping):
-        return {_still(key): _still(inner) for key, inner in value.items()}
-    return [_still(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {_escape_direction_marks(key): _escape_direction_marks(inner) for key, inner in value.items()}
+    return [_escape_direction_marks(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _asset(name: str) -> str:
@@ -120,4 +120,4 @@ def _hashes(texts: Sequence[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    return html.escape(_still(text)).encode("ascii", "xmlcharrefreplace").decode()
+    return html.escape(_escape_direction_marks(text)).encode("ascii", "xmlcharrefreplace").decode()

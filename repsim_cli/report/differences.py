@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.base.documents import flat
+from repsim_cli.base.documents import list_leaves
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import heatmap
+from repsim_cli.figures.heatmap import draw_heatmap
 from repsim_cli.runs.reader import read_applied_config, read_array, read_manifest, read_results
 
 SMALLEST_RANGE = 1e-12
@@ -29,7 +29,7 @@ class RunInputs(NamedTuple):
     models: dict[str, str]
 
 
-def inputs(first: Path, second: Path) -> RunInputs:
+def find_input_differences(first: Path, second: Path) -> RunInputs:
     """Finds the settings, texts and models in which two runs differ."""
     configs = [_settings(folder) for folder in (first, second)]
     keys = [key for key in dict.fromkeys([*configs[0], *configs[1]]) if configs[0].get(key) != configs[1].get(key)]
@@ -57,7 +57,7 @@ def _settings(folder: Path) -> dict[str, str]:
     if not (folder / "config.yaml").is_file():
         return {}
     return dict(
-        flat({key: value for key, value in read_applied_config(folder).items() if key not in (*UNSAID, "model")})
+        list_leaves({key: value for key, value in read_applied_config(folder).items() if key not in (*UNSAID, "model")})
     )
 
 
@@ -186,7 +186,7 @@ def _blocks(folder: Path) -> dict[tuple[str, str, str], _Block]:
     return blocks
 
 
-def table(differences: list[PairDifference]) -> list[dict[str, Any]]:
+def tabulate_differences(differences: list[PairDifference]) -> list[dict[str, Any]]:
     """A row per measure and pair of models."""
     return [
         {
@@ -214,7 +214,7 @@ def figures(differences: list[PairDifference], names: tuple[str, str]) -> Iterat
 def _figure(difference: PairDifference, names: tuple[str, str]) -> Any:
     most = max(difference.largest, SMALLEST_RANGE)
     title = f"{difference.measure}: difference\n{names[1]} minus {names[0]}"
-    figure, axes = heatmap(
+    figure, axes = draw_heatmap(
         difference.block,
         difference.row_layers,
         difference.column_layers,

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repsim_cli.base.plain import Name, csv_bytes, escape, once
-from repsim_cli.figures.heatmap import by_block
+from repsim_cli.base.plain import Name, csv_bytes, escape, make_unique_filename
+from repsim_cli.figures.heatmap import name_by_block
 from repsim_cli.findings import answering
 from repsim_cli.runs.content import QUANTITIES, Curve, Matrix
 from repsim_cli.runs.reader import read_array, read_results
@@ -36,7 +36,7 @@ class Sheet(NamedTuple):
     long: bool = False
 
 
-def sheets(folder: Path) -> Iterator[Sheet]:
+def build_sheets(folder: Path) -> Iterator[Sheet]:
     """All pairs of layers in one table; which layer answers to which; a table per matrix, a row per layer; the tables
     and curves of the results.
 
@@ -54,7 +54,7 @@ def sheets(folder: Path) -> Iterator[Sheet]:
     columns = ["measure", "model", "layer", "other_model", "other_layer", "value", *QUANTITIES[1:]]
     if pairs:
         yield Sheet("pairs", "all pairs of layers", columns, pairs, long=True)
-    if found := answering.table(results.measures, partial(read_array, folder)):
+    if found := answering.tabulate_closest_layers(results.measures, partial(read_array, folder)):
         about = "for each layer the closest of the other model, and how much closer it is than the second closest"
         several = len({row[1] for row in found}) > 2
         yield Sheet("answering", about, answering.COLUMNS, found, long=several)
@@ -100,27 +100,27 @@ def export(folder: Path, into: Path, kinds: list[str]) -> list[Path]:
 
     Raises BadInput for a damaged run, before anything is written.
     """
-    whole = list(sheets(folder))
+    whole = list(build_sheets(folder))
     written: list[Path] = []
     given: dict[str, tuple[str, ...]] = {}
-    stems = [once(sheet.name, given) for sheet in whole]
+    stems = [make_unique_filename(sheet.name, given) for sheet in whole]
     for kind in kinds:
         for stem, sheet in zip(stems, whole, strict=True):
             if kind == "latex" and sheet.long:
                 continue
             into.mkdir(parents=True, exist_ok=True)
-            content = {"csv": as_csv, "latex": as_latex, "parquet": as_parquet}[kind](sheet)
+            content = {"csv": convert_to_csv, "latex": convert_to_latex, "parquet": convert_to_parquet}[kind](sheet)
             written.append(into / f"{stem}.{SUFFIXES[kind]}")
             write(written[-1], content)
     return written
 
 
-def as_csv(sheet: Sheet) -> bytes:
+def convert_to_csv(sheet: Sheet) -> bytes:
     """With full precision; what a run does not have is an empty field."""
     return csv_bytes([sheet.columns, *sheet.rows])
 
 
-def as_parquet(sheet: Sheet) -> bytes:
+def convert_to_parquet(sheet: Sheet) -> bytes:
     """A column of numbers is one of floats; a column of numbers and text is one of text."""
     import pyarrow
     import pyarrow.parquet
@@ -139,13 +139,13 @@ def as_parquet(sheet: Sheet) -> bytes:
     return stream.getvalue()
 
 
-def as_latex(sheet: Sheet) -> bytes:
+def convert_to_latex(sheet: Sheet) -> bytes:
     """A tabular for the package booktabs, numbers with three decimals. Layers of one hook point are named by block."""
     named = LAYERS if sheet.columns == answering.COLUMNS else sheet.columns[:1]
     layers = [place for place, name in enumerate(sheet.columns) if name in named and name in LAYERS]
     if layers:
         written = [*sheet.columns, *(row[place] for row in sheet.rows for place in layers)]
-        names, said = by_block(written)
+        names, said = name_by_block(written)
         short = dict(zip(written, names, strict=True))
         about = f"{sheet.about}; {said}" if said else sheet.about
         rows = [[short[cell] if place in layers else cell for place, cell in enumerate(row)] for row in sheet.rows]

@@ -23,7 +23,7 @@ ESTIMATES = {
 }
 
 
-def title(manifest: Mapping[str, Any], whole: Results) -> str:
+def write_title(manifest: Mapping[str, Any], whole: Results) -> str:
     """Names the models of a run, a training by its name, or the run where they are many."""
     models = list(manifest.get("facts") or manifest.get("models", {}))
     if compared := whole.about.get("verify"):
@@ -33,7 +33,7 @@ def title(manifest: Mapping[str, Any], whole: Results) -> str:
     return f"{', '.join(models[:-1])} and {models[-1]}"
 
 
-def question(manifest: Mapping[str, Any], whole: Results) -> str:
+def say_question(manifest: Mapping[str, Any], whole: Results) -> str:
     """Says what a study asks, or else a comparison of layers; empty for what is neither."""
     if asked := QUESTIONS.get(manifest["study"]):
         return asked
@@ -74,15 +74,15 @@ def _ways(matrices: Iterable[Sequence[Matrix]]) -> list[tuple[str, str]]:
     return [(a, b), (b, a)]
 
 
-def methods(manifest: Mapping[str, Any], whole: Results) -> str:
+def write_methods(manifest: Mapping[str, Any], whole: Results) -> str:
     """Writes what a methods section says of a comparison: models, rows, remedies, measures, chance, seed and version;
     empty for a run without measures."""
     if not whole.measures:
         return ""
-    from repsim_cli.base.settings import treatment  # slow to import
+    from repsim_cli.base.settings import say_treatment  # slow to import
 
     estimate, data = whole.measures[0].estimate, manifest.get("data") or {}
-    treated = treatment(manifest.get("remedies", {}))
+    treated = say_treatment(manifest.get("remedies", {}))
     rows = f"{estimate['rows']:,} {estimate.get('unit', 'rows')}"
     source = f" of {data['source']}" if data.get("source") else ""
     parts = [

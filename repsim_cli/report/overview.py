@@ -27,12 +27,12 @@ def list_runs(root: Path, page: str, before: Mapping[str, Any], progress: Progre
     and did not change since are taken from it, unread.
     """
     folders = progress(list(find_folders(root)), label="reading", unit="runs")
-    runs = [run for folder in folders for run in _of(folder, root, before)]
+    runs = [run for folder in folders for run in _describe_run(folder, root, before)]
     runs.sort(key=lambda run: (run["started"], run["folder"]), reverse=True)
     return [_add_link(run, root, page, before.get(run["folder"], {}), number < MOST) for number, run in enumerate(runs)]
 
 
-def _of(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _describe_run(folder: Path, root: Path, before: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What the manifest in a folder says of its run; nothing where it cannot be read."""
     key = os.path.relpath(folder, root)
     known, changed = before.get(key, {}), (folder / "manifest.json").stat().st_mtime_ns

@@ -13,26 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.documents import flat
+from repsim_cli.base.documents import list_leaves
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.chance import level_of
-from repsim_cli.figures.heatmap import colour_range, colours
-from repsim_cli.findings.sentences import beyond
+from repsim_cli.figures.chance import choose_chance_level
+from repsim_cli.figures.heatmap import choose_card_colours, colour_range
+from repsim_cli.findings.sentences import find_margin_over_chance
 from repsim_cli.report import headline
-from repsim_cli.report.studies import leads
+from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import so_far
 from repsim_cli.runs.behind import Kept, read_rows
 from repsim_cli.runs.content import ANSWERS, CHANCE, DIAGNOSTICS, OF_BLOCKS, QUANTITIES, Matrix, Measured, Results, Side
 from repsim_cli.runs.reader import (
-    closest,
+    find_closest_cell,
     has_results,
     mark,
+    mark_missing_cells,
     read_array,
     read_config,
     read_manifest,
     read_results,
-    without_value,
 )
 from repsim_cli.runs.results import outputs_root
 
@@ -63,11 +63,11 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     whole = mark(read_results(folder)) if has_results(manifest) else Results(study=manifest["study"])
     remedied = {
         measured.label: (base, remedy, measured)
-        for base, by_remedy in whole.under_remedies().items()
+        for base, by_remedy in whole.index_by_remedy().items()
         for remedy, measured in by_remedy.items()
     }
     maps = so_far.read(folder) if manifest["status"] == "running" else []
-    known = [so_far.by_pairs(given) for given in maps]
+    known = [so_far.split_into_pairs(given) for given in maps]
     arrays = {name: array for _, by_name in known for name, array in by_name.items()}
     measures = [*whole.measures, *(x for *_, x in remedied.values()), *(measured for measured, _ in known)]
     count = sum(
@@ -78,22 +78,22 @@ def record(folder: Path, among: int = 1) -> dict[str, Any]:
     configured = (folder / "config.yaml").is_file()
     kept = read_rows(folder)
     about = {key: value for key, value in {"analyses": whole.analyses, **whole.about}.items() if value}
-    facts = {key: list(flat(value, key)) for key, value in about.items()}
+    facts = {key: list(list_leaves(value, key)) for key, value in about.items()}
     short = {key for key, leaves in facts.items() if len(leaves) <= LEAVES and all(len(x) <= SHORT for _, x in leaves)}
     return {
         "folder": _name(folder),
         "manifest": {key: value for key, value in manifest.items() if key != "files"},
-        "record": list(flat({key: value for key, value in manifest.items() if key not in ELSEWHERE})),
+        "record": list(list_leaves({key: value for key, value in manifest.items() if key not in ELSEWHERE})),
         "command": shlex.join(manifest["command"]),
         "repeat": shlex.join(["repsim", "run", "--from", _name(folder)]),
-        "config": list(flat(read_config(folder))) if configured else [],
+        "config": list(list_leaves(read_config(folder))) if configured else [],
         "config_text": (folder / "config.yaml").read_text() if configured else "",
-        "title": headline.title(manifest, whole),
-        "question": headline.question(manifest, whole),
+        "title": headline.write_title(manifest, whole),
+        "question": headline.say_question(manifest, whole),
         "said": headline.sentences(whole, partial(read_array, folder), kept) if not maps else [],
         "rows": _encode(kept) if kept and among == 1 else None,
-        "leads": leads(whole),
-        "methods": headline.methods(manifest, whole),
+        "leads": say_main_findings(whole),
+        "methods": headline.write_methods(manifest, whole),
         "cite": headline.list_citations(manifest, whole),
         "measures": [
             _measure(measure, block, partial(_array, folder, arrays, whole, measure), untrained) for measure in measures
@@ -191,7 +191,7 @@ def _measure(
     def level(some: Sequence[tuple[Matrix, Mapping[str, np.ndarray]]]) -> dict[str, list[float]] | None:
         drawn = [cells[CHANCE] for _, cells in some if CHANCE in cells]
         across = [c["values"].ravel() for m, c in some if (m.rows.model in untrained) != (m.columns.model in untrained)]
-        chance, said = level_of(measure.chance, measure.null, drawn, np.concatenate([np.empty(0), *across]))
+        chance, said = choose_chance_level(measure.chance, measure.null, drawn, np.concatenate([np.empty(0), *across]))
         return None if chance is None else {said: [chance.low, chance.middle, chance.high]}
 
     sides: dict[str, int] = {}  # the names of layers stand once, since a run of many models has thousands of matrices
@@ -204,24 +204,24 @@ def _measure(
                 **places,
                 "n": m.n,
                 "level": level([(m, cells)]) if len(pairs) <= EACH else None,
-                "beyond": beyond(measure, cells["values"].size),
+                "beyond": find_margin_over_chance(measure, cells["values"].size),
                 **shown,
             }
         )
-        if m.rows.model != m.columns.model and (found := closest(measure, m, cells)):
+        if m.rows.model != m.columns.model and (found := find_closest_cell(measure, m, cells)):
             near.append([m.rows.model, m.columns.model, *found])
     about = {**vars(measure), "matrices": matrices, "sides": [json.loads(side) for side in sides]}
     return {**about, "scales": scales, "block": block, "level": level(pairs), "closest": near}
 
 
 def _side(side: Side, block: int) -> str:
-    return json.dumps({"model": side.model, "layers": spans(side.layers, block)})
+    return json.dumps({"model": side.model, "layers": name_layer_spans(side.layers, block)})
 
 
-def spans(layers: list[str], block: int) -> list[str]:
+def name_layer_spans(layers: list[str], block: int) -> list[str]:
     """The names of every `block` layers in a row.
 
-    >>> spans(["embed", "resid_post@0", "resid_post@1"], 2)
+    >>> name_layer_spans(["embed", "resid_post@0", "resid_post@1"], 2)
     ['embed to resid_post@0', 'resid_post@1']
     """
     parts = [layers[i : i + block] for i in range(0, len(layers), block)]
@@ -245,7 +245,11 @@ def block_means(array: np.ndarray, block: int) -> np.ndarray:
 
 def _scale(values: np.ndarray, card: dict[str, Any], what: str) -> dict[str, Any]:
     low, high = (0.0, 1.0) if what in SHARES else colour_range(values, card, what)
-    return {"low": low, "high": high, "colours": "cividis" if what in SHARES else colours(card, what, "viridis")}
+    return {
+        "low": low,
+        "high": high,
+        "colours": "cividis" if what in SHARES else choose_card_colours(card, what, "viridis"),
+    }
 
 
 def _array(
@@ -263,7 +267,7 @@ def _array(
             "the run is damaged, run it again"
         )
     known = np.isfinite(array)
-    if not known.all() and (np.isinf(array) | ~(known | without_value(whole, measured, matrix))).any():
+    if not known.all() and (np.isinf(array) | ~(known | mark_missing_cells(whole, measured, matrix))).any():
         raise BadInput(f"{folder / path}: a value is not finite, got nan or inf; the run is damaged, run it again")
     return array
 

@@ -12,7 +12,7 @@ MOST = 6  # sentences
 NEAR = 0.05  # of its last value within which a curve has arrived
 
 
-def leads(whole: Results) -> list[str]:
+def say_main_findings(whole: Results) -> list[str]:
     """Says what a run of a study found; empty for a study that has no such sentence."""
     made = LEADS.get(whole.study)
     return [sentence for _, sentence in zip(range(MOST), made(whole), strict=False)] if made else []
@@ -101,7 +101,9 @@ def _convergence(whole: Results) -> Iterator[str]:
     for curve in whole.curves.values():
         if not str(curve.about.get("quantity", "")).endswith(" to last") or len(curve.at) < 2:
             continue
-        known = [(step, value) for step, value in zip(curve.at, _mean(curve), strict=True) if value is not None]
+        known = [
+            (step, value) for step, value in zip(curve.at, _average_lines(curve), strict=True) if value is not None
+        ]
         if len(known) < 2:
             continue
         (first, begin), (last, end) = known[0], known[-1]
@@ -259,7 +261,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _mean(curve: Curve) -> list[float | int | None]:
+def _average_lines(curve: Curve) -> list[float | int | None]:
     """The mean over the lines of a curve."""
     if curve.mean is not None:
         return curve.mean

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.plain import free, once
+from repsim_cli.base.plain import find_free_key, make_unique_filename
 from repsim_cli.report import export
 from repsim_cli.runs import reader
 from repsim_cli.runs.results import Run
@@ -48,7 +48,7 @@ class TrackedRun:
                 where = f"{measured.label}/{matrix.rows.model} x {matrix.columns.model}"
                 for word, function in (("mean", np.mean), ("lowest", np.min), ("highest", np.max)):
                     if values.size:
-                        numbers[free(f"{where}/{word}", numbers)] = float(function(values))
+                        numbers[find_free_key(f"{where}/{word}", numbers)] = float(function(values))
         for claim in whole.claims:
             if claim.value is not None and math.isfinite(claim.value):
                 numbers[f"claims/{claim.name}/{claim.measure}"] = float(claim.value)
@@ -56,7 +56,7 @@ class TrackedRun:
 
     def tables(self) -> Iterator[export.Sheet]:
         """All pairs of layers, and the tables and curves of the results."""
-        return (sheet for sheet in export.sheets(self.folder) if sheet.long or sheet.name.startswith("table-"))
+        return (sheet for sheet in export.build_sheets(self.folder) if sheet.long or sheet.name.startswith("table-"))
 
     def figures(self) -> list[Path]:
         return sorted((self.folder / "figures").rglob("*.png"))
@@ -73,7 +73,9 @@ def tensorboard(record: TrackedRun) -> None:
         for sheet in record.tables():
             lines = [sheet.columns, ["---"] * len(sheet.columns), *sheet.rows]
             writer.add_text(sheet.name, "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines))
-        writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in flat(record.config).items()))
+        writer.add_text(
+            "config", "\n".join(f"    {key}: {value}" for key, value in flatten_config(record.config).items())
+        )
         for file in record.figures():
             with Image.open(file) as image:
                 writer.add_image(file.stem, np.asarray(image.convert("RGB")), dataformats="HWC")
@@ -86,14 +88,16 @@ def mlflow(record: TrackedRun) -> None:
     if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
         mlflow.set_experiment(PROJECT)
     with mlflow.start_run(run_name=record.name):
-        mlflow.log_params({key: str(value)[:500] for key, value in flat(record.config).items()})
+        mlflow.log_params({key: str(value)[:500] for key, value in flatten_config(record.config).items()})
         metrics: dict[str, float] = {}
         for name, value in record.numbers.items():
-            metrics[free(plain(name), metrics)] = value
+            metrics[find_free_key(clean_metric_name(name), metrics)] = value
         mlflow.log_metrics(metrics)
         given: dict[str, tuple[str, ...]] = {}
         for sheet in record.tables():
-            mlflow.log_text(export.as_csv(sheet).decode(), f"tables/{once(sheet.name, given)}.csv")
+            mlflow.log_text(
+                export.convert_to_csv(sheet).decode(), f"tables/{make_unique_filename(sheet.name, given)}.csv"
+            )
         for file in record.figures():
             mlflow.log_artifact(str(file), "figures")
 
@@ -141,24 +145,24 @@ def track(name: str, run: Run) -> None:
         run.warn(f"track: {name} did not log the run ({type(error).__name__}: {' '.join(str(error).split())[:200]})")
 
 
-def flat(config: dict[str, Any], path: str = "") -> dict[str, Any]:
+def flatten_config(config: dict[str, Any], path: str = "") -> dict[str, Any]:
     """
-    >>> flat({"data": {"kind": "pile"}, "seed": 0})
+    >>> flatten_config({"data": {"kind": "pile"}, "seed": 0})
     {'data.kind': 'pile', 'seed': 0}
     """
     return {
         name: value
         for key, given in config.items()
         for name, value in (
-            flat(given, f"{path}{key}.") if isinstance(given, dict) and given else {f"{path}{key}": given}
+            flatten_config(given, f"{path}{key}.") if isinstance(given, dict) and given else {f"{path}{key}": given}
         ).items()
     }
 
 
-def plain(name: str) -> str:
+def clean_metric_name(name: str) -> str:
     """A name of letters that mlflow takes.
 
-    >>> plain("cka/a+b x c@1/mean")
+    >>> clean_metric_name("cka/a+b x c@1/mean")
     'cka/a_b x c_1/mean'
     """
     return "".join(c if c.isalnum() or c in "/_-. " else "_" for c in name)

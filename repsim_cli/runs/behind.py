@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repsim_cli.base.documents import Unreadable, misfit, read_json
+from repsim_cli.base.documents import Unreadable, find_misfit, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside
+from repsim_cli.base.files import find_inside
 from repsim_cli.runs.content import BEHIND, TEXTS
 
 SHAPE = {
@@ -43,7 +43,7 @@ def read_rows(folder: Path) -> Kept | None:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    files = [inside(folder, name) for name in (TEXTS, BEHIND)]
+    files = [find_inside(folder, name) for name in (TEXTS, BEHIND)]
     if any(file is None or not file.is_file() for file in files):
         return None
     text, numbers = files
@@ -53,12 +53,12 @@ def read_rows(folder: Path) -> Kept | None:
         about, arrays = read_json(text), load_file(numbers)
     except (Unreadable, SafetensorError, OSError) as error:
         raise BadInput(f"{text}: cannot be read, got {error}; the run is damaged, run it again") from error
-    if wrong := misfit(about, SHAPE) or _unfit(about, arrays):
+    if wrong := find_misfit(about, SHAPE) or _say_misfit(about, arrays):
         raise BadInput(f"{text}: {wrong}; the run is damaged, run it again")
     return Kept(about, arrays)
 
 
-def _unfit(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+def _say_misfit(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
     """Says what of the arrays does not fit the texts; empty where all does."""
     layers, n = len(about["layers"]), about["rows"]
     kinds = {name: NUMBERS.get(name, "") for name in arrays}

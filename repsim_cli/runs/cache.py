@@ -36,8 +36,8 @@ import xxhash
 
 from repsim_cli.base.documents import read
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explain, in_utf8, walk
-from repsim_cli.runs.results import alive, dumps
+from repsim_cli.base.files import check_utf8, explain, walk
+from repsim_cli.runs.results import dumps, is_process_alive
 
 log = logging.getLogger("repsim")
 ELSEWHERE = "set REPSIM_CACHE to a folder that can be written"
@@ -47,23 +47,23 @@ OTHER_FILES = 512  # that a run may open
 STALE = 24 * 3600  # seconds after which a reader on another machine is assumed to have ended
 
 
-def root() -> Path:
+def find_cache_folder() -> Path:
     """Raises BadInput where its path is not UTF-8."""
-    return in_utf8(Path(os.environ.get("REPSIM_CACHE") or platformdirs.user_cache_dir("repsim")), "REPSIM_CACHE")
+    return check_utf8(Path(os.environ.get("REPSIM_CACHE") or platformdirs.user_cache_dir("repsim")), "REPSIM_CACHE")
 
 
 def limit() -> int:
     """The most bytes that all entries may take together."""
     try:
-        return int(read(root() / "limit"))
+        return int(read(find_cache_folder() / "limit"))
     except (OSError, ValueError):
         return DEFAULT_LIMIT
 
 
 def write_limit(size: int) -> None:
     try:
-        root().mkdir(parents=True, exist_ok=True)
-        (root() / "limit").write_text(f"{size}\n")
+        find_cache_folder().mkdir(parents=True, exist_ok=True)
+        (find_cache_folder() / "limit").write_text(f"{size}\n")
         trim()
     except OSError as error:
         raise BadInput(explain(error, advice=ELSEWHERE)) from None
@@ -87,7 +87,7 @@ def parse_size(text: str) -> int:
     return size
 
 
-def key(parts: dict[str, Any]) -> str:
+def make_cache_key(parts: dict[str, Any]) -> str:
     """The name of the work that these parts determine."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -105,7 +105,7 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        return (self.home or root() / self.kind) / self.key
+        return (self.home or find_cache_folder() / self.kind) / self.key
 
     @property
     def complete(self) -> bool:
@@ -212,7 +212,7 @@ def use(kind: str, keys: list[str]) -> Iterator[dict[str, Entry]]:
 
     One process computes an entry while others wait for it. The entries are not removed while the context lasts.
     """
-    folder = root() / kind
+    folder = find_cache_folder() / kind
     folder.mkdir(parents=True, exist_ok=True)
     _allow_open(len(keys))
     entries: dict[str, Entry] = {}
@@ -252,11 +252,13 @@ def _allow_open(locks: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def _in_use(folder: Path) -> bool:
+def _is_in_use(folder: Path) -> bool:
     for mark in folder.parent.glob(f"{folder.name}.using-*"):
         host, _, pid = mark.name.split(".using-")[1].rpartition("-")
         here = host == socket.gethostname()
-        if (here and pid.isdigit() and alive(int(pid))) or (not here and time.time() - mark.stat().st_mtime < STALE):
+        if (here and pid.isdigit() and is_process_alive(int(pid))) or (
+            not here and time.time() - mark.stat().st_mtime < STALE
+        ):
             return True
         mark.unlink(missing_ok=True)
     return False
@@ -267,7 +269,7 @@ def _sizes() -> dict[Path, int]:
     with a warning."""
     used: dict[Path, tuple[float, int]] = {}
     closed: list[OSError] = []
-    kinds = [place for place in root().iterdir() if place.is_dir()] if root().is_dir() else []
+    kinds = [place for place in find_cache_folder().iterdir() if place.is_dir()] if find_cache_folder().is_dir() else []
     for kind in kinds:
         try:
             folders = [folder for folder in kind.iterdir() if folder.is_dir()]
@@ -296,7 +298,7 @@ def _remove(folder: Path) -> bool:
     except filelock.Timeout:
         return False
     try:
-        if _in_use(folder):
+        if _is_in_use(folder):
             return False
         gone = folder.with_name(f".{folder.name}.gone")
         os.replace(folder, gone)
@@ -323,10 +325,10 @@ def trim(size: int | None = None) -> tuple[int, int]:
     return removed, total
 
 
-def overview() -> list[tuple[str, int, int]]:
+def measure_cache_use() -> list[tuple[str, int, int]]:
     """(kind, entries, bytes) of the cache."""
-    if root().exists() and not root().is_dir():
-        raise BadInput(f"{root()}: not a folder, got a file as the cache; set REPSIM_CACHE to a folder")
+    if find_cache_folder().exists() and not find_cache_folder().is_dir():
+        raise BadInput(f"{find_cache_folder()}: not a folder, got a file as the cache; set REPSIM_CACHE to a folder")
     kinds: dict[str, list[int]] = {}
     for folder, size in _sizes().items():
         kinds.setdefault(folder.parent.name, []).append(size)

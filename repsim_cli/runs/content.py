@@ -328,9 +328,9 @@ class Results:
     warnings: list[str] = field(default_factory=list)
     marks: dict[str, str] = field(default_factory=dict)
 
-    def of_study(self) -> "Results":
+    def leave_out_analyses(self) -> "Results":
         """The same without what any analysis made."""
-        return functools.reduce(Results.without, self.analyses, self)
+        return functools.reduce(Results.leave_out_analysis, self.analyses, self)
 
     @property
     def answers(self) -> list[tuple[str, str]]:
@@ -343,7 +343,7 @@ class Results:
         pairs = (measured.pairs or "all pairs of rows") if any(each.pairs for each in self.measures) else ""
         return ", ".join(filter(None, [pairs, measured.fixed_places]))
 
-    def under_remedies(self) -> dict[str, dict[str, Measured]]:
+    def index_by_remedy(self) -> dict[str, dict[str, Measured]]:
         """By the label of the measure and the remedy, the measure as if it had been run so; empty where none was."""
         by_label = {measured.label: measured for measured in self.measures}
         measures: dict[str, dict[str, Measured]] = {}
@@ -358,7 +358,7 @@ class Results:
                 measures.setdefault(label, {}).setdefault(remedy, like).matrices.append(matrix)
         return measures
 
-    def without(self, analysis: str) -> "Results":
+    def leave_out_analysis(self, analysis: str) -> "Results":
         """The same without what this analysis made."""
         return dataclasses.replace(
             self,
@@ -369,7 +369,7 @@ class Results:
             analyses={name: x for name, x in self.analyses.items() if name != analysis},
         )
 
-    def without_claims(self, names: Collection[str]) -> "Results":
+    def leave_out_claims(self, names: Collection[str]) -> "Results":
         """The same without the verdicts on these claims."""
         return dataclasses.replace(self, claims=[claim for claim in self.claims if claim.name not in names])
 

@@ -8,13 +8,13 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import explain, walk
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.runs.reader import count_seconds, read_config, read_manifest, what
-from repsim_cli.runs.results import differences, linkless, outputs_root
+from repsim_cli.runs.reader import count_seconds, drop_irrelevant_keys, read_config, read_manifest
+from repsim_cli.runs.results import check_links_inside, list_config_differences, outputs_root
 
 log = logging.getLogger("repsim")
 
 
-def runs(root: Path) -> list[Path]:
+def list_run_folders(root: Path) -> list[Path]:
     """All run folders under root, oldest first by their start; damaged and unreadable ones are left out, with a
     warning."""
     return [
@@ -48,32 +48,32 @@ def find(run: str, root: Path | None = None) -> Path:
     """The run folder that a path, `latest`, or a name means (of the run or of its folder; the newest of several)."""
     root = root or outputs_root()
     if (Path(run) / "manifest.json").is_file():
-        return linkless(Path(run))
+        return check_links_inside(Path(run))
     if Path(run).is_absolute():
         raise BadInput(f"RUN: no run folder, got '{run}'; check the path, or see repsim list run")
-    known = runs(root)
+    known = list_run_folders(root)
     if not known:
         raise BadInput(f"RUN: no runs in {root}, got '{run}'; start one with repsim run, or set REPSIM_OUTPUTS")
     if run == "latest":
-        return linkless(known[-1])
+        return check_links_inside(known[-1])
     names = {folder: {folder.name, str(folder.relative_to(root)), read_manifest(folder)["name"]} for folder in known}
     matching = [folder for folder in known if run in names[folder]]
     if not matching:
         hint = did_you_mean(run, {name for group in names.values() for name in group})
         raise BadInput(f"RUN: no such run in {root}, got '{run}'; {hint if len(hint) < 300 else 'see repsim list run'}")
-    return linkless(matching[-1])
+    return check_links_inside(matching[-1])
 
 
 def find_sweep(name: str) -> Path | None:
     """The sweep folder that a path or a folder's name means; None where it is not a sweep."""
     candidates = [Path(name), *sorted(outputs_root().glob(f"*/{name}"))] if name else []
     for folder in reversed(candidates):
-        if folder.is_dir() and not (folder / "manifest.json").is_file() and jobs(folder):
+        if folder.is_dir() and not (folder / "manifest.json").is_file() and list_jobs(folder):
             return folder
     return None
 
 
-def jobs(folder: Path) -> list[dict[str, Any]]:
+def list_jobs(folder: Path) -> list[dict[str, Any]]:
     """The jobs of a sweep, in order: folder, overrides, status, seconds, error."""
     rows = [
         {
@@ -90,13 +90,13 @@ def jobs(folder: Path) -> list[dict[str, Any]]:
 
 def find_unfinished(config: dict[str, Any]) -> tuple[Path | None, bool]:
     """The newest run of this configuration and whether it is complete; unfinished ones come first."""
-    wanted = what(config)
+    wanted = drop_irrelevant_keys(config)
     same = []
-    for folder in reversed(runs(outputs_root())):
+    for folder in reversed(list_run_folders(outputs_root())):
         if not (folder / "config.yaml").is_file():
             continue
         try:
-            if differences(wanted, read_config(folder)):  # a missing key is like null
+            if list_config_differences(wanted, read_config(folder)):  # a missing key is like null
                 continue
         except BadInput as error:  # a damaged run does not stop others from being resumed
             log.warning("%s", error)

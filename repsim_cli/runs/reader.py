@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from repsim_cli.base.documents import Unreadable, misfit, read_json, read_yaml
+from repsim_cli.base.documents import Unreadable, find_misfit, read_json, read_yaml
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import inside
+from repsim_cli.base.files import find_inside
 from repsim_cli.runs.content import (
     BEHIND,
     SCHEMA,
@@ -52,7 +52,7 @@ HOW = (
         )
     ),
 )
-# shapes, as `misfit` takes them, of what is read after a run; studies add further keys
+# shapes, as `find_misfit` takes them, of what is read after a run; studies add further keys
 NUMBER = int | float
 FACTS = {
     "kind": str,
@@ -101,7 +101,7 @@ CONFIG = dict.fromkeys((f"{group}?" for group in GROUPS), dict)
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration of a run, without the keys that say how it was started."""
-    return what(_read(folder / "config.yaml", read_yaml, CONFIG))
+    return drop_irrelevant_keys(_read(folder / "config.yaml", read_yaml, CONFIG))
 
 
 def read_applied_config(folder: Path) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def read_applied_config(folder: Path) -> dict[str, Any]:
     return {**config, **({"extract": {**extract, **known}} if known else {})}
 
 
-def what(config: Mapping[str, Any]) -> dict[str, Any]:
+def drop_irrelevant_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without the keys of `HOW`."""
     kept = {k: dict(v) if isinstance(v, Mapping) else v for k, v in config.items()}
     for path in HOW:
@@ -121,7 +121,7 @@ def what(config: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def sha256(file: Path) -> str:
+def hash_file(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
@@ -167,8 +167,8 @@ def read_results(folder: Path, *, arrays: bool = True) -> Results:
         raise BadInput(f"{folder}: it has no results (status {manifest['status']}); run it again")
     for name, digest in manifest.get("files", {}).items():
         if name in ("results.json", BEHIND, TEXTS) or (arrays and name.startswith("arrays/")):
-            file = inside(folder, name)
-            if file is None or not file.is_file() or sha256(file) != digest:
+            file = find_inside(folder, name)
+            if file is None or not file.is_file() or hash_file(file) != digest:
                 raise BadInput(f"{folder / name}: not as the run left it, got another or no file; run it again")
     file = folder / "results.json"
     try:
@@ -207,7 +207,7 @@ def _read(file: Path, reader: Callable[[Path], Any], shape: Any) -> Any:
 
 
 def _check_shape(file: Path, value: Any, shape: Any, path: str = "") -> Any:
-    wrong = misfit(value, shape, path)
+    wrong = find_misfit(value, shape, path)
     if wrong:
         raise BadInput(f"{file}: {wrong}; the run is damaged, run it again")
     return value
@@ -226,17 +226,17 @@ def mark(results: Results) -> Results:
     ['a (93.1 %)', 'ab']
     """
 
-    def with_marks(value: Any) -> Any:
+    def add_marks(value: Any) -> Any:
         if isinstance(value, str):
             return f"{value} ({results.marks[value]})" if value in results.marks else value
         if isinstance(value, dict):
-            return {with_marks(key): with_marks(inner) for key, inner in value.items()}
-        return [with_marks(inner) for inner in value] if isinstance(value, list) else value
+            return {add_marks(key): add_marks(inner) for key, inner in value.items()}
+        return [add_marks(inner) for inner in value] if isinstance(value, list) else value
 
-    return from_json(with_marks(to_json(results))) if results.marks else results
+    return from_json(add_marks(to_json(results))) if results.marks else results
 
 
-def closest(
+def find_closest_cell(
     measured: Measured, matrix: Matrix, cells: Mapping[str, np.ndarray]
 ) -> tuple[str, str, dict[str, float | None]] | None:
     """The two layers of a matrix that are closest by value, the first of equal ones, and all numbers of their cell, as
@@ -249,7 +249,7 @@ def closest(
     return matrix.rows.layers[i], matrix.columns.layers[j], numbers
 
 
-def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.ndarray:
+def mark_missing_cells(results: Results, measured: Measured, matrix: Matrix) -> np.ndarray:
     """Marks the cells of a matrix that are listed as without a value; no other number of theirs may be missing."""
     table, sides = results.tables.get(WITHOUT_VALUE), (matrix.rows, matrix.columns)
     places = [{layer: i for i, layer in enumerate(side.layers)} for side in sides]
@@ -260,18 +260,18 @@ def without_value(results: Results, measured: Measured, matrix: Matrix) -> np.nd
     return mask
 
 
-def block_of(relative: str, rows: slice, columns: slice) -> str:
+def name_array_block(relative: str, rows: slice, columns: slice) -> str:
     """The path of a block of an array of the run, as `read_array` takes it.
 
-    >>> block_of("arrays/cka.npy", slice(0, 2), slice(4, 6))
+    >>> name_array_block("arrays/cka.npy", slice(0, 2), slice(4, 6))
     'arrays/cka.npy[0:2,4:6]'
     """
     return f"{relative}[{rows.start}:{rows.stop},{columns.start}:{columns.stop}]"
 
 
 def read_array(folder: Path, relative: str, *, mapped: bool = False) -> np.ndarray:
-    """An array of a run, or a block of one (as of `block_of`); the path may not leave the folder. mapped: its content
-    is read when it is used."""
+    """An array of a run, or a block of one (as of `name_array_block`); the path may not leave the folder. mapped: its
+    content is read when it is used."""
     if part := BLOCK.fullmatch(relative):
         name, *ends = part.groups()
         top, bottom, left, right = map(int, ends)
@@ -294,7 +294,7 @@ def _share(folder: Path, name: str, changed: int) -> np.ndarray:
 
 
 def _load(folder: Path, relative: str, mode: Literal["r"] | None) -> np.ndarray:
-    file = inside(folder, relative)
+    file = find_inside(folder, relative)
     if file is None:
         raise BadInput(f"{folder}: an array outside the run, got '{relative}'; the run is damaged")
     if file.exists() and not file.is_file():  # reading a pipe would never return

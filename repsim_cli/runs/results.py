@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.environment import git_state, versions
+from repsim_cli.base.environment import git_state, read_versions
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import explain, in_utf8, inside
-from repsim_cli.base.plain import once
+from repsim_cli.base.files import check_utf8, explain, find_inside
+from repsim_cli.base.plain import make_unique_filename
 from repsim_cli.base.plain import slug as slug  # for analyses of others
 from repsim_cli.runs.content import (
     SCHEMA,
@@ -43,7 +43,7 @@ from repsim_cli.runs.content import (
     Table,
     to_json,
 )
-from repsim_cli.runs.reader import LOCK, STATE, has_results, read_manifest, sha256
+from repsim_cli.runs.reader import LOCK, STATE, has_results, hash_file, read_manifest
 
 SAVE_EVERY = 5.0  # seconds between two saved states
 # what a short manifest has of the whole one, and what it leaves empty
@@ -88,7 +88,7 @@ def write(file: Path, content: bytes) -> None:
 
 def outputs_root() -> Path:
     """Where run folders go: REPSIM_OUTPUTS, or `outputs` in the current folder."""
-    return in_utf8(Path(os.environ.get("REPSIM_OUTPUTS") or "outputs"), "REPSIM_OUTPUTS")
+    return check_utf8(Path(os.environ.get("REPSIM_OUTPUTS") or "outputs"), "REPSIM_OUTPUTS")
 
 
 def check_root() -> None:
@@ -122,7 +122,7 @@ class Run:
         began with other input of the same name: its numbers would be of both."""
         before, now = self.manifest.get(key, {}), json.loads(dumps(description))
         if self.manifest["resumed"] and (
-            found := differences(now, {name: before.get(name, part) for name, part in now.items()}, key)
+            found := list_config_differences(now, {name: before.get(name, part) for name, part in now.items()}, key)
         ):
             raise BadInput(f"resume: {self.folder} began with other input, got {found[0]}; start a new run")
         self.manifest[key] = before | now
@@ -157,7 +157,7 @@ class Run:
         (self.folder / "arrays").mkdir(exist_ok=True)
         stream = io.BytesIO()
         np.save(stream, np.ascontiguousarray(array, dtype=np.float64), allow_pickle=False)
-        relative = f"arrays/{once(name, self._arrays)}.npy"
+        relative = f"arrays/{make_unique_filename(name, self._arrays)}.npy"
         write(self.folder / relative, stream.getvalue())
         self._hash(relative)
         return relative
@@ -172,7 +172,7 @@ class Run:
     def _hash(self, relative: str) -> None:
         """Updates the hash in the manifest of a run that had ended, so that the file can be read."""
         if "files" in self.manifest:
-            self.manifest["files"][relative] = sha256(self.folder / relative)
+            self.manifest["files"][relative] = hash_file(self.folder / relative)
             self.save_manifest()
 
     def discard(self) -> None:
@@ -213,7 +213,7 @@ class Run:
         """Records the hash of every file, and releases the folder."""
         (self.folder / SO_FAR).unlink(missing_ok=True)
         self.manifest["files"] = {
-            str(file.relative_to(self.folder)): sha256(file)
+            str(file.relative_to(self.folder)): hash_file(file)
             for file in sorted(self.folder.rglob("*"))
             if file.is_file()
             and file.name not in ("manifest.json", "repsim.log", "report.html", LOCK, STATE)
@@ -250,7 +250,7 @@ def create(folder: Path, *, name: str, study: str, seed: int, command: list[str]
         "git": git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions(),
+        "packages": read_versions(),
         "timings": {},
         "peak_memory_mb_after": {},
         "warnings": [],
@@ -306,9 +306,9 @@ def claim(folder: Path) -> Any:
     return lock
 
 
-def linkless(folder: Path) -> Path:
+def check_links_inside(folder: Path) -> Path:
     """The run folder. Raises BadInput where a link would have files elsewhere read or written."""
-    away = next((file.name for file in sorted(folder.iterdir()) if inside(folder, file.name) is None), None)
+    away = next((file.name for file in sorted(folder.iterdir()) if find_inside(folder, file.name) is None), None)
     if away is not None:
         raise BadInput(f"{folder}: a link that leaves the run, got '{away}'; remove it, or copy there what it links to")
     return folder
@@ -316,7 +316,7 @@ def linkless(folder: Path) -> Path:
 
 def reopen(folder: Path) -> Run:
     """A run that did not end, to resume. Raises BadInput where another process writes there."""
-    linkless(folder)
+    check_links_inside(folder)
     manifest = read_manifest(folder)
     lock = claim(folder)
     for left in [*folder.rglob(".*.partial"), folder / SO_FAR]:
@@ -325,10 +325,12 @@ def reopen(folder: Path) -> Run:
     manifest["resumed"].append(datetime.now(UTC).isoformat(timespec="seconds"))
     manifest.update(status="running", error=None)
     run = Run(folder, manifest, lock)
-    now = {"commit": (git_state() or {}).get("commit"), **versions()}
+    now = {"commit": (git_state() or {}).get("commit"), **read_versions()}
     began = {"commit": (manifest["git"] or {}).get("commit"), **manifest["packages"]}
     if now != began:
-        run.warn(f"the run resumes with other code than it began with: {'; '.join(differences(now, began))}")
+        run.warn(
+            f"the run resumes with other code than it began with: {'; '.join(list_config_differences(now, began))}"
+        )
     run.save_manifest()
     return run
 
@@ -346,15 +348,17 @@ def amend(folder: Path) -> Iterator[Run]:
         run.close()
 
 
-def differences(now: Any, then: Any, path: str = "") -> list[str]:
+def list_config_differences(now: Any, then: Any, path: str = "") -> list[str]:
     """The key paths at which two configurations differ."""
     if isinstance(now, dict) and isinstance(then, dict):
         keys = [*now, *(k for k in then if k not in now)]
-        return [d for k in keys for d in differences(now.get(k), then.get(k), f"{path}.{k}" if path else str(k))]
+        return [
+            d for k in keys for d in list_config_differences(now.get(k), then.get(k), f"{path}.{k}" if path else str(k))
+        ]
     return [] if now == then else [f"{path}: {then} then, {now} now"]
 
 
-def alive(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     """Whether this process of this machine is running."""
     try:
         os.kill(pid, 0)

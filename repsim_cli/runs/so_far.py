@@ -109,13 +109,13 @@ def _state(given: Mapping[str, Any], values: np.ndarray) -> str:
     return "all cells" if batches == 1 else f"mean over {max(given['done'], 1)} of {batches} batches"
 
 
-def by_pairs(so_far: LiveMap) -> tuple[Measured, dict[str, np.ndarray]]:
+def split_into_pairs(so_far: LiveMap) -> tuple[Measured, dict[str, np.ndarray]]:
     """The measure as results.json will have it, and its arrays by their names there: of each two models of which a
     cell is known."""
     places: dict[str, list[int]] = {}
     for place, (model, _) in enumerate(so_far.names):
         places.setdefault(model, []).append(place)
-    both = itertools.combinations_with_replacement if so_far.measured.card["symmetric"] else _both_ways
+    both = itertools.combinations_with_replacement if so_far.measured.card["symmetric"] else _list_ordered_pairs
     matrices, arrays = [], {}
     for row, column in both(places, 2):
         block = so_far.values[np.ix_(places[row], places[column])]
@@ -129,5 +129,5 @@ def by_pairs(so_far: LiveMap) -> tuple[Measured, dict[str, np.ndarray]]:
     return dataclasses.replace(so_far.measured, matrices=matrices), arrays
 
 
-def _both_ways(items: Mapping[str, Any], count: int) -> Iterator[tuple[str, ...]]:
+def _list_ordered_pairs(items: Mapping[str, Any], count: int) -> Iterator[tuple[str, ...]]:
     return itertools.product(items, repeat=count)

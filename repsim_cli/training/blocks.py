@@ -58,7 +58,7 @@ def freeze_blocks(backbone: nn.Module, is_frozen: Callable[[str], bool]) -> None
         weights.requires_grad_(not is_frozen(name))
 
 
-def first_blocks(config: Any, count: int) -> Any:
+def keep_first_blocks(config: Any, count: int) -> Any:
     """A copy of the config with so many blocks. Raises BadInput where it has fewer."""
     depth = getattr(config, "num_hidden_layers", 0)
     if count > depth:

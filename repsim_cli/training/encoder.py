@@ -17,7 +17,7 @@ from repsim_cli.base.registry import models
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
 from repsim_cli.models.checkpoints import hash_files, weight_files
-from repsim_cli.models.configs import config_hash, inline_config, source
+from repsim_cli.models.configs import build_source_from_config, config_hash, inline_config
 from repsim_cli.models.loading import WHOLE, disable_cache
 from repsim_cli.models.source import Source, TrainingWork
 from repsim_cli.models.transformers import load, load_with_head
@@ -25,7 +25,7 @@ from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
 from repsim_cli.training.finetune import EncoderRecipe
 from repsim_cli.training.loop import Along
-from repsim_cli.training.masked import MASKED_TOKENS, mark_tokenizer, sequences_of, train_masked, with_fresh_weights
+from repsim_cli.training.masked import MASKED_TOKENS, make_fresh_model, mark_tokenizer, pack_masked_text, train_masked
 from repsim_cli.training.trained import Metrics, Trained
 
 # beside the weights: seed, recipe, loss by step, CPU seconds, how many examples evaluate it, of sparse ones each block
@@ -66,20 +66,20 @@ def pretrained_encoder(*, config: dict[str, Any], tokenizer: str, data: Data, re
     if not isinstance(data, Text):
         raise BadInput(f"data: not running text, got {data.source}; e.g. {{kind: embedded_text, split: train}}")
     settings = inline_config(config)
-    words = words_of(settings, tokenizer)
+    words = load_mask_tokenizer(settings, tokenizer)
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    bare = source(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
+    bare = build_source_from_config(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
     check_length("recipe.length", recipe, bare)
 
     @functools.cache
     def define() -> Trained:
         return define_language_model(settings, words, data, recipe)
 
-    return from_text(bare, settings, define)
+    return make_trained_source(bare, settings, define)
 
 
-def from_text(bare: Source, config: Any, trained: Callable[[], Trained]) -> Source:
+def make_trained_source(bare: Source, config: Any, trained: Callable[[], Trained]) -> Source:
     """A source whose weights are trained by `define()`, which is called when they or their key are first needed."""
 
     def folder() -> str:
@@ -112,7 +112,7 @@ def check_length(key: str, recipe: EncoderRecipe, bare: Source) -> None:
         raise BadInput(f"{key}: longer than the encoder's context, got {recipe.length}; at most {bare.context}")
 
 
-def words_of(config: Any, tokenizer: str | None) -> Any:
+def load_mask_tokenizer(config: Any, tokenizer: str | None) -> Any:
     """The tokenizer of a masked language model. Raises BadInput for one that is missing, cannot mark texts, or has more
     tokens than the config."""
     if tokenizer is None:
@@ -132,8 +132,8 @@ def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         check_device("recipe.device", recipe.device)
         start = time.process_time()
-        model = with_fresh_weights(config, MASKED_TOKENS, SHARED_SEED).to(recipe.device)
-        sequences = sequences_of(text, words, recipe.length)
+        model = make_fresh_model(config, MASKED_TOKENS, SHARED_SEED).to(recipe.device)
+        sequences = pack_masked_text(text, words, recipe.length)
         losses, metrics = train_masked(
             model, sequences, words, recipe, seed=SHARED_SEED, along=Along(state=scratch / STATE, progress=progress)
         )
@@ -149,7 +149,7 @@ def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
         return metrics
 
     def work() -> TrainingWork:
-        steps = recipe.total(len(sequences_of(text, words, recipe.length).seen))
+        steps = recipe.total(len(pack_masked_text(text, words, recipe.length).seen))
         return TrainingWork(steps=steps, tokens=steps * recipe.batch_size * recipe.length)
 
     return Trained(
@@ -157,7 +157,7 @@ def define_language_model(config: Any, words: Any, text: Text, recipe: EncoderRe
             "code": CODE,
             "config": config_hash(config.to_dict()),
             "tokenizer": digest(words.backend_tokenizer.to_str()),
-            "text": content_of(text),
+            "text": hash_documents(text),
             "recipe": asdict(recipe),
             "seed": SHARED_SEED,
         },
@@ -171,7 +171,7 @@ def digest(content: Any) -> str:
 
 
 @functools.cache
-def content_of(text: Text) -> str:
+def hash_documents(text: Text) -> str:
     """sha256 of the documents."""
     whole = hashlib.sha256()
     for document in text.documents():

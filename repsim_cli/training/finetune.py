@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.outputs import in_order, outputs
+from repsim_cli.activations.outputs import batch_in_order, compute_logits
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import EVERYTHING, Above0, Extract, From0, Medium, NotNegative, Positive
 from repsim_cli.data.base import Labels, Sequences
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import Scoring
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.transformers import load
 from repsim_cli.training.blocks import Freeze
 from repsim_cli.training.loop import Along, Pace, train
@@ -130,7 +130,7 @@ def word_tokenizer(texts: Iterable[str], vocabulary: int, length: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=whole, model_max_length=length, model_input_names=inputs, **SPECIAL)
 
 
-def all_sequences(data: Examples, tokenizer: Any, length: int) -> Sequences:
+def encode_examples(data: Examples, tokenizer: Any, length: int) -> Sequences:
     """Every example of the data, in its order."""
     return data.sequences(tokenizer, Extract(hook_points=["embed"], length=length, sequences=EVERYTHING), 0)
 
@@ -143,7 +143,7 @@ def label_config(config: Any, labels: Sequence[str]) -> Any:
     return labelled
 
 
-def classifier(config: Any, where: str | None, revision: str | None, seed: int) -> Any:
+def make_classifier(config: Any, where: str | None, revision: str | None, seed: int) -> Any:
     """A classifier with a random head under the seed; its encoder is random, or loaded from `where` (folder or hub id).
 
     Parts of the encoder that the checkpoint lacks (a pooler) are random. Raises BadInput where there is no such
@@ -152,7 +152,7 @@ def classifier(config: Any, where: str | None, revision: str | None, seed: int) 
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = library().AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+            model = import_transformers().AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     except (ValueError, ZeroDivisionError) as error:  # the latter without blocks
         raise BadInput(
             f"config: no classifier can be made of it, got model_type {config.model_type}; use an encoder"
@@ -164,7 +164,7 @@ def classifier(config: Any, where: str | None, revision: str | None, seed: int) 
     return model
 
 
-def batch_of(sequences: Sequences, numbers: Int[np.ndarray, " b"], segments: bool) -> dict[str, Tensor]:
+def make_labelled_batch(sequences: Sequences, numbers: Int[np.ndarray, " b"], segments: bool) -> dict[str, Tensor]:
     """The inputs of these examples, as long as the longest of them, and their labels."""
     longest = int(sequences.mask[numbers].sum(1).max())
     arrays = {"input_ids": sequences.ids, "attention_mask": sequences.mask}
@@ -175,7 +175,7 @@ def batch_of(sequences: Sequences, numbers: Int[np.ndarray, " b"], segments: boo
     return {**given, "labels": torch.from_numpy(sequences.labels.codes[numbers]).long()}
 
 
-def adamw(model: nn.Module, rate: float, weight_decay: float) -> torch.optim.AdamW:
+def make_adamw(model: nn.Module, rate: float, weight_decay: float) -> torch.optim.AdamW:
     """AdamW on all weights that train, with decay of all but norms and biases."""
     trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
     decays = [weights.ndim > 1 and "bias" not in name for name, weights in trained]
@@ -211,7 +211,7 @@ def train_on(
     def order(epoch: int) -> Int[np.ndarray, " N"]:
         return torch.randperm(examples, generator=torch.Generator().manual_seed(seed + epoch)).numpy()
 
-    def of_step(step: int, draw: np.random.Generator) -> Tensor:
+    def compute_step_loss(step: int, draw: np.random.Generator) -> Tensor:
         epoch, start = step // per_epoch, step % per_epoch * recipe.batch_size
         return loss(order(epoch)[start : start + recipe.batch_size], draw)
 
@@ -221,8 +221,8 @@ def train_on(
         losses = list(
             train(
                 model,
-                adamw(model, recipe.learning_rate, recipe.weight_decay),
-                of_step,
+                make_adamw(model, recipe.learning_rate, recipe.weight_decay),
+                compute_step_loss,
                 pace=Pace(
                     along.progress(range(total), label="training", unit="steps"),
                     lambda step: recipe.rate(step, total),
@@ -243,7 +243,7 @@ def fine_tune(
     """Trains the classifier in place; `settings` and what is returned as of `train_on`, in nats."""
 
     def loss(numbers: Int[np.ndarray, " b"], _: np.random.Generator) -> Tensor:
-        inputs = {name: x.to(recipe.device) for name, x in batch_of(sequences, numbers, segments).items()}
+        inputs = {name: x.to(recipe.device) for name, x in make_labelled_batch(sequences, numbers, segments).items()}
         labels = inputs.pop("labels")
         return nn.functional.cross_entropy(model(**inputs).logits, labels)
 
@@ -252,14 +252,14 @@ def fine_tune(
     return train_on(model, count, recipe, loss, sparsity=sparse, **settings)
 
 
-def logits_of(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:
+def compute_class_logits(model: Any, sequences: Sequences, *, segments: bool, batch_size: int) -> Float[Tensor, "N c"]:
     """The logits of a classifier for all sequences, on the CPU."""
     model.eval()
-    parts = outputs(model, sequences, in_order(sequences, batch_size), segments=segments)
+    parts = compute_logits(model, sequences, batch_in_order(sequences, batch_size), segments=segments)
     return torch.cat([part.cpu() for part in parts])
 
 
-def in_distribution(logits: Float[Tensor, "N c"], labels: Labels | None, scored: Scoring) -> Metrics:
+def score_in_distribution(logits: Float[Tensor, "N c"], labels: Labels | None, scored: Scoring) -> Metrics:
     """accuracy; where the model and the data have the same labels, loss in nats and, of two labels, f1 of the second
     (`positive` of reviews)."""
     assert labels is not None
@@ -275,7 +275,7 @@ def in_distribution(logits: Float[Tensor, "N c"], labels: Labels | None, scored:
     return metrics
 
 
-def by_heuristic(
+def score_by_heuristic(
     logits: Float[Tensor, "N c"], sequences: Sequences, scored: Scoring, examples: Sequence[Example]
 ) -> Metrics:
     """hans_accuracy; hans_HEURISTIC over its labels (half of it is right where the heuristic is always followed),

@@ -21,16 +21,16 @@ from repsim_cli.data.labelled import Examples
 from repsim_cli.data.labels import Scoring, match_labels
 from repsim_cli.data.packing import Text
 from repsim_cli.models.checkpoints import hash_files, weight_files
-from repsim_cli.models.configs import config_hash, config_of, inline_config, source
+from repsim_cli.models.configs import build_source_from_config, config_hash, find_config, inline_config
 from repsim_cli.models.decoders import DECODERS
 from repsim_cli.models.loading import WHOLE, disable_cache
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Family, Series, Source, TrainingWork
-from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.models.transformers import Place, check_place, load, load_with_head, place
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps, write
-from repsim_cli.training.blocks import first_blocks, freeze_blocks, is_frozen
+from repsim_cli.training.blocks import freeze_blocks, is_frozen, keep_first_blocks
 from repsim_cli.training.encoder import (
     RECORD,
     SHARED_SEED,
@@ -38,23 +38,23 @@ from repsim_cli.training.encoder import (
     check_length,
     define_language_model,
     digest,
-    words_of,
+    load_mask_tokenizer,
 )
 from repsim_cli.training.finetune import (
     CODE,
     FineTuneRecipe,
-    all_sequences,
-    by_heuristic,
-    classifier,
+    compute_class_logits,
+    encode_examples,
     fine_tune,
-    in_distribution,
     label_config,
-    logits_of,
+    make_classifier,
+    score_by_heuristic,
+    score_in_distribution,
     word_tokenizer,
 )
 from repsim_cli.training.loop import Along, keep_nothing
 from repsim_cli.training.masked import mark_tokenizer
-from repsim_cli.training.sparse import blocks_of, compute_achieved
+from repsim_cli.training.sparse import compute_achieved, find_prunable_blocks
 from repsim_cli.training.trained import Metrics, Trained
 
 Folders = tuple[Path, Path, Progress]  # of the model, of its state, and what shows how far the training is
@@ -123,7 +123,7 @@ def finetuned(  # noqa: PLR0913 - keys of YAML
             f"config: a classifier of {plain.model_type} reads the last token that is no padding, got no pad_token_id; "
             "set it in the model's config"
         )
-    cut = plain if blocks is None else first_blocks(plain, blocks)
+    cut = plain if blocks is None else keep_first_blocks(plain, blocks)
     start = Start(encoder, revision, tokenizer, plain, cut, label_config(cut, labels))
     made = Classifiers(start, shared, sets, scored, recipe)
     return Family(sources={str(seed): made.member(seed) for seed in seeds})
@@ -177,14 +177,16 @@ class Classifiers:
         self.whole_shape, self.cut_shape = (config_hash(each.to_dict()) for each in (start.plain, start.cut))
         self.text = shared.data if shared is not None and isinstance(shared.data, Text) else None
         if self.text is not None:
-            words_of(start.plain, start.tokenizer)
+            load_mask_tokenizer(start.plain, start.tokenizer)
         recipes = {"recipe": recipe, **({} if shared is None else {"shared.recipe": shared.recipe})}
         if is_dry():  # a model from the cache needs no such device, wherever it was trained
             for key, settings_of in recipes.items():
                 check_device(f"{key}.device", settings_of.device)
-        self.bare = source(self.settings, self.tokens, lambda eager, how=WHOLE: nn.Module(), dict, None)
+        self.bare = build_source_from_config(
+            self.settings, self.tokens, lambda eager, how=WHOLE: nn.Module(), dict, None
+        )
         if recipe.sparsity is not None:
-            blocks_of(self.settings, self.bare.skeleton)
+            find_prunable_blocks(self.settings, self.bare.skeleton)
         for key, settings_of in recipes.items():
             check_length(f"{key}.length", settings_of, self.bare)
         self.frozen = is_frozen(self.bare, recipe.freeze) if recipe.freeze is not None else None
@@ -194,7 +196,7 @@ class Classifiers:
     def _make_tokens(self) -> Any:
         start = self.start
         if start.encoder is not None:
-            return tokenizer_of(start.encoder.where, start.revision)
+            return load_tokenizer(start.encoder.where, start.revision)
         if start.tokenizer is not None:
             return mark_tokenizer(start.tokenizer)
         texts = (text for example in self.sets["train"].examples()[0] for text in example.texts)
@@ -212,7 +214,7 @@ class Classifiers:
     def _sequences(self, name: str) -> Sequences:
         shared, recipe = self.shared, self.recipe
         length = shared.recipe.length if shared is not None and name == "shared" else recipe.length
-        encoded = all_sequences(self.sets[name], self.tokens(), length)
+        encoded = encode_examples(self.sets[name], self.tokens(), length)
         if encoded.labels is None:
             raise BadInput(
                 f"{name}: a classifier needs a label per example, got none in {self.sets[name].source}; add them"
@@ -265,7 +267,7 @@ class Classifiers:
         if name == "train":
             record["evaluated"] = len(self.sequences("evaluate").ids)
         if self.recipe.sparsity is not None:
-            record["blocks"] = compute_achieved(blocks_of(model.config, model.base_model))[1]
+            record["blocks"] = compute_achieved(find_prunable_blocks(model.config, model.base_model))[1]
         model.save_pretrained(folder)
         self.tokens().save_pretrained(folder)
         (folder / RECORD).write_text(dumps(record))
@@ -282,7 +284,7 @@ class Classifiers:
 
         def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
             check_device("shared.recipe.device", recipe.device)
-            model = classifier(shape, None, self.start.revision, SHARED_SEED).to(recipe.device)
+            model = make_classifier(shape, None, self.start.revision, SHARED_SEED).to(recipe.device)
             self.fit(model, "shared", recipe, SHARED_SEED, (folder, scratch, progress))
             return {}
 
@@ -304,7 +306,7 @@ class Classifiers:
         check_device("recipe.device", recipe.device)
         recipe.check(recipe.total(len(train.ids)))
         where = str(self.first.folder(progress)) if self.first is not None else encoder and encoder.where
-        model = classifier(self.settings, where, self.start.revision, seed).to(recipe.device)
+        model = make_classifier(self.settings, where, self.start.revision, seed).to(recipe.device)
         if self.frozen is not None:
             freeze_blocks(model.base_model, self.frozen)
         steps = scratch / "steps"
@@ -315,7 +317,7 @@ class Classifiers:
             model.save_pretrained(steps / f"step{step}")
             self.tokens().save_pretrained(steps / f"step{step}")
             some = train.take(draw(len(train.ids), SEEN, seed))
-            of_training = in_distribution(
+            of_training = score_in_distribution(
                 self.answers(model, some), some.labels, match_labels(self.labels, self.labels, "train")
             )
             metrics = {**self.scores(model), "training_loss": of_training["loss"]}
@@ -327,17 +329,19 @@ class Classifiers:
         metrics = self.scores(model)
         if "hans" in self.scored:
             of = self.sequences("hans")
-            metrics |= by_heuristic(self.answers(model, of), of, self.scored["hans"], self.sets["hans"].examples()[0])
+            metrics |= score_by_heuristic(
+                self.answers(model, of), of, self.scored["hans"], self.sets["hans"].examples()[0]
+            )
         return metrics
 
     def answers(self, model: Any, of: Sequences) -> Float[Tensor, "N c"]:
-        return logits_of(model, of, segments=self.bare.segments, batch_size=self.recipe.batch_size)
+        return compute_class_logits(model, of, segments=self.bare.segments, batch_size=self.recipe.batch_size)
 
     def scores(self, model: Any) -> Metrics:
         of = self.sequences("evaluate")
-        metrics = in_distribution(self.answers(model, of), of.labels, self.scored["evaluate"])
+        metrics = score_in_distribution(self.answers(model, of), of.labels, self.scored["evaluate"])
         if self.recipe.sparsity is not None:
-            metrics |= compute_achieved(blocks_of(model.config, model.base_model))[0]
+            metrics |= compute_achieved(find_prunable_blocks(model.config, model.base_model))[0]
         return metrics
 
     def find_missing(self, seed: int) -> dict[str, Callable[[], TrainingWork]]:
@@ -355,7 +359,7 @@ class Classifiers:
                 "source": str(Path(f"trained here, models/{self.define(seed).key}") / name),
                 "trained": self.define(seed).key,
                 "weights_hash": hash_files(weight_files(Path(where))),
-                "config_hash": config_hash(config_of(where).to_dict()),
+                "config_hash": config_hash(find_config(where).to_dict()),
                 "metrics": metrics(),
             }
 

@@ -17,12 +17,19 @@ from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Fraction, Seed
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.models.configs import config_hash, inline_config, source
+from repsim_cli.models.configs import build_source_from_config, config_hash, inline_config
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.source import Source
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress, dumps
-from repsim_cli.training.encoder import RECORD, check_length, content_of, digest, from_text, words_of
+from repsim_cli.training.encoder import (
+    RECORD,
+    check_length,
+    digest,
+    hash_documents,
+    load_mask_tokenizer,
+    make_trained_source,
+)
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.loop import Along
 from repsim_cli.training.masked import (
@@ -30,12 +37,12 @@ from repsim_cli.training.masked import (
     MASKED_TOKENS,
     NEXT_TOKEN,
     Masked,
+    make_fresh_model,
     mark_tokenizer,
-    sequences_of,
+    pack_masked_text,
     train_masked,
-    with_fresh_weights,
 )
-from repsim_cli.training.pretrain import compute_held_out, next_token_loss
+from repsim_cli.training.pretrain import compute_held_out, compute_next_token_loss
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 2  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -71,10 +78,10 @@ def language_model(
     if not isinstance(data, Text):
         raise BadInput(f"data: not running text, got {data.source}; e.g. {{kind: embedded_text, split: train}}")
     settings = inline_config(config)
-    words = words_of(settings, tokenizer)
+    words = load_mask_tokenizer(settings, tokenizer)
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    bare = source(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
+    bare = build_source_from_config(settings, lambda: words, lambda eager, how=WHOLE: nn.Module(), dict, None)
     check_length("recipe.length", recipe, bare)
 
     def train(folder: Path, scratch: Path, progress: Progress) -> Metrics:
@@ -83,7 +90,7 @@ def language_model(
         given: dict[str, Any] = {"seed": seed, "along": Along(state=scratch / STATE, progress=progress)}
         text = _sequences(data, tokenizer, recipe.length)
         head = MASKED_TOKENS if objective == "masked" else NEXT_TOKEN
-        model = with_fresh_weights(settings, head, seed).to(recipe.device)
+        model = make_fresh_model(settings, head, seed).to(recipe.device)
         if objective == "masked":
             losses, metrics = train_masked(model, text, words, recipe, share=hidden, **given)
         else:
@@ -100,27 +107,27 @@ def language_model(
             "code": CODE,
             "config": config_hash(settings.to_dict()),
             "tokenizer": digest(words.backend_tokenizer.to_str()),
-            "text": content_of(data),
+            "text": hash_documents(data),
             "objective": [objective, hidden] if objective == "masked" else [objective],
             "recipe": asdict(recipe),
             "seed": seed,
         }
         return Trained(parts, train)
 
-    return from_text(bare, settings, define)
+    return make_trained_source(bare, settings, define)
 
 
 @functools.lru_cache(maxsize=1)
 def _sequences(data: Text, tokenizer: str, length: int) -> Masked:
     """Models of one text are trained one after the other."""
-    return sequences_of(data, mark_tokenizer(tokenizer), length)
+    return pack_masked_text(data, mark_tokenizer(tokenizer), length)
 
 
 def train_next(model: Any, text: Masked, recipe: EncoderRecipe, **settings: Any) -> tuple[dict[int, float], Metrics]:
     """Trains in place; `settings` and the loss by step as of `train_on`; loss and accuracy of held-out text."""
 
     def loss(numbers: Int[np.ndarray, " b"], _: np.random.Generator) -> Tensor:
-        return next_token_loss(model, torch.from_numpy(text.seen[numbers]).long().to(recipe.device))
+        return compute_next_token_loss(model, torch.from_numpy(text.seen[numbers]).long().to(recipe.device))
 
     losses = train_on(model, len(text.seen), recipe, loss, **settings)
     return losses, compute_held_out(model.cpu(), text.held_out)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.runs.results import SAVE_EVERY, Progress, quiet
 from repsim_cli.training.sparse import SparseTraining
-from repsim_cli.training.state import restore_state, resumable, save_state
+from repsim_cli.training.state import is_resumable, restore_state, save_state
 
 SHARE = 20  # training lasts at least so many times as long as saving its state
 
@@ -69,7 +69,7 @@ def train(
     """
     draw, state = np.random.default_rng(seed), along.state
     losses: list[float] = []
-    if state is not None and resumable(state):
+    if state is not None and is_resumable(state):
         restored = restore_state(state, model, optimiser, draw)
         losses = restored.pop("losses").tolist()
         if sparsity is not None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import EVERYTHING
 from repsim_cli.data.packing import Text, pack
-from repsim_cli.models.library import library
-from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.library import import_transformers
+from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.training.finetune import EncoderRecipe, train_on
 from repsim_cli.training.loop import Along
 from repsim_cli.training.trained import Metrics
@@ -26,7 +26,7 @@ def mark_tokenizer(where: str) -> Any:
     types 0 and 1, where it does not do that."""
     from tokenizers import processors
 
-    tokenizer = tokenizer_of(where)
+    tokenizer = load_tokenizer(where)
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     if cls is None or sep is None or not tokenizer.is_fast:
         return tokenizer
@@ -54,7 +54,7 @@ class Masked(NamedTuple):
     held_out_text: Bool[np.ndarray, "M L"]
 
 
-def sequences_of(text: Text, tokenizer: Any, length: int) -> Masked:
+def pack_masked_text(text: Text, tokenizer: Any, length: int) -> Masked:
     settings = {"sequences": EVERYTHING, "pool": EVERYTHING, "separator": "sep", "seed": 0}
     made = pack(text, tokenizer, length=length - 2, **settings)
     known = made.text & (made.ids != tokenizer.unk_token_id)
@@ -93,12 +93,12 @@ MASKED_TOKENS = LanguageHead("masked tokens", "AutoModelForMaskedLM", "model_typ
 NEXT_TOKEN = LanguageHead("the next token", "AutoModelForCausalLM", "objective=masked")
 
 
-def with_fresh_weights(config: Any, head: LanguageHead, seed: int) -> Any:
+def make_fresh_model(config: Any, head: LanguageHead, seed: int) -> Any:
     """A language model with random weights. Raises BadInput where its type has no such head."""
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return getattr(library(), head.auto).from_config(config, dtype=torch.float32)
+            return getattr(import_transformers(), head.auto).from_config(config, dtype=torch.float32)
     except ValueError as error:
         raise BadInput(
             f"config: it cannot predict {head.predicts}, got model_type {config.model_type}; use {head.instead}"
@@ -115,9 +115,9 @@ def train_masked(
     share: float = HIDDEN,
     along: Along = Along(),  # noqa: B008 - frozen
 ) -> tuple[dict[int, float], Metrics]:
-    """Trains in place; returns the loss by step as `train_on`, and the metrics of held-out text (see `scores`).
-
-    share: of the tokens that are predicted in training."""
+    """Trains in place; returns the loss by step as `train_on`, and the metrics of held-out text
+    (`score_masked_tokens`).
+        share: of the tokens that are predicted in training."""
 
     def loss(numbers: Int[np.ndarray, " b"], draw: np.random.Generator) -> Tensor:
         given = text.seen[numbers], text.seen_text[numbers]
@@ -125,7 +125,7 @@ def train_masked(
         return nn.functional.cross_entropy(logits, wanted)
 
     losses = train_on(model, len(text.seen), recipe, loss, seed=seed, along=along)
-    return losses, scores(model, text, tokenizer, recipe)
+    return losses, score_masked_tokens(model, text, tokenizer, recipe)
 
 
 def _predict(
@@ -144,7 +144,7 @@ def _predict(
 
 
 @torch.inference_mode()
-def scores(model: Any, text: Masked, tokenizer: Any, recipe: EncoderRecipe) -> Metrics:
+def score_masked_tokens(model: Any, text: Masked, tokenizer: Any, recipe: EncoderRecipe) -> Metrics:
     """Of hidden tokens of the held-out text: masked_loss (nats) and masked_accuracy; unigram_loss and unigram_accuracy
     of the frequencies of tokens in the text that was trained on, each counted once more."""
     model.eval()

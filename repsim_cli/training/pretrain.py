@@ -18,7 +18,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import EVERYTHING, Above0, Medium, NotNegative, Positive
 from repsim_cli.data.packing import Text, pack
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.runs.results import Progress, dumps, write
 from repsim_cli.training.loop import Along, Pace, keep_nothing, train
@@ -95,7 +95,7 @@ class Corpus(NamedTuple):
     hash: str
 
 
-def corpus(text: Text, recipe: PretrainRecipe, seed: int) -> Corpus:
+def make_corpus(text: Text, recipe: PretrainRecipe, seed: int) -> Corpus:
     tokenizer = byte_pair_tokenizer(text.documents(), recipe.vocabulary, recipe.length)
     made = pack(
         text,
@@ -147,7 +147,7 @@ def pretrain(
     """
     torch.manual_seed(seed)
     settings = recipe.settings()
-    model = library().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
+    model = import_transformers().AutoModelForCausalLM.from_config(settings, dtype=torch.float32)
 
     def keep(step: int) -> None:
         if step in recipe.kept:
@@ -187,7 +187,7 @@ def causal_training(
 
     def loss(_: int, draw: np.random.Generator) -> Tensor:
         rows = draw.integers(len(sequences), size=recipe.batch_size)
-        return next_token_loss(model, torch.from_numpy(sequences[rows]).long())
+        return compute_next_token_loss(model, torch.from_numpy(sequences[rows]).long())
 
     def rate(step: int) -> float:
         decay = 0.55 + 0.45 * math.cos(math.pi * step / recipe.steps)
@@ -197,7 +197,7 @@ def causal_training(
     return train(model, optimiser, loss, pace=Pace(steps, rate, 1.0), seed=seed, along=Along(save=save, state=state))
 
 
-def next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
+def compute_next_token_loss(model: nn.Module, ids: Int[Tensor, "b s"]) -> Tensor:
     """Mean cross-entropy of each token given those before it, in nats."""
     logits = model(input_ids=ids).logits[:, :-1]
     return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

@@ -8,7 +8,7 @@ from typing import Any
 import safetensors.torch
 from torch import nn
 
-from repsim_cli.base.files import local
+from repsim_cli.base.files import expand_path
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import EVERYTHING, Seed
 from repsim_cli.data.packing import pack
@@ -81,28 +81,28 @@ def pretrained(
         "code": CODE,
         "config": config,
         "tokenizer": tokenizer,
-        "text": text.source if path is None else hash_files([local(path)]),
+        "text": text.source if path is None else hash_files([expand_path(path)]),
         "seed": seed,
         **asdict(recipe),
     }
     trained = Trained(parts, fit)
 
-    def ready() -> Source:
+    def open_trained() -> Source:
         return transformer_lens(path=str(trained.folder()), tokenizer=tokenizer)
 
     def whole(auto: str, how: Loading = WHOLE) -> nn.Module:
-        return ready().with_head(auto, how)
+        return open_trained().with_head(auto, how)
 
     def identity() -> dict[str, Any]:
         made = {"source": f"trained here, models/{trained.key}", "trained": trained.key, "metrics": trained.metrics()}
-        return {**ready().identity(), **made}
+        return {**open_trained().identity(), **made}
 
     def make(progress: Progress) -> None:
         trained.folder(progress)
 
     return replace(
         fresh,
-        load=lambda eager, how=WHOLE: ready().load(eager, how),
+        load=lambda eager, how=WHOLE: open_trained().load(eager, how),
         with_head=whole,
         identity=identity,
         make=make,

@@ -163,7 +163,7 @@ def fit(probe: Probe, x: Float[np.ndarray, "n d"], classes: Int[np.ndarray, " n"
     return ProbeFit(error, fitted, steps is None or bool(np.max(steps) < estimator.max_iter))
 
 
-def indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
+def make_indicators(classes: Int[np.ndarray, " n"]) -> Float[np.ndarray, "n c"]:
     """A column for each class that occurs."""
     present, codes = np.unique(classes, return_inverse=True)
     return np.eye(len(present))[codes]
@@ -178,7 +178,7 @@ def fit_linear(
 
     given = x.astype(np.float64)
     wanted = {
-        (name, task): classes[:, None].astype(np.float64) if task == "number" else indicators(classes)
+        (name, task): classes[:, None].astype(np.float64) if task == "number" else make_indicators(classes)
         for name, classes in targets.items()
         for task in tasks
     }
@@ -236,7 +236,7 @@ def fit_unit(
         return unit, records
 
 
-def settings_of(probe: Probe, seed: int) -> dict[str, Any]:
+def describe_probe_settings(probe: Probe, seed: int) -> dict[str, Any]:
     """What is needed to fit the probe again."""
     estimator = probe.make(seed)
     return {

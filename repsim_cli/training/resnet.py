@@ -33,10 +33,10 @@ from repsim_cli.training.resnet_model import (
     ResNet9,
     ResNetShape,
     WithLogits,
-    fresh,
-    identity_of,
+    freeze_model,
+    identify_weights,
     load,
-    ready,
+    make_fresh_resnet,
     resnet_source,
     save,
 )
@@ -119,7 +119,7 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
         )
     if is_dry():  # a model from the cache needs no such device, wherever it was trained
         check_device("recipe.device", recipe.device)
-    tokenizer = resnet_source(shape, lambda: fresh(shape, seed), dict).tokenizer
+    tokenizer = resnet_source(shape, lambda: make_fresh_resnet(shape, seed), dict).tokenizer
 
     def read_labelled(name: str) -> LabelledImages:
         everything = Extract(hook_points=["conv@0"], sequences=EVERYTHING)
@@ -141,14 +141,14 @@ def trained_resnet9(*, shape: ResNetShape, train: Data, evaluate: Data, recipe: 
             save(model, folder)
             (folder / CURVES).write_text(dumps(curves))
             last = {name: values[-1] for name, values in curves.items() if name != "epoch"}
-            return {**last, "training_accuracy": scores(model, given["train"])[1]}
+            return {**last, "training_accuracy": score_resnet(model, given["train"])[1]}
 
         settings = {"shape": asdict(shape), "recipe": asdict(recipe), "seed": seed}
         return Trained({"code": CODE, "data": {name: x.digest() for name, x in given.items()}, **settings}, fit)
 
     def identity() -> dict[str, Any]:
         made = {"source": f"trained here, models/{define().key}", "trained": define().key}
-        return {**identity_of(define().folder()), **made, "metrics": define().metrics()}
+        return {**identify_weights(define().folder()), **made, "metrics": define().metrics()}
 
     def make(progress: Progress) -> None:
         define().folder(progress)
@@ -183,7 +183,7 @@ def train_classifier(
 
     scratch: a folder for the state, from which a killed training resumes.
     """
-    model = fresh(shape, seed).to(recipe.device)
+    model = make_fresh_resnet(shape, seed).to(recipe.device)
     optimiser = torch.optim.SGD(
         model.parameters(),
         lr=recipe.learning_rate,
@@ -206,7 +206,7 @@ def train_classifier(
 
     def look(done: int) -> None:
         if done and done % steps == 0:
-            looks[str(done // steps)] = scores(model, held_out)
+            looks[str(done // steps)] = score_resnet(model, held_out)
             if kept is not None:
                 write(kept, dumps(looks).encode())
 
@@ -223,7 +223,7 @@ def train_classifier(
     )
     means = torch.tensor(list(losses), dtype=torch.float64).view(recipe.epochs, steps).mean(1).tolist()
     curves = [[float(epoch), mean, *looks[str(epoch)]] for epoch, mean in enumerate(means, 1)]
-    return ready(model.cpu()), dict(zip(SCORES, map(list, zip(*curves, strict=True)), strict=True))
+    return freeze_model(model.cpu()), dict(zip(SCORES, map(list, zip(*curves, strict=True)), strict=True))
 
 
 def _steps(images: int, recipe: ImageRecipe) -> int:
@@ -265,7 +265,7 @@ def augment(
 
 
 @torch.inference_mode()
-def scores(model: ResNet9, given: LabelledImages) -> Sequence[float]:
+def score_resnet(model: ResNet9, given: LabelledImages) -> Sequence[float]:
     """Mean cross-entropy in nats and accuracy, in evaluation mode."""
     model.eval()
     logits = torch.cat([model(pixels) for pixels in given.pixels.split(EVALUATED)])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Medium, Seed
 from repsim_cli.data.images import Patches
@@ -54,7 +54,7 @@ class ResNetShape:
         return len(MEAN)
 
 
-def single(value: Tensor, heads: int) -> Float[Tensor, "b 1 d"]:
+def make_single_place(value: Tensor, heads: int) -> Float[Tensor, "b 1 d"]:
     """Features of a whole image, as those of a single place."""
     return value[:, None]
 
@@ -66,7 +66,7 @@ ARCHITECTURE = Architecture(
         "norm": Point("norm"),
         "relu": Point("relu"),
         "pool": Point("pool"),
-        "linear": Point("linear", pick=single),
+        "linear": Point("linear", pick=make_single_place),
     },
     lacks=dict.fromkeys(("resid_pre", "resid_post"), "it has conv, norm, relu, pool and linear, as in extract=resnet9"),
 )
@@ -148,7 +148,7 @@ class WithLogits(nn.Module):
         return SimpleNamespace(logits=self.model(pixel_values))
 
 
-def fresh(shape: ResNetShape, seed: int) -> ResNet9:
+def make_fresh_resnet(shape: ResNetShape, seed: int) -> ResNet9:
     """Random weights under the seed; running means of 0 and variances of 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -168,10 +168,10 @@ def load(folder: Path) -> ResNet9:
     file = folder / WEIGHTS
     with refuse(f"{file}: not the weights of this config", file.name, "save the model again"):
         model.load_state_dict(safetensors.torch.load_file(file))
-    return ready(model)
+    return freeze_model(model)
 
 
-def ready(model: ResNet9) -> ResNet9:
+def freeze_model(model: ResNet9) -> ResNet9:
     return model.eval().requires_grad_(False)
 
 
@@ -195,7 +195,7 @@ def resnet_source(
 ) -> Source:
     """The Source of a ResNet9 of this shape, which need not exist before it is loaded."""
     with torch.device("meta"):
-        skeleton = ready(ResNet9(shape))
+        skeleton = freeze_model(ResNet9(shape))
     size = (shape.image_size, shape.image_size)
     return Source(
         layers=len(skeleton.blocks),
@@ -239,10 +239,12 @@ def resnet9(*, path: str | None = None, shape: ResNetShape | None = None, seed: 
             "source": f"random weights, seed {seed}, {MODEL_TYPE}",
             "weights_hash": f"seed {seed}, config {config}",
         }
-        return resnet_source(shape, lambda: ready(fresh(shape, seed)), lambda: identity, trained=False)
-    folder = local(str(path))
-    return resnet_source(shape_in(folder), lambda: load(folder), lambda: identity_of(folder))
+        return resnet_source(
+            shape, lambda: freeze_model(make_fresh_resnet(shape, seed)), lambda: identity, trained=False
+        )
+    folder = expand_path(str(path))
+    return resnet_source(shape_in(folder), lambda: load(folder), lambda: identify_weights(folder))
 
 
-def identity_of(folder: Path) -> dict[str, Any]:
+def identify_weights(folder: Path) -> dict[str, Any]:
     return {"source": str(folder), "weights_hash": hash_files([folder / CONFIG, folder / WEIGHTS])}

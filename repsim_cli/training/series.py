@@ -10,14 +10,14 @@ from repsim_cli.base.settings import Seed
 from repsim_cli.data.packing import Text
 from repsim_cli.data.text import embedded_text
 from repsim_cli.models.checkpoints import hash_files, weight_files
-from repsim_cli.models.configs import source
+from repsim_cli.models.configs import build_source_from_config
 from repsim_cli.models.loading import WHOLE
 from repsim_cli.models.series import read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Source
 from repsim_cli.models.transformers import load, load_with_head
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Progress
-from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, corpus, pretrain
+from repsim_cli.training.pretrain import PretrainRecipe, byte_pair_tokenizer, make_corpus, pretrain
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 1  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -36,7 +36,7 @@ def pretrained_series(*, recipe: PretrainRecipe, seed: Seed = 0) -> Series:
 
     def fit(folder: Path, scratch: Path, progress: Progress) -> Metrics:
         steps = scratch / "steps"
-        text = corpus(_text(), recipe, seed)
+        text = make_corpus(_text(), recipe, seed)
         pretrained = pretrain(recipe, text, steps, seed=seed, state=scratch / STATE, progress=progress)
         for place in steps.iterdir():
             place.rename(folder / place.name)
@@ -67,7 +67,7 @@ def _checkpoint(recipe: PretrainRecipe, trained: Trained, step: int) -> Checkpoi
 
     def make_source() -> Source:
         """The source from the config alone, before the model is trained."""
-        fresh = source(
+        fresh = build_source_from_config(
             recipe.settings(),
             lambda: _tokenizer(recipe.vocabulary, recipe.length),
             lambda eager, how=WHOLE: load(str(place()), None, eager, how=how),

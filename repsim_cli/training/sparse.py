@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Fraction, From0, Share
-from repsim_cli.models.architectures import architecture
+from repsim_cli.models.architectures import find_architecture
 from repsim_cli.models.points import Architecture
 from repsim_cli.training.trained import Metrics
 
@@ -91,13 +91,13 @@ class PrunedBlock(NamedTuple):
     neurons: BlockUnits  # weights: first map, last map
 
 
-def blocks_of(config: Any, backbone: nn.Module) -> list[PrunedBlock]:
+def find_prunable_blocks(config: Any, backbone: nn.Module) -> list[PrunedBlock]:
     """The heads and neurons of every block of an encoder, as views of its weights.
 
     Raises BadInput where a block is not made of six linear maps (query, key, value, output, and two of the MLP), as in
     BERT.
     """
-    table = architecture(config, backbone)
+    table = find_architecture(config, backbone)
     blocks = []
     if table is not None and not table.stacks and table.shared is None:
         with torch.no_grad():
@@ -147,27 +147,27 @@ def progress_at(step: int, removing: int) -> float:
     return 1 - (1 - min(1.0, step / removing)) ** 3
 
 
-def counts(block: PrunedBlock, target: float) -> tuple[int, int]:
+def count_units_to_remove(block: PrunedBlock, target: float) -> tuple[int, int]:
     """How many heads and neurons are removed so that this share of the block's weights is zero, or up to a neuron more.
 
     Of the heads the same share, rounded down; more only where all neurons are too few for the rest.
     """
     heads, neurons = block
     wanted = target * (heads.count * heads.size + neurons.count * neurons.size)
-    too_few = _up((wanted - neurons.count * neurons.size) / heads.size)
-    of_heads = max(_down(target * heads.count), too_few)
-    return of_heads, max(0, _up((wanted - of_heads * heads.size) / neurons.size))
+    too_few = _round_up((wanted - neurons.count * neurons.size) / heads.size)
+    of_heads = max(_round_down(target * heads.count), too_few)
+    return of_heads, max(0, _round_up((wanted - of_heads * heads.size) / neurons.size))
 
 
-def _down(number: float) -> int:
+def _round_down(number: float) -> int:
     return math.floor(round(number, 9))
 
 
-def _up(number: float) -> int:
+def _round_up(number: float) -> int:
     return math.ceil(round(number, 9))
 
 
-def connectivity(neurons: BlockUnits) -> Float[Tensor, " neurons"]:
+def measure_connectivity(neurons: BlockUnits) -> Float[Tensor, " neurons"]:
     """The share of each neuron's weights above the mean magnitude of the remaining neurons' weights."""
     left = (neurons.norms() > 0).sum()
     total = torch.stack([part.abs().sum() for part in neurons.weights]).sum()
@@ -176,7 +176,7 @@ def connectivity(neurons: BlockUnits) -> Float[Tensor, " neurons"]:
     return above / neurons.size
 
 
-def penalties(connected: Float[Tensor, " neurons"]) -> Float[Tensor, " neurons"]:
+def compute_penalty_weights(connected: Float[Tensor, " neurons"]) -> Float[Tensor, " neurons"]:
     """The weights of the L1 penalty: the mean connectivity of the remaining neurons over each neuron's.
 
     An averagely connected neuron has 1; one without any connection has infinity.
@@ -189,7 +189,7 @@ def shrink_neurons(neurons: BlockUnits, amount: float) -> None:
     """Every weight moves towards zero by its neuron's penalty times `amount` mean magnitudes, and stops there."""
     left = (neurons.norms() > 0).sum()
     mean = torch.stack([part.abs().sum() for part in neurons.weights]).sum() / (left * neurons.size).clamp(min=1)
-    by = (amount * mean * penalties(connectivity(neurons))).nan_to_num(posinf=torch.inf)
+    by = (amount * mean * compute_penalty_weights(measure_connectivity(neurons))).nan_to_num(posinf=torch.inf)
     for part in neurons.weights:
         part.copy_(part.sign() * (part.abs() - by[:, None]).clamp(min=0))
 
@@ -201,7 +201,7 @@ def shrink_heads(heads: BlockUnits, amount: float) -> None:
     heads.scale((1 - amount * mean / norms.clamp(min=1e-30)).clamp(min=0))
 
 
-def alikeness(heads: BlockUnits) -> Float[Tensor, "heads heads"]:
+def compute_head_similarities(heads: BlockUnits) -> Float[Tensor, "heads heads"]:
     """The mean cosine, over W_Q'W_K and W_O W_V, of the maps of each two heads; 0 for removed heads."""
     value, *others, output = heads.weights
     total = torch.zeros(heads.count, heads.count, device=value.device)
@@ -230,7 +230,7 @@ def heads_in_order(heads: BlockUnits, alike: float) -> Int[Tensor, " heads"]:
     """The order of removal: heads outside a dominating set, then the others, by norm. Removed heads come first."""
     norms = heads.norms()
     kept = torch.zeros(heads.count, dtype=torch.bool, device=norms.device)
-    kept[find_dominating(alikeness(heads) > alike, norms)] = True
+    kept[find_dominating(compute_head_similarities(heads) > alike, norms)] = True
     by_norm = norms.argsort(stable=True)
     return by_norm[(kept[by_norm]).int().argsort(stable=True)]
 
@@ -238,7 +238,7 @@ def heads_in_order(heads: BlockUnits, alike: float) -> Int[Tensor, " heads"]:
 def neurons_in_order(neurons: BlockUnits) -> Int[Tensor, " neurons"]:
     """The order of removal: by connectivity, equal ones by norm. Removed neurons come first."""
     by_norm = neurons.norms().argsort(stable=True)
-    return by_norm[connectivity(neurons)[by_norm].argsort(stable=True)]
+    return by_norm[measure_connectivity(neurons)[by_norm].argsort(stable=True)]
 
 
 class SparseTraining:
@@ -248,7 +248,7 @@ class SparseTraining:
     """
 
     def __init__(self, config: Any, backbone: nn.Module, sparsity: Sparsity, total: int):
-        self.blocks, self.sparsity = blocks_of(config, backbone), sparsity
+        self.blocks, self.sparsity = find_prunable_blocks(config, backbone), sparsity
         self.removing = math.ceil(sparsity.until * total)
         self.removed = {
             f"{kind}.{layer}": torch.zeros(groups.count, dtype=torch.bool, device=groups.weights[0].device)
@@ -267,7 +267,7 @@ class SparseTraining:
             shrink_heads(block.heads, self.sparsity.penalty / self.removing)
             shrink_neurons(block.neurons, self.sparsity.penalty / self.removing)
             done = progress_at(step, self.removing)
-            heads, neurons = (_down(done * count) for count in counts(block, self.sparsity.target))
+            heads, neurons = (_round_down(done * count) for count in count_units_to_remove(block, self.sparsity.target))
             self._remove("heads", layer, heads, lambda groups: heads_in_order(groups, self.sparsity.alike))
             self._remove("neurons", layer, neurons, neurons_in_order)
 

@@ -17,7 +17,7 @@ from repsim_cli.runs.results import write
 log = logging.getLogger("repsim")
 
 
-def statistics(model: nn.Module) -> dict[str, Tensor]:
+def list_running_statistics(model: nn.Module) -> dict[str, Tensor]:
     """The running statistics of batch norms, which training changes beside the weights."""
     kind = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage] - of all dimensions
     norms = {name: part for name, part in model.named_modules() if isinstance(part, kind)}
@@ -34,7 +34,7 @@ def save_state(
     """Weights, running statistics, moments, torch's generators and `more` as safetensors; the generator of batches in
     their metadata."""
     tensors: dict[str, Tensor] = {f"weights.{name}": x.detach() for name, x in model.named_parameters()}
-    tensors |= {f"statistics.{name}": x for name, x in statistics(model).items()}
+    tensors |= {f"statistics.{name}": x for name, x in list_running_statistics(model).items()}
     for i, moments in optimiser.state_dict()["state"].items():
         tensors |= {f"optimiser.{i}.{key}": x for key, x in moments.items()}
     tensors |= {f"more.{name}": x for name, x in more.items()}
@@ -55,7 +55,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return made.hexdigest()
 
 
-def resumable(file: Path | None) -> bool:
+def is_resumable(file: Path | None) -> bool:
     """Whether a training was left in this file, with all its bytes as they were; a damaged one is dropped."""
     if file is None or not file.is_file():
         return False
@@ -81,7 +81,7 @@ def restore_state(
     with torch.no_grad():
         for name, x in model.named_parameters():
             x.copy_(tensors[f"weights.{name}"])
-        for name, x in statistics(model).items():
+        for name, x in list_running_statistics(model).items():
             x.copy_(tensors[f"statistics.{name}"])
     moments: dict[int, dict[str, Tensor]] = {}
     for name, x in tensors.items():

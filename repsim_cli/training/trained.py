@@ -17,7 +17,7 @@ import torch
 
 from repsim_cli.activations.inputs import name_errors
 from repsim_cli.models.source import Short, Source, TrainingWork
-from repsim_cli.runs.cache import Entry, key, trim, use
+from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.results import Progress, Run, dumps, quiet
 
 Metrics = dict[str, float]
@@ -43,7 +43,7 @@ class Trained:
 
     @property
     def key(self) -> str:
-        return key(dict(self.parts))
+        return make_cache_key(dict(self.parts))
 
     def folder(self, progress: Progress = quiet) -> Path:
         """The folder of the trained model, which is trained now if it is not in the cache."""
@@ -108,7 +108,7 @@ def train_missing(models: Mapping[str, Any], run: Run, threads: int | None = Non
             )
 
 
-def shortfalls(models: Mapping[str, Any], run: Run) -> dict[str, Short]:
+def find_shortfalls(models: Mapping[str, Any], run: Run) -> dict[str, Short]:
     """How models of a run fall short of what they were trained for; a warning for each."""
     checked = {label: model.short() for label, model in models.items() if isinstance(model, Source) and model.short}
     marks = {label: short for label, short in checked.items() if short is not None}

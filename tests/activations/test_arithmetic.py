@@ -16,7 +16,7 @@ from helpers.tiny import perturb
 from helpers.tiny_configs import NAMES, model_type, tiny_config
 
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import depth_of, expand, locate, parse
+from repsim_cli.activations.hook_points import count_stack_blocks, expand, locate, parse
 from repsim_cli.base import registry
 from repsim_cli.models import overview
 from repsim_cli.models.architectures import ARCHITECTURES
@@ -136,11 +136,11 @@ def no_gradients():
 def test_identities(name, monkeypatch):
     run = read(name, monkeypatch)
     if name not in NAMES["variants"]:
-        assert overview.of(run.source) == LISTED[name], "run scripts/architectures"
+        assert overview.describe_type(run.source) == LISTED[name], "run scripts/architectures"
     for stack, table in run.stacks.items():
         check_stream(run, stack, table)
         prefix = f"{stack}." if stack else ""
-        for layer in range(depth_of(parse(f"{prefix}resid_post"), run.source)):
+        for layer in range(count_stack_blocks(parse(f"{prefix}resid_post"), run.source)):
             here = {
                 kind: run.found[f"{prefix}{kind}@{layer}"]
                 for kind in table.block
@@ -161,7 +161,7 @@ def check_stream(run, stack, table):
     """Blocks follow each other; the last one, or the norm after it, gives the output of the model, bit for bit."""
     prefix = f"{stack}." if stack else ""
     stream = [run.found[f"{prefix}embed"]]
-    for layer in range(depth_of(parse(f"{prefix}resid_post"), run.source)):
+    for layer in range(count_stack_blocks(parse(f"{prefix}resid_post"), run.source)):
         assert torch.equal(run.found[f"{prefix}resid_pre@{layer}"], stream[-1])
         stream.append(run.found[f"{prefix}resid_post@{layer}"])
         assert not torch.equal(stream[-1], stream[-2])
@@ -210,7 +210,7 @@ def check_lacking(run, table, layer, block, here):
     """Every point that is lacking has a reason, and the block confirms it."""
     for kind in (*ATTENTION, "attn_out", "resid_mid", "mlp_out", "mlp_pre", "mlp_post"):
         if kind not in here:
-            assert table.why(kind, layer), f"{kind}@{layer} is lacking without a reason"
+            assert table.say_why_missing(kind, layer), f"{kind}@{layer} is lacking without a reason"
 
 
 def check_router(run, table, layer, logits):

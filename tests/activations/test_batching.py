@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli.activations.attention import attention_readings, maps
+from repsim_cli.activations.attention import attention_readings, stream_attention_maps
 from repsim_cli.activations.batching import (
     PADDING,
     TokenTally,
-    lengths_of,
-    most_places,
-    of_similar_length,
-    passes,
-    windows,
+    batch_by_length,
+    count_batch_places,
+    count_passes,
+    cut_windows,
+    measure_lengths,
 )
 from repsim_cli.activations.outputs import output_padding
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import blocks
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import stream_row_blocks
 from repsim_cli.activations.stored import Recorder, Running
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
@@ -54,7 +54,7 @@ def sequences(lengths=LENGTHS, places=None):
 
 @pytest.mark.parametrize("hardware", HARDWARE)
 def test_batches(hardware):
-    batches = list(of_similar_length(LENGTHS, hardware))
+    batches = list(batch_by_length(LENGTHS, hardware))
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(LENGTHS)))
     longest = [LENGTHS[batch].max() for batch in batches]
     assert longest == sorted(longest, reverse=True)
@@ -63,21 +63,25 @@ def test_batches(hardware):
         assert len(batch) <= hardware.batch_size
         assert len(batch) * length <= (hardware.batch_tokens or np.inf)
         assert LENGTHS[batch].sum() >= (1 - PADDING) * len(batch) * length
-    for batch in of_similar_length(LENGTHS, hardware, padding=0.0):
+    for batch in batch_by_length(LENGTHS, hardware, padding=0.0):
         assert len(set(LENGTHS[batch])) == 1
 
 
 def test_equal_lengths_are_batches_in_order():
     given = np.full(20, 7)
-    assert [b.tolist() for b in of_similar_length(given, Hardware(batch_size=8))] == [
+    assert [b.tolist() for b in batch_by_length(given, Hardware(batch_size=8))] == [
         list(range(8)), list(range(8, 16)), list(range(16, 20)),
     ]  # fmt: skip
-    assert windows(given, most_places(7, Hardware(batch_size=8))) == [slice(0, 8), slice(8, 16), slice(16, 20)]
+    assert cut_windows(given, count_batch_places(7, Hardware(batch_size=8))) == [
+        slice(0, 8),
+        slice(8, 16),
+        slice(16, 20),
+    ]
 
 
 @pytest.mark.parametrize("most", [1, 30, 64, 10**6])
 def test_windows_cover_the_data_in_order(most):
-    found = windows(LENGTHS, most)
+    found = cut_windows(LENGTHS, most)
     assert [i for window in found for i in range(window.start, window.stop)] == list(range(len(LENGTHS)))
     for i, window in enumerate(found):
         size = LENGTHS[window].sum()
@@ -88,10 +92,10 @@ def test_windows_cover_the_data_in_order(most):
 
 def test_a_sequence_of_more_than_batch_tokens_is_run_alone():
     hardware = Hardware(batch_size=8, batch_tokens=10)
-    assert [len(b) for b in of_similar_length(np.asarray([25, 5, 12, 5]), hardware)] == [1, 1, 2]
-    assert (most_places(25, hardware), most_places(4, hardware)) == (25, 10)
-    assert most_places(25, Hardware(batch_size=8)) == 200
-    assert (passes(9, 5, hardware), passes(9, 25, hardware), passes(9, 1, hardware)) == (5, 9, 2)
+    assert [len(b) for b in batch_by_length(np.asarray([25, 5, 12, 5]), hardware)] == [1, 1, 2]
+    assert (count_batch_places(25, hardware), count_batch_places(4, hardware)) == (25, 10)
+    assert count_batch_places(25, Hardware(batch_size=8)) == 200
+    assert (count_passes(9, 5, hardware), count_passes(9, 25, hardware), count_passes(9, 1, hardware)) == (5, 9, 2)
 
 
 def test_the_memory_of_a_batch():
@@ -103,7 +107,7 @@ def test_the_memory_of_a_batch():
 
 def test_places_in_use():
     used = np.asarray([[1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
-    assert lengths_of(used).tolist() == [3, 0, 4]
+    assert measure_lengths(used).tolist() == [3, 0, 4]
 
 
 def of_models(kinds, tiny_folder):
@@ -114,8 +118,8 @@ def of_models(kinds, tiny_folder):
 def rows(sources, modules, given, extract, hardware):
     """A tensor per layer, and what was run."""
     record = {}
-    stream = blocks(
-        readings(sources, extract),
+    stream = stream_row_blocks(
+        plan_readings(sources, extract),
         Running(modules, given, tally=TokenTally(record, list(sources))),
         extract,
         hardware,
@@ -164,8 +168,8 @@ def test_a_stream_that_was_broken_off_continues_with_the_same_bits(tiny_folder, 
     extract, hardware, given = Extract(hook_points=["resid_post"], length=32), Hardware(batch_size=2), sequences()
 
     def stream(entry, record):
-        found = readings(sources, extract)
-        return blocks(found, Running(modules, {"gpt2": given}, {"gpt2": Recorder(entry)}, TokenTally(record, ["gpt2"])), extract, hardware, iter)  # fmt: skip
+        found = plan_readings(sources, extract)
+        return stream_row_blocks(found, Running(modules, {"gpt2": given}, {"gpt2": Recorder(entry)}, TokenTally(record, ["gpt2"])), extract, hardware, iter)  # fmt: skip
 
     expected, whole = rows(sources, modules, {"gpt2": given}, extract, hardware)
     with cache.use("activations", ["a"]) as entries:
@@ -231,7 +235,7 @@ def test_attention_maps_in_order_whatever_the_batch(tiny_folder, blind):
         record = {}
         given = {"bert": sequences()}
         parts = list(
-            maps(
+            stream_attention_maps(
                 found,
                 Running(modules, given, tally=TokenTally(record, list(sources))),
                 "drop_renormalise",

@@ -14,19 +14,19 @@ from helpers.tiny import perturb
 from helpers.tiny_configs import tiny_config
 
 from repsim_cli.activations import by_block
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import blocks, windows_of
-from repsim_cli.activations.stored import Running, from_entry
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import cut_sequence_windows, stream_row_blocks
+from repsim_cli.activations.stored import Running, open_entry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import bounds
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.loading import Loading
-from repsim_cli.models.parts import blocks_of
-from repsim_cli.models.sizes import by_block_bytes, goes_by_block, resident_bytes, run_alone, weight_bytes
+from repsim_cli.models.parts import list_block_names
+from repsim_cli.models.sizes import count_by_block_bytes, goes_by_block, resident_bytes, run_alone, weight_bytes
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import quiet
 
@@ -56,7 +56,7 @@ def typed(shared):
             config = inline_config(tiny_config(name))
             for key, value in settings.items():
                 setattr(config, key, value)
-            model = library().AutoModel.from_config(config)
+            model = import_transformers().AutoModel.from_config(config)
             perturb(model)
             model.save_pretrained(folder)
 
@@ -86,19 +86,19 @@ def points(source, kinds=KINDS):
 
 
 def ordinary(source, given, extract, hardware=TWO):
-    (reading,) = found = readings({"m": source}, extract)
+    (reading,) = found = plan_readings({"m": source}, extract)
     module = source.load(reading.eager, Loading(dtype=getattr(torch, hardware.dtype)))
-    stream = blocks(found, Running({"m": module}, {"m": given}), extract, hardware, quiet)
+    stream = stream_row_blocks(found, Running({"m": module}, {"m": given}), extract, hardware, quiet)
     return [torch.cat(x) for x in zip(*(rows for _, rows in stream), strict=True)]
 
 
 def run(source, given, extract, entry, hardware=TWO, part=None):
     """The rows of every layer from a pass by block."""
-    (reading,) = readings({"m": source}, extract)
-    part = part or by_block.parts(source, reading.eager, Loading(dtype=getattr(torch, hardware.dtype)))
-    windows = windows_of({"m": given}, extract, hardware)
+    (reading,) = plan_readings({"m": source}, extract)
+    part = part or by_block.make_part_loader(source, reading.eager, Loading(dtype=getattr(torch, hardware.dtype)))
+    windows = cut_sequence_windows({"m": given}, extract, hardware)
     by_block.run_by_block(by_block.ByBlock(reading, part, given, windows, extract, hardware, entry), quiet)
-    stored = from_entry(entry, {})
+    stored = open_entry(entry, {})
     return [stored.read(layer.name, slice(0, stored.rows)) for layer in reading.layers]
 
 
@@ -152,7 +152,7 @@ def test_a_stream_in_half_precision_is_close(typed, entry):
 def test_one_block_at_a_time_is_loaded_and_none_behind_the_last_that_is_read(typed, entry):
     source, given, loaded = typed("llama"), sequences(LENGTHS), []
     extract = Extract(hook_points=["resid_post"], layers=[1], length=12)
-    ready = by_block.parts(source, False, Loading())
+    ready = by_block.make_part_loader(source, False, Loading())
 
     def part(kept):
         assert all(weight.is_meta for block in loaded[1:] for weight in block.parameters())
@@ -178,7 +178,7 @@ def test_a_model_that_sees_padding_runs_batches_of_equal_length(typed, entry, ca
 
 def killed(block, source, given, extract, entry):
     """A process that is killed while it runs this block: in its second batch."""
-    ready, passed = by_block.parts(source, False, Loading()), []
+    ready, passed = by_block.make_part_loader(source, False, Loading()), []
 
     def die(*_):
         passed.append(1)
@@ -205,10 +205,10 @@ def test_killed_and_resumed(typed, entry):
     extract = Extract(hook_points=points(source, ["resid_post", "final_norm"]), length=12)
     for block in ("encoder.block.1", "decoder.block.0", "decoder.block.2"):
         assert killed(block, source, given, extract, entry) == -signal.SIGKILL
-    ready = by_block.parts(source, False, Loading())
+    ready = by_block.make_part_loader(source, False, Loading())
 
     def part(kept):
-        read.append([block for block in blocks_of(source) if kept(block)])
+        read.append([block for block in list_block_names(source) if kept(block)])
         return ready(kept)
 
     entry.load()
@@ -256,7 +256,7 @@ def test_out_of_memory(fitting, typed, entry, caplog):
     source, given, extract = typed("llama"), sequences([12] * 5), Extract(hook_points=["resid_post"], length=12)
 
     def part(kept):
-        model = by_block.parts(source, False, Loading())(kept)
+        model = by_block.make_part_loader(source, False, Loading())(kept)
         if kept("layers.1"):
             model.get_submodule("layers.1").register_forward_hook(full)
         return model
@@ -320,8 +320,12 @@ def test_auto_is_by_block_where_the_weights_take_more_than_half_of_the_memory(ty
     assert not goes_by_block(source, Hardware(memory_gb=1.9 * half, by_block="never"))
     assert not goes_by_block(typed("albert"), Hardware(memory_gb=1e-9))
     always = Hardware(by_block="always")
-    assert by_block_bytes(source, "float32") < resident_bytes([source], Hardware()) == weight_bytes(source, "float32")
-    assert resident_bytes([source, source], always) == by_block_bytes(source, "float32")
+    assert (
+        count_by_block_bytes(source, "float32")
+        < resident_bytes([source], Hardware())
+        == weight_bytes(source, "float32")
+    )
+    assert resident_bytes([source, source], always) == count_by_block_bytes(source, "float32")
     assert run_alone({"a": source, "b": source}, always) == ["a", "b"]
 
 
@@ -375,7 +379,7 @@ def test_the_plan_names_the_models_that_run_by_block(repsim, tiny_folder):
 
 
 def test_rows_that_do_not_fit_on_the_disk_are_a_misfit(repsim, tiny_folder, monkeypatch):
-    monkeypatch.setattr(bounds, "free_bytes", lambda folder: 10**4)
+    monkeypatch.setattr(bounds, "count_free_bytes", lambda folder: 10**4)
     words = ["run", "dry_run=true", "cache=false", "model=[]", "extract.batch_rows=32", "hardware.by_block=always"]
     code, out, _ = repsim(*words, f"+model.mine={{kind: transformers, path: {tiny_folder('gpt2')}}}")
     assert code == 0

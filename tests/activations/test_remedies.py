@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from repsim_cli.activations.places import (
+    count_kept_rows,
     places_read,
     places_run,
     row_beginnings,
@@ -14,7 +15,6 @@ from repsim_cli.activations.places import (
     row_labels,
     row_positions,
     rows_left,
-    rows_of,
 )
 from repsim_cli.activations.readings import Layer
 from repsim_cli.activations.remedies import Remedies, skip_in_all
@@ -97,7 +97,7 @@ def test_a_word_that_one_model_skips_is_skipped_for_all():
             )
         ]
         assert [x.tolist() for x in words] == [kept, kept]
-        assert [rows_of(given, settings).tolist() for given in marked.values()] == [[2], [2]]
+        assert [count_kept_rows(given, settings).tolist() for given in marked.values()] == [[2], [2]]
 
 
 @pytest.mark.parametrize(("unit", "read"), [("mean", [3, 4]), ("first", [3]), ("last", [4])])
@@ -108,7 +108,7 @@ def test_pooled_rows_leave_places_out_and_a_sequence_without_any_other_is_no_row
     settings = extract(unit=unit, skip=3)
     marked = alone(given, settings)
     assert np.flatnonzero(places_read(marked, settings)[1]).tolist() == read
-    assert rows_of(marked, settings).tolist() == [0, 1]
+    assert count_kept_rows(marked, settings).tolist() == [0, 1]
     assert listed(rows_left(marked, settings)) == [False, True]
     assert row_documents(marked, settings).tolist() == [1]
     assert listed(row_labels(marked, settings)) == [1]

@@ -11,7 +11,7 @@ from repsim_cli.activations import stored
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Hardware
 from repsim_cli.engine import rows as sample
-from repsim_cli.models.sizes import all_at_once, resident_bytes, weight_bytes
+from repsim_cli.models.sizes import are_resident_together, resident_bytes, weight_bytes
 
 WORDS = ["run", "model=[tiny_a,tiny_b]", "extract.sequences=8", "extract.batch_rows=200", "measure=[cka_unbiased]",
          "extract.normalise=none"]  # fmt: skip
@@ -67,9 +67,9 @@ def test_models_that_fit_into_half_of_the_memory_are_together():
     assert weight_bytes(sources[0], "bfloat16") == sizes[0] / 2
     for share, together in ((1.9, False), (2.1, True)):
         hardware = Hardware(memory_gb=share * sum(sizes) / 1e9)
-        assert all_at_once(sources, hardware) is together
+        assert are_resident_together(sources, hardware) is together
         assert resident_bytes(sources, hardware) == (sum(sizes) if together else max(sizes))
     small = Hardware(memory_gb=1e-6, resident="all")
-    assert all_at_once(sources, small)
-    assert not all_at_once(sources, Hardware(resident="one"))
+    assert are_resident_together(sources, small)
+    assert not are_resident_together(sources, Hardware(resident="one"))
     assert resident_bytes(sources, Hardware(resident="one"), together=True) == sum(sizes)

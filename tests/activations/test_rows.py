@@ -8,9 +8,9 @@ import pytest
 import torch
 from helpers.recorded import recorded
 
-from repsim_cli.activations.places import places_read, row_documents, row_labels, rows_of, same_rows
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import blocks, pool
+from repsim_cli.activations.places import count_kept_rows, have_same_rows, places_read, row_documents, row_labels
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import pool, stream_row_blocks
 from repsim_cli.activations.stored import Running, activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
@@ -40,9 +40,12 @@ def model(tiny_folder, kind):
 
 
 def rows(source, module, sequences, settings, batch_size):
-    found = readings({"m": source}, settings)
+    found = plan_readings({"m": source}, settings)
     hardware = Hardware(batch_size=batch_size)
-    parts = [block.rows for block in blocks(found, Running({"m": module}, {"m": sequences}), settings, hardware, iter)]
+    parts = [
+        block.rows
+        for block in stream_row_blocks(found, Running({"m": module}, {"m": sequences}), settings, hardware, iter)
+    ]
     return [torch.cat(layer) for layer in zip(*parts, strict=True)]
 
 
@@ -114,8 +117,8 @@ def test_kept_and_counts(data, bert_tokenizer):
         assert (alone.sum(1) == 1).all()
         assert (alone.argmax(1) == place).all()
     assert not (places_read(sequences, extract("mean", padding="keep")) & ~sequences.mask).any()
-    assert rows_of(sequences, extract("mean")).tolist() == [1] * 5
-    assert rows_of(sequences, extract("token")).tolist() == sequences.text.sum(1).tolist()
+    assert count_kept_rows(sequences, extract("mean")).tolist() == [1] * 5
+    assert count_kept_rows(sequences, extract("token")).tolist() == sequences.text.sum(1).tolist()
 
 
 def test_labels_of_rows(data, bert_tokenizer):
@@ -131,22 +134,22 @@ def test_labels_of_rows(data, bert_tokenizer):
 
 def test_pooled_examples_are_paired_across_tokenizers(data, bert_tokenizer, gpt_tokenizer):
     one, two = (data.sequences(tokenizer, extract("mean"), 0) for tokenizer in (bert_tokenizer, gpt_tokenizer))
-    assert same_rows(one, two, extract("mean"))
-    assert not same_rows(one, two, extract("token"))
-    assert same_rows(one, one, extract("token"))
+    assert have_same_rows(one, two, extract("mean"))
+    assert not have_same_rows(one, two, extract("token"))
+    assert have_same_rows(one, one, extract("token"))
     few = data.sequences(gpt_tokenizer, extract("mean", sequences=3), 0)
     other = data.sequences(gpt_tokenizer, extract("mean", sequences=3), 1)
     assert few.example.tolist() != other.example.tolist()
-    assert not same_rows(few, other, extract("mean"))
+    assert not have_same_rows(few, other, extract("mean"))
     text = registry.data.get("embedded_text").function()
     packed = [text.sequences(gpt_tokenizer, extract("mean", sequences=8), seed) for seed in (0, 1)]
-    assert not same_rows(*packed, extract("mean"))
-    assert same_rows(packed[0], packed[0], extract("mean"))
+    assert not have_same_rows(*packed, extract("mean"))
+    assert have_same_rows(packed[0], packed[0], extract("mean"))
 
 
 def test_what_the_cache_tells_apart(tiny_folder, data, bert_tokenizer):
     source, _ = model(tiny_folder, "bert")
-    (reading,) = readings({"m": source}, extract("mean"))
+    (reading,) = plan_readings({"m": source}, extract("mean"))
     sequences = data.sequences(bert_tokenizer, extract("mean"), 0)
     without = type(sequences)(**{**vars(sequences), "segments": None})
     identity = {"weights_hash": "x"}

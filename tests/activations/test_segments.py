@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from repsim_cli import measures
 from repsim_cli.activations.places import row_beginnings, row_documents
 from repsim_cli.activations.rows import row_numbers
-from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE, segments
+from repsim_cli.activations.segments import BOTH, DOCUMENT, SEQUENCE, find_segments
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Significance
 from repsim_cli.data.base import Sequences
@@ -27,7 +27,7 @@ def laid(lengths, kind=BOTH):
 
 def test_documents_of_one_length_are_taken_whole():
     documents, beginnings = laid([4] * 12)
-    found = segments([documents], [beginnings])
+    found = find_segments([documents], [beginnings])
     assert (found.count, found.share) == (12, 1.0)
     assert found.rows(0).tolist() == list(range(48))
     stay = (found.orders(0, 4000, [0]) == np.arange(48)).mean()
@@ -40,7 +40,7 @@ def test_documents_of_one_length_are_taken_whole():
 def test_the_length_at_which_segments_hold_most_rows():
     """Lengths 2, 5 (six times) and 9 (five times): 11 segments of 5 rows hold more than 12 of 2 or 6 of 9."""
     documents, beginnings = laid([2, *[5] * 6, *[9] * 5])
-    found = segments([documents], [beginnings])
+    found = find_segments([documents], [beginnings])
     ((group,),) = found.batches
     assert group.shape == (11, 5)
     assert found.share == pytest.approx(55 / 77)
@@ -50,27 +50,27 @@ def test_the_length_at_which_segments_hold_most_rows():
 def test_ten_documents_are_never_refused():
     """Half of them would hold more rows, but ten are needed."""
     documents, beginnings = laid([1] * 5 + [40] * 5)
-    assert segments([documents], [beginnings]).count == 10
+    assert find_segments([documents], [beginnings]).count == 10
     with pytest.raises(
         BadInput, match=r"^significance.clusters: 10 documents are needed that can be exchanged, got 9 of 9; give"
     ):
-        segments(*([part] for part in laid([3] * 9)))
+        find_segments(*([part] for part in laid([3] * 9)))
 
 
 def test_batches_with_too_few_rows_have_no_segments():
     """A measure that needs 30 rows is not tested on a batch with 12 in segments."""
     small, large = laid([3] * 4), laid([3] * 12)
-    found = segments([small[0], large[0] + 4], [small[1], large[1]], least=30)
+    found = find_segments([small[0], large[0] + 4], [small[1], large[1]], least=30)
     assert [len(groups) for groups in found.batches] == [0, 1]
     assert found.rows(0).tolist() == []
     with pytest.raises(BadInput, match="that can be exchanged in batches of 50 rows at least, got 0 of 16"):
-        segments([small[0], large[0] + 4], [small[1], large[1]], least=50)
+        find_segments([small[0], large[0] + 4], [small[1], large[1]], least=50)
 
 
 def test_a_document_in_two_batches_is_used_in_one():
     documents, beginnings = laid([6] * 24)
     batches = [slice(0, 69), slice(69, 144)]  # the cut is in the middle of document 11
-    found = segments([documents[b] for b in batches], [beginnings[b] for b in batches])
+    found = find_segments([documents[b] for b in batches], [beginnings[b] for b in batches])
     used = [documents[b][found.rows(i)] for i, b in enumerate(batches)]
     assert not set(used[0]) & set(used[1])
     assert found.count == len(set(used[0]) | set(used[1])) == 23  # its second part begins nothing
@@ -88,7 +88,7 @@ def test_segments_are_alike_and_of_one_document_each(lengths, kinds, cut):
     beginnings[[i for i in range(0, len(beginnings), 17) if beginnings[i] == 0]] = SEQUENCE
     batches = [slice(start, start + cut) for start in range(0, len(documents), cut)]
     try:
-        found = segments([documents[b] for b in batches], [beginnings[b] for b in batches])
+        found = find_segments([documents[b] for b in batches], [beginnings[b] for b in batches])
     except BadInput:
         return
     used = []
@@ -173,7 +173,7 @@ def test_unrelated_rows_of_unequal_sentences_are_not_found_related(name):
         null = judging.draw_pairings(
             settings,
             given,
-            segments([documents], [beginnings]),
+            find_segments([documents], [beginnings]),
             names=["x", "y"],
             seed=seed,
             tile=512,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import repsim_cli
-from repsim_cli.api.entries import configuration, data_entry
+from repsim_cli.api.entries import compose_configuration, data_entry
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.config.binding import bind_model
@@ -629,7 +629,7 @@ def test_a_word_for_figures_beside_their_settings():
 
 
 def configuration_of(settings):
-    return configuration({"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], "tokens", "none", settings)
+    return compose_configuration({"a": {"kind": "shipped", "name": "tiny_a"}}, None, [], "tokens", "none", settings)
 
 
 def test_a_measure_that_is_not_paired_has_no_null_of_pairings():

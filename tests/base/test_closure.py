@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from repsim_cli.base import closure, environment, registry
-from repsim_cli.base.closure import code_behind, code_of
+from repsim_cli.base.closure import code_behind, collect_code
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -26,7 +26,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def anew():
     """Files are read again."""
-    cached = (closure.code_of, closure._file, closure._place, closure._inside, closure._folder)
+    cached = (closure.collect_code, closure._file, closure._place, closure._is_inside, closure._folder)
     for function in cached:
         function.cache_clear()
     yield lambda: [function.cache_clear() for function in cached]
@@ -45,7 +45,7 @@ def written(tmp_path, monkeypatch, anew):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         anew()
-        code = code_of(module)
+        code = collect_code(module)
         return code and code.files
 
     write(**FILES)
@@ -114,7 +114,7 @@ def test_the_place_and_order_do_not_count(written, tmp_path, monkeypatch, anew):
     (tmp_path / "mine").rename(tmp_path / "elsewhere" / "mine")
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     assert written() == before
-    assert code_of("mine.measure", "mine.kernel") is code_of("mine.measure", "mine.kernel")
+    assert collect_code("mine.measure", "mine.kernel") is collect_code("mine.measure", "mine.kernel")
 
 
 @pytest.mark.parametrize("how", ["zip", "compiled", "removed", "not Python", "too deep", "a namespace"])
@@ -133,9 +133,9 @@ def test_files_that_cannot_be_read(written, tmp_path, monkeypatch, anew, how):
     elif how == "removed":
         assert closure._place("mine.kernel")
         closure._file.cache_clear()
-        code_of.cache_clear()
+        collect_code.cache_clear()
         (folder / "kernel.py").unlink()
-        assert code_of("mine.measure") is None
+        assert collect_code("mine.measure") is None
         return
     elif how == "a namespace":  # has no file, and its modules have
         (folder / "parts" / "__init__.py").unlink()
@@ -158,30 +158,30 @@ def test_a_file_without_a_package_has_its_folder(tmp_path, monkeypatch, anew):
         (tmp_path / "helper.py").write_text(f"f = {helper}\n")
         (tmp_path / "local" / "kernel.py").write_text(f"g = {kernel}\n")
         anew()
-        hashes.add(code_of("lone").files)
+        hashes.add(collect_code("lone").files)
     assert len(hashes) == 3
     installed = tmp_path / "site-packages"
     installed.mkdir()
     (tmp_path / "lone.py").rename(installed / "lone.py")
     monkeypatch.syspath_prepend(installed)
     anew()
-    before = code_of("lone")
+    before = collect_code("lone")
     (tmp_path / "helper.py").write_text("f = 3\n")
     anew()
-    assert before == code_of("lone")
+    assert before == collect_code("lone")
     assert before.packages == {"numpy", "helper", "local"}
 
 
 def test_packages_and_their_versions(written, anew, monkeypatch):
     """Of files of this package those count that change numbers, of others all."""
-    gromov = code_of("repsim_cli.measures.gromov")
+    gromov = collect_code("repsim_cli.measures.gromov")
     assert gromov.packages == {"torch", "numpy", "scipy", "pot", "numba"}
-    assert code_of("repsim_cli.measures.topology").packages >= {"gudhi", "ripser"}
-    assert "numba" not in code_of("repsim_cli.measures.neighbours").packages
-    assert gromov.key["numba"] == environment.version("numba")
+    assert collect_code("repsim_cli.measures.topology").packages >= {"gudhi", "ripser"}
+    assert "numba" not in collect_code("repsim_cli.measures.neighbours").packages
+    assert gromov.key["numba"] == environment.read_version("numba")
     written(measure="import math, xxhash\nimport tqdm.auto\nfrom repsim_cli.base.registry import measures\n")
-    assert code_of("mine.measure").packages - {"torch", "numpy"} == {"xxhash", "tqdm"}  # torch of measures/base.py
-    monkeypatch.setattr(environment, "version", {"torch": "3.0"}.get)
+    assert collect_code("mine.measure").packages - {"torch", "numpy"} == {"xxhash", "tqdm"}  # torch of measures/base.py
+    monkeypatch.setattr(environment, "read_version", {"torch": "3.0"}.get)
     assert gromov.key == {"files": gromov.files, **dict.fromkeys(gromov.packages), "torch": "3.0"}
 
 
@@ -204,7 +204,7 @@ def closure_files() -> list[str]:
         return original(module)
 
     functions = [registry.measures.get(name).function for name in registry.measures.names()]
-    code_of.cache_clear()
+    collect_code.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(closure, "_file", noted)
         assert code_behind(*functions) is not None
@@ -216,14 +216,14 @@ def test_functions_without_a_file_have_no_code():
     exec("def f(): ...", made)
     assert code_behind(made["f"]) is None
     assert code_behind(len) is None
-    assert code_behind(code_of) is not None
+    assert code_behind(collect_code) is not None
 
 
 def test_nothing_is_imported_to_know_the_code():
     """What is imported when it is used may be heavy, or missing."""
     code = (
-        "import sys\nfrom repsim_cli.base.closure import code_of\nbefore = {*sys.modules}\n"
-        "assert code_of('repsim_cli.measures.gromov', 'repsim_cli.engine.matrices')\n"
+        "import sys\nfrom repsim_cli.base.closure import collect_code\nbefore = {*sys.modules}\n"
+        "assert collect_code('repsim_cli.measures.gromov', 'repsim_cli.engine.matrices')\n"
         "assert {*sys.modules} - before <= {'warnings'}, {*sys.modules} - before\n"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
@@ -233,7 +233,7 @@ def test_nothing_is_imported_to_know_the_code():
 def test_code_reads_the_same_under_other_versions_of_python():
     """tests/codes.json holds hashes; versions differ in what they say of empty lists and of types."""
     tree = closure.ast.parse("def f(x, *, a=None): return f'{x!r} b' 'c', [], -1.0, b''\n")
-    assert closure._plain(tree, closure.defaultdict(list)) == (
+    assert closure._dump_code(tree, closure.defaultdict(list)) == (
         "Module(body=[FunctionDef(name='f',args=arguments(args=[arg(arg='x')],kwonlyargs=[arg(arg='a')],"
         "kw_defaults=[Constant()]),body=[Return(value=Tuple(elts=[JoinedStr(values=[FormattedValue(value=Name(id='x'),"
         "conversion=114),Constant(value=' bc')]),List(),UnaryOp(op=USub(),operand=Constant(value=1.0)),"

@@ -18,7 +18,7 @@ from matplotlib.text import Text
 import repsim_cli
 from repsim_cli.activations import cached
 from repsim_cli.activations.readings import Reading
-from repsim_cli.base.plain import csv_bytes, escape, free, once, slug
+from repsim_cli.base.plain import csv_bytes, escape, find_free_key, make_unique_filename, slug
 from repsim_cli.cli.terminal import LogLines
 from repsim_cli.figures.frame import save
 from repsim_cli.findings.analyse import draw
@@ -84,13 +84,13 @@ def test_two_labels_are_two_files(tmp_path, pair, turned):
 
 def test_labels_that_hyphens_join_keep_apart():
     given = {}
-    assert once(slug("a-b", "c"), given) == once("a-b-c", {}) == "a-b-c"
-    assert once(slug("a", "b-c"), given).startswith("a-b-c-")
-    assert once(slug("a-b", slug("c", "d")), given) == "a-b-c-d"
+    assert make_unique_filename(slug("a-b", "c"), given) == make_unique_filename("a-b-c", {}) == "a-b-c"
+    assert make_unique_filename(slug("a", "b-c"), given).startswith("a-b-c-")
+    assert make_unique_filename(slug("a-b", slug("c", "d")), given) == "a-b-c-d"
     # the hash that tells labels apart may be in another label
-    hashed = once("a_b", {"a_b": ("a b",)})
+    hashed = make_unique_filename("a_b", {"a_b": ("a b",)})
     given = {}
-    names = [once(name, given) for name in (hashed, "a b", "a_b")]
+    names = [make_unique_filename(name, given) for name in (hashed, "a b", "a_b")]
     assert len(set(names)) == 3
 
 
@@ -99,7 +99,9 @@ def test_short_names_stay_and_long_ones_fit():
         assert slug(name) == name
     assert slug("cka", "mean cka, words") == "cka-mean_cka__words"  # names of results have spaces and commas
     long = [f"{'层' * 90}{i}" for i in range(6)]
-    assert len(once(slug(*long), {slug(*long): ("other",)})) < 200  # with what a suffix and a partial file add to it
+    assert (
+        len(make_unique_filename(slug(*long), {slug(*long): ("other",)})) < 200
+    )  # with what a suffix and a partial file add to it
 
 
 def test_nothing_is_written_twice(tmp_path):
@@ -158,7 +160,7 @@ def test_the_report_saves_the_numbers_of_no_other_label(tmp_path):
 def test_keys_of_labels_that_hold_what_joins_them():
     kept = {}
     for row, column in [("a, b", "c"), ("a", "b, c"), ("a", "b, c")]:
-        kept[free(f"{row}, {column}", kept)] = row
+        kept[find_free_key(f"{row}, {column}", kept)] = row
     assert kept == {"a, b, c": "a, b", "a, b, c 2": "a", "a, b, c 3": "a"}
 
 
@@ -202,7 +204,7 @@ def test_labels_that_are_formulas_in_exports(tmp_path):
 
 def test_control_characters_in_latex():
     sheet = export.Sheet("t", f"of {CONTROL}\r\\input{{x}}", ["m"], [["[1] *"], [CONTROL]])
-    text = export.as_latex(sheet).decode()
+    text = export.convert_to_latex(sheet).decode()
     assert unsafe(text) == []
     comment, *_, second, third, _, _ = text.splitlines()
     assert comment.startswith(r"% of x\x1b[31m\x00\x9b\u202e\u2066 b \input{x}; needs ")

@@ -6,7 +6,7 @@ import pytest
 from helpers.tiny import TINY
 
 from repsim_cli.activations.hook_points import IN_BLOCK, OUTSIDE
-from repsim_cli.cli.anatomy import anatomy, hook_points, open_model
+from repsim_cli.cli.anatomy import describe_anatomy, hook_points, open_model
 
 
 def told(text):
@@ -56,7 +56,7 @@ def test_parts_that_are_missing_are_told(tmp_path, tiny_folder):
     folder = shutil.copytree(tiny_folder("gpt_neox"), tmp_path / "mine")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    found = told(anatomy(str(folder)))
+    found = told(describe_anatomy(str(folder)))
     assert found["input"].startswith("not usable: path: no tokenizer in it, got")
     assert found["resid_mid"] == "its attention and MLP run in parallel"
 
@@ -75,7 +75,7 @@ def test_parts_that_are_missing_are_told(tmp_path, tiny_folder):
     ],
 )
 def test_names(name, line):
-    assert f"  {line}" in anatomy(name)
+    assert f"  {line}" in describe_anatomy(name)
 
 
 @pytest.mark.parametrize(

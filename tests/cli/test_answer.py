@@ -8,7 +8,7 @@ import pytest
 
 from repsim_cli.api.entries import label_entries
 from repsim_cli.base.errors import BadInput
-from repsim_cli.cli.answer import concerns
+from repsim_cli.cli.answer import is_about_measure
 from repsim_cli.cli.plan import _room, plan_in_short
 
 
@@ -85,8 +85,8 @@ def test_warnings_stand_beside_what_they_are_about(repsim, newest, stored, tmp_p
     of_neighbours = next(text for text in warnings if "several equally near rows" in text)
     assert of_neighbours.startswith("mutual_knn: ")
     assert out.index("  mutual_knn: mutual k-NN") < out.index(f"    warning: {of_neighbours}")
-    assert concerns("extract: x", "cka", ["cka"])
-    assert not concerns("cka_unbiased: x", "cka", ["cka", "cka_unbiased"])
+    assert is_about_measure("extract: x", "cka", ["cka"])
+    assert not is_about_measure("cka_unbiased: x", "cka", ["cka", "cka_unbiased"])
 
 
 @pytest.mark.parametrize("names", ["a", "a,a", "a,b,c", "a,b/c", "a,"])

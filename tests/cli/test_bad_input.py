@@ -751,7 +751,7 @@ def forged(**values):
     def change(folder):
         changed("results.json", **values)(folder)
         manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["files"]["results.json"] = reader.sha256(folder / "results.json")
+        manifest["files"]["results.json"] = reader.hash_file(folder / "results.json")
         (folder / "manifest.json").write_text(json.dumps(manifest))
 
     return change

@@ -56,7 +56,7 @@ def test_the_default_run(repsim, newest):
     assert [m["label"] for m in found["measures"]] == ["cka_unbiased", "mutual_knn"]
     assert all(len(m["matrices"]) == 10 for m in found["measures"])
     for name, digest in manifest["files"].items():
-        assert reader.sha256(folder / name) == digest
+        assert reader.hash_file(folder / name) == digest
     assert {p.name for p in folder.iterdir()} == {
         "manifest.json", "config.yaml", "results.json", "arrays", "figures", "report.html", "repsim.log", "rows.json", "rows.safetensors",
     }  # fmt: skip
@@ -195,7 +195,7 @@ def test_one_job_is_composed_and_validated_once(repsim, tmp_path, monkeypatch):
 def test_sweeps_give_each_job_its_folder_and_status(repsim, newest, tmp_path, tiny_folder):
     code, _, err = repsim("run", "-m", "-q", *SMALL, local("a", tiny_folder("gpt2")), "seed=0,1", "measure=[cka]")
     assert code == 0, err
-    made = folders.runs(tmp_path / "outputs")
+    made = folders.list_run_folders(tmp_path / "outputs")
     assert [reader.read_manifest(f)["seed"] for f in made] == [0, 1]
     assert len({f.parent for f in made}) == 1
     assert {f.name for f in made} == {"0-similarity", "1-similarity"}
@@ -214,7 +214,7 @@ def test_a_failing_job_stops_no_other(repsim, tmp_path, tiny_folder):
     paths = f"+model.x={{kind: transformers, path: {good}}},{{kind: transformers, path: {folder}}}"
     code, _, err = repsim("run", "-m", "-q", *SMALL, paths, "measure=[cka]", "seed=0,1")
     assert code == 1
-    statuses = [reader.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")]
+    statuses = [reader.read_manifest(f)["status"] for f in folders.list_run_folders(tmp_path / "outputs")]
     assert sorted(statuses) == ["complete", "complete", "failed", "failed"]
     assert "resid_post@1 of 'x': activations are not finite, got nan in sequences 0 to 7; check the model's" in err
     assert "error: job 2 (" in err
@@ -260,12 +260,12 @@ def test_unsuitable_measures_are_skipped_with_the_reason(repsim, newest, tmp_pat
         assert line in found["warnings"]
         assert f"  warning: {line}" in out
         assert reason in report
-    before = len(folders.runs(tmp_path / "outputs"))
+    before = len(folders.list_run_folders(tmp_path / "outputs"))
     code, out, err = repsim(*words, "measure=[mean_cca,pwcca]", "skip_unsuitable=true")
     assert (code, out) == (2, "")
     assert "mean_cca needs more rows than features, got 60 for 64 " in err
     assert "(2 of 2 measures are unsuitable)" in err
-    assert len(folders.runs(tmp_path / "outputs")) == before
+    assert len(folders.list_run_folders(tmp_path / "outputs")) == before
 
 
 def test_words_go_with_the_default_measures(repsim, newest):
@@ -771,7 +771,7 @@ def test_an_empty_outputs_variable_counts_as_unset(repsim, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REPSIM_OUTPUTS", "")
     assert repsim("run", "-q", "model=[tiny_a]", "extract.sequences=10", "measure=[cka]")[0] == 0
-    assert len(folders.runs(tmp_path / "outputs")) == 1
+    assert len(folders.list_run_folders(tmp_path / "outputs")) == 1
 
 
 def test_a_damaged_run_is_not_shown(repsim, newest, finished, tmp_path):
@@ -829,7 +829,7 @@ def test_threads_that_wait_sleep_unless_the_user_says_otherwise(monkeypatch, giv
 )  # fmt: skip
 def test_the_doctor_says_how_threads_wait(monkeypatch, policy, said):
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
-    assert said in doctor.devices()
+    assert said in doctor.describe_devices()
 
 
 def test_an_environment_with_another_backend_of_figures(tmp_path, finished):

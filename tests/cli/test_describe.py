@@ -17,13 +17,13 @@ from pydantic import Field
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Above0, Extract, Fraction, Layer, Positive, Ranked, Seed, Share, Significance
 from repsim_cli.cli import describe, glossary, listing
-from repsim_cli.cli.describe import catalogue
-from repsim_cli.cli.docstrings import LINE, first_sentence, parse
+from repsim_cli.cli.describe import build_catalogue
+from repsim_cli.cli.docstrings import LINE, parse, take_first_sentence
 from repsim_cli.cli.kinds import SELECTED, SETTINGS, TABLE, list_allowed, list_shared_settings
-from repsim_cli.cli.settings import group_of, in_words, settings
+from repsim_cli.cli.settings import group_of, read_settings, say_range
 from repsim_cli.config.presets import GROUPS, conf_dir, describe_group
 from repsim_cli.config.run import RunKeys
-from repsim_cli.findings.leaderboard import leaderboard
+from repsim_cli.findings.leaderboard import load_leaderboard
 
 
 def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
@@ -31,14 +31,14 @@ def with_settings() -> Iterator[tuple[str, Any, Collection[str]]]:
     for room, kinds in SELECTED.items():
         for name in kinds.names():
             function = kinds.get(name).function
-            yield f"{room} {name}", function, settings(function, RunKeys.model_fields if room == "study" else ())
+            yield f"{room} {name}", function, read_settings(function, RunKeys.model_fields if room == "study" else ())
             for key, parameter in inspect.signature(function).parameters.items():
                 if (group := group_of(parameter.annotation)) and key not in RunKeys.model_fields:
-                    yield f"{room} {name}.{key}", group, settings(group)
+                    yield f"{room} {name}.{key}", group, read_settings(group)
     for name in registry.analyses.names():
-        yield f"analysis {name}", (options := registry.analyses.get(name).card.options), settings(options)
+        yield f"analysis {name}", (options := registry.analyses.get(name).card.options), read_settings(options)
     for name, function in {"groups": Ranked, **list_shared_settings()}.items():
-        yield name, function, settings(function)
+        yield name, function, read_settings(function)
 
 
 DESCRIBED = {name: (function, own) for name, function, own in with_settings()}
@@ -76,7 +76,7 @@ def test_every_setting_has_its_line(name):
     ],
 )
 def test_ranges_in_words(annotation, words):
-    assert in_words(annotation) == words
+    assert say_range(annotation) == words
 
 
 def test_a_docstring_is_prose_settings_and_an_example():
@@ -96,7 +96,7 @@ def test_a_docstring_is_prose_settings_and_an_example():
         {'rows': 1}
         """
     )
-    assert first_sentence(text.prose[0]) == "What it is"
+    assert take_first_sentence(text.prose[0]) == "What it is"
     assert text.settings == {"rows": "how many, and why", "share": "of them"}
     assert text.example == "repsim run seed=1"
     assert text.prose == ["What it is. And more.", "More of it:\n    indented.", ">>> dict(rows=1)\n{'rows': 1}"]
@@ -186,9 +186,9 @@ def test_a_group_of_settings_is_told_with_its_settings():
         ranked: who
         """
 
-    assert settings(study)["significance"].inner == settings(Significance)
+    assert read_settings(study)["significance"].inner == read_settings(Significance)
     topic = describe.Topic(
-        name="study", title="study x", path="options", settings=settings(study), example="repsim run"
+        name="study", title="study x", path="options", settings=read_settings(study), example="repsim run"
     )
     told = describe.show(topic)
     assert (
@@ -223,7 +223,7 @@ def test_the_list_of_studies(repsim):
     assert code == 0
     width = max(map(len, texts))
     lines = [
-        (f"{name:{width}}  {first_sentence(texts[name].prose[0])}", f"  {texts[name].example}")
+        (f"{name:{width}}  {take_first_sentence(texts[name].prose[0])}", f"  {texts[name].example}")
         for name in sorted(texts)
     ]
     assert out.splitlines() == [line for both in lines for line in both if line.strip()]
@@ -237,7 +237,7 @@ def test_the_list_of_analyses(repsim):
     code, out, _ = repsim("list", "analysis")
     assert code == 0
     assert [line.split(None, 1) for line in out.splitlines()] == [
-        [name, first_sentence(text.prose[0])] for name, text in texts.items()
+        [name, take_first_sentence(text.prose[0])] for name, text in texts.items()
     ]
     assert "\nanalysis:\n  agreement " in repsim("list")[1]
 
@@ -272,15 +272,15 @@ def test_words_of_the_pages_are_explained(repsim):
         assert out.startswith(said), out
     assert "\nSeed\n\n  Another training" in repsim("describe", "seed")[1]
     assert "repsim run seed=1\n" in repsim("describe", "seed")[1]
-    assert not any("](" in text for text in glossary.entries().values())
-    assert len(glossary.entries()) > 30
+    assert not any("](" in text for text in glossary.read_glossary().values())
+    assert len(glossary.read_glossary()) > 30
 
 
 def test_the_list_of_settings(repsim):
     names = [line.split(None, 1)[0] for line in repsim("list", "setting")[1].splitlines()]
     some = ("seed", "figures.colours", "extract.hook_points", "hardware.device", "significance.method")
     assert {*some, *RunKeys.model_fields} <= {*names, *SETTINGS}
-    assert all(describe.meanings(name) for name in some)
+    assert all(describe.find_meanings(name) for name in some)
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_the_command_of_an_example(repsim, places, name):
 @pytest.mark.nightly
 def test_every_command_is_planned(repsim, places):
     """Those of all entries, not only of the first below a comment."""
-    commands = {topic.example: topic.title for topic in catalogue() if of_a_run(topic.example)}
+    commands = {topic.example: topic.title for topic in build_catalogue() if of_a_run(topic.example)}
     assert len(commands) > 400
     refused = {}
     for command, title in commands.items():
@@ -334,7 +334,7 @@ def test_the_command_of_a_study_runs_as_it_is_printed(repsim, places, study):
     words = words_of(EXAMPLES[f"study {study}"], places)
     code, _, err = repsim(*words, *(SHORTER[study] if study == "stitching" else ()))
     assert code == 0, err
-    for topic in catalogue():
+    for topic in build_catalogue():
         if topic.example.startswith("repsim analyse ") and study in registry.analyses.get(topic.name).card.studies:
             code, _, err = repsim(*shlex.split(topic.example)[1:])
             assert code == 0 or err.startswith("error: analyses."), err
@@ -422,7 +422,7 @@ def test_the_list_of_measures_shows_their_grades(repsim):
     """How many measures each is told apart from in experiment=grounding and experiment=grounding_images, of those that
     both could grade."""
     lines = dict(line.split(None, 1) for line in repsim("list", "measure")[1].splitlines())
-    graded = leaderboard()
+    graded = load_leaderboard()
     assert graded.keys() < set(SELECTED["measure"].names())
     assert len(graded) > 50
     for name, row in graded.items():
@@ -454,4 +454,4 @@ def test_what_a_measure_allows(name, words):
 
 
 def test_defaults_that_are_made_anew():
-    assert settings(Extract)["skip_tokens"].default == []
+    assert read_settings(Extract)["skip_tokens"].default == []

@@ -18,9 +18,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.planning import collect_unfit
 from repsim_cli.base.settings import Extract
 from repsim_cli.config.compose import compose
-from repsim_cli.config.presets import entry_of
+from repsim_cli.config.presets import find_model_entry
 from repsim_cli.data import files
-from repsim_cli.data.network import with_owner
+from repsim_cli.data.network import add_owner
 from repsim_cli.data.table import table
 from repsim_cli.data.text import local_text
 from repsim_cli.models import checkpoints
@@ -173,12 +173,12 @@ def test_a_group_with_a_plus(word):
     [("gpt2", "openai-community/gpt2"), ("bert-base-uncased", "google-bert/bert-base-uncased"), ("t5-small", "google-t5/t5-small")],
 )  # fmt: skip
 def test_ids_of_the_hub_without_an_owner(name, hub):
-    assert entry_of(name) == {"kind": "transformers", "hub": name}
-    assert with_owner(name) == hub
+    assert find_model_entry(name) == {"kind": "transformers", "hub": name}
+    assert add_owner(name) == hub
     with pytest.raises(BadInput, match=r"^hub: an id has an owner, got 'mine'; write OWNER/mine, as the page"):
-        with_owner("mine")
+        add_owner("mine")
     with pytest.raises(BadInput, match=r"got 'llama'; .* \(an id of the hub is OWNER/NAME\)$"):
-        entry_of("llama")
+        find_model_entry("llama")
 
 
 def test_two_sets_of_weights(tmp_path, monkeypatch):
@@ -284,12 +284,12 @@ def test_a_plan_tokenizes_the_beginning_of_the_text(text):
 
     source = SimpleNamespace(tokenizer=lambda: tokenizer, modality="text", vocabulary=100)
     given = ({"mine": source}, local_text(path=str(text)), Extract(hook_points=["embed"], unit="mean"))
-    assert inputs.tokenizers(*given) == {"mine": tokenizer}
+    assert inputs.load_tokenizers(*given) == {"mine": tokenizer}
     with (
         collect_unfit(dry=True),
         pytest.raises(BadInput, match="^model.mine: its vocabulary has 100 tokens, got id 11"),
     ):
-        inputs.tokenizers(*given)
+        inputs.load_tokenizers(*given)
 
 
 def test_matrices_of_very_many_models_share_a_file(repsim, pair, newest, monkeypatch):

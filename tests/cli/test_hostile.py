@@ -323,7 +323,7 @@ def outside(folder, tmp_path):
     other = f"arrays/{os.path.relpath(tmp_path / 'away.npy', folder / 'arrays')}"
     (folder / "results.json").write_text(json.dumps(results_).replace(name, other))
     manifest["files"][other] = manifest["files"].pop(name)
-    manifest["files"]["results.json"] = reader.sha256(folder / "results.json")
+    manifest["files"]["results.json"] = reader.hash_file(folder / "results.json")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return other
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repsim_cli.base.documents import misfit
+from repsim_cli.base.documents import find_misfit
 from repsim_cli.cli.machine import SCHEMA, SHAPES
 
 PAGE = Path(__file__).parents[2] / "docs" / "programs.md"
@@ -68,7 +68,7 @@ def same_keys(value, shape, path=""):
 def test_documents_are_as_the_schema_says(documents):
     for command, document in documents.items():
         assert (document.pop("schema"), document.pop("command")) == (SCHEMA, command)
-        assert misfit(document, SHAPES[command]) is None, command
+        assert find_misfit(document, SHAPES[command]) is None, command
         same_keys(document, SHAPES[command], command)
     (measured,) = documents["compare"]["measures"]
     assert [(pair["model"], pair["other_model"]) for pair in measured["pairs"]] == [("a", "b"), ("b", "a")]

@@ -311,7 +311,7 @@ def test_normalisers_that_grow_the_text(tmp_path, tiny_folder, what):
     content = json.loads((folder / "tokenizer.json").read_text())
     (folder / "tokenizer.json").write_text(json.dumps(content | {"normalizer": GROWING[what]}))
     with pytest.raises(BadInput, match="its normaliser makes texts more than 100 times as long"):
-        tokenizers.tokenizer_of(str(folder))
+        tokenizers.load_tokenizer(str(folder))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def broken_off(repsim, newest, monkeypatch):
         seen = []
         from repsim_cli.engine import estimates
 
-        original = estimates.all_pairs
+        original = estimates.compute_all_pairs
 
         def counted(*args, **kwargs):
             seen.append(1)
@@ -52,9 +52,9 @@ def broken_off(repsim, newest, monkeypatch):
                 raise KeyboardInterrupt
             return original(*args, **kwargs)
 
-        monkeypatch.setattr(estimates, "all_pairs", counted)
+        monkeypatch.setattr(estimates, "compute_all_pairs", counted)
         assert repsim("run", *SMALL, *words)[0] == 130
-        monkeypatch.setattr(estimates, "all_pairs", original)
+        monkeypatch.setattr(estimates, "compute_all_pairs", original)
         return newest()
 
     return run
@@ -144,7 +144,7 @@ def test_resume_goes_on_with_the_same_bits(repsim, newest, broken_off, words, tm
     manifest = reader.read_manifest(folder)
     assert (manifest["status"], len(manifest["resumed"])) == ("complete", 1)
     assert not (folder / reader.STATE).exists()
-    assert len(folders.runs(tmp_path / "outputs")) == 2
+    assert len(folders.list_run_folders(tmp_path / "outputs")) == 2
     code, out, _ = repsim("run", *SMALL, *words, f"resume={folder}")
     assert code == 0
     assert "already complete, nothing is left to do" in out
@@ -189,7 +189,7 @@ def test_in_a_sweep_each_job_looks_for_its_own(repsim, tmp_path, broken_off):
     folder = broken_off("seed=1")
     code, _, err = repsim("run", "-m", "-q", *SMALL, "seed=0,1", "resume=latest")
     assert code == 0, err
-    runs = folders.runs(tmp_path / "outputs")
+    runs = folders.list_run_folders(tmp_path / "outputs")
     assert [reader.read_manifest(f)["seed"] for f in runs] == [1, 0]
     assert runs[0] == folder
     assert {reader.read_manifest(f)["status"] for f in runs} == {"complete"}
@@ -275,7 +275,7 @@ def test_a_clock_that_jumps_back(repsim, monkeypatch, tmp_path):
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert repsim("run", "-q", *SMALL)[0] == 0
     assert repsim("run", "-q", *SMALL)[0] == 0
-    for folder in folders.runs(tmp_path / "outputs"):
+    for folder in folders.list_run_folders(tmp_path / "outputs"):
         manifest = reader.read_manifest(folder)
         assert manifest["seconds"] > 0
         assert all(seconds >= 0 for seconds in manifest["timings"].values())
@@ -297,7 +297,7 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
     """An injected out-of-memory error: the run goes on with half the batch, says so, and gives the same numbers."""
     from repsim_cli.activations.rows import Forward
 
-    original, sizes = Forward._once, []
+    original, sizes = Forward._read_layers, []
 
     def small(self, given, where):
         sizes.append(len(given.inputs))
@@ -308,7 +308,7 @@ def test_out_of_memory_halves_the_batch(repsim, newest, monkeypatch):
     words = (*SMALL[:-1], "hardware.batch_size=8", "cache=false", "model=[tiny_a]", "extract.normalise=none")
     assert repsim("run", "-q", *words)[0] == 0
     expected = numbers(newest())
-    monkeypatch.setattr(Forward, "_once", small)
+    monkeypatch.setattr(Forward, "_read_layers", small)
     code, _, err = repsim("run", *words)
     assert code == 0
     assert "model.tiny_a: out of memory with 8 sequences; continuing with 4" in err
@@ -327,24 +327,24 @@ def test_one_sequence_that_does_not_fit(repsim, monkeypatch):
     def never(self, given, where):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Forward, "_once", never)
+    monkeypatch.setattr(Forward, "_read_layers", never)
     code, _, err = repsim("run", *SMALL)
     assert code == 1
     assert "one sequence does not fit into the memory of cpu, got 32 tokens; lower extract.length" in err
 
 
 def test_devices_in_turn_and_by_name():
-    from repsim_cli.activations.readings import devices
+    from repsim_cli.activations.readings import assign_devices
     from repsim_cli.base.errors import BadInput
     from repsim_cli.base.settings import Hardware
 
-    assert devices(Hardware(devices=["cpu", "cpu:0"]), ["a", "b", "c"]) == {"a": "cpu", "b": "cpu:0", "c": "cpu"}
-    assert devices(Hardware(devices={"b": "cpu:0"}), ["a", "b"]) == {"a": "cpu", "b": "cpu:0"}
-    assert devices(Hardware(), ["a"]) == {"a": "cpu"}
+    assert assign_devices(Hardware(devices=["cpu", "cpu:0"]), ["a", "b", "c"]) == {"a": "cpu", "b": "cpu:0", "c": "cpu"}
+    assert assign_devices(Hardware(devices={"b": "cpu:0"}), ["a", "b"]) == {"a": "cpu", "b": "cpu:0"}
+    assert assign_devices(Hardware(), ["a"]) == {"a": "cpu"}
     with pytest.raises(BadInput, match="hardware.devices: no such model, got 'bb'; "):
-        devices(Hardware(devices={"bb": "cpu"}), ["b"])
+        assign_devices(Hardware(devices={"bb": "cpu"}), ["b"])
     with pytest.raises(BadInput, match="hardware.devices: not usable here, got 'cuda:9'"):
-        devices(Hardware(devices=["cuda:9"]), ["b"])
+        assign_devices(Hardware(devices=["cuda:9"]), ["b"])
 
 
 def test_compare(repsim, newest, tmp_path):
@@ -401,7 +401,7 @@ def test_jobs_of_joblib_solve_pairs_in_processes(repsim, tmp_path):
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hardware.threads=1", "hardware.processes=2")
     code, _, err = repsim("run", "-q", "-m", *launcher, *words, "model=[tiny_a],[tiny_b]")
     assert code == 0, err
-    assert {reader.read_manifest(f)["status"] for f in folders.runs(tmp_path / "outputs")} == {"complete"}
+    assert {reader.read_manifest(f)["status"] for f in folders.list_run_folders(tmp_path / "outputs")} == {"complete"}
 
 
 @pytest.mark.nightly
@@ -422,7 +422,7 @@ def test_joblib_runs_jobs_side_by_side_on_one_thread_each(tmp_path):
     (table,) = tmp_path.rglob("jobs.json")
     jobs = json.loads(table.read_text())
     assert [job["status"] for job in jobs] == ["complete", "complete"]  # the refused ones leave no folder
-    for folder in folders.runs(tmp_path):
+    for folder in folders.list_run_folders(tmp_path):
         assert reader.read_manifest(folder)["threads"] == 1
 
 
@@ -485,4 +485,4 @@ def test_an_outputs_disk_without_inodes(repsim, tmp_path, monkeypatch, free):
         assert (again, "resume: no unfinished run" in more) == (2, True)
     else:
         assert (code, again) == (1, 0)
-        assert [reader.read_manifest(folder)["status"] for folder in folders.runs(outputs)] == ["complete"]
+        assert [reader.read_manifest(folder)["status"] for folder in folders.list_run_folders(outputs)] == ["complete"]

@@ -8,7 +8,7 @@ from helpers import printed
 from helpers.printed import SHORTER, words_of
 from helpers.recorded import recorded
 
-from repsim_cli.cli.kinds import kind_of
+from repsim_cli.cli.kinds import read_kind
 from repsim_cli.runs import reader
 from repsim_cli.runs.cache import Entry
 from repsim_cli.runs.results import Run
@@ -126,7 +126,7 @@ def test_a_study_goes_on_from_each_of_its_stages(
         (tmp_path / "other" / f"step{step}").symlink_to(tiny_folder("gpt2", step))
     words = [word.replace("OTHER", str(tmp_path / "other")) for word in STUDIES[study]]
     if SHORTER.get(study) is not None:
-        words = [*words_of(kind_of("study", study).example, printed.places(tmp_path, shared))[1:], *words]
+        words = [*words_of(read_kind("study", study).example, printed.places(tmp_path, shared))[1:], *words]
 
     def begin(*more, cache="two"):
         monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / cache))

@@ -20,7 +20,7 @@ from repsim_cli.config import presets
 from repsim_cli.config.binding import MISSING, check_arguments, model_function
 from repsim_cli.config.run import GROUPS, RunKeys, validate
 from repsim_cli.data.base import Data
-from repsim_cli.engine.footprint import memory_of
+from repsim_cli.engine.footprint import estimate_comparison_memory
 from repsim_cli.engine.study import Study
 
 SETTINGS = {"extract": Extract, "significance": Significance, "hardware": Hardware}
@@ -47,7 +47,7 @@ LATER = {
 def components() -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """(where, function, given keywords) of every component under conf/."""
     for group, room in (("model", registry.models), ("measure", registry.measures)):
-        for label, entry in presets.entries(group).items():
+        for label, entry in presets.read_table_entries(group).items():
             if entry != {"kind": "all"}:
                 component = room.get(entry["kind"])
                 function = model_function(component) if group == "model" else component.function
@@ -77,7 +77,9 @@ def test_components_have_keys_and_values_that_their_functions_take():
     files = {str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*.yaml")}
     others = {file for file in files - seen if not file.startswith("experiment/")}
     assert others == {"config", "hydra/launcher/slurm", "models", "measures"}
-    assert len(seen - files) == sum(len(presets.entries(group)) for group in presets.TABLES) - 1  # measure=all
+    assert (
+        len(seen - files) == sum(len(presets.read_table_entries(group)) for group in presets.TABLES) - 1
+    )  # measure=all
 
 
 def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
@@ -95,7 +97,7 @@ def check_keys(where: str, function: Any, given: dict[str, Any]) -> None:
 
 def test_measures_list_their_settings():
     """A measure's entry is named as its kind, and lists its settings with their defaults; a null says nothing."""
-    for label, entry in presets.entries("measure").items():
+    for label, entry in presets.read_table_entries("measure").items():
         if label == "all":
             continue
         parameters = inspect.signature(registry.measures.get(label).function).parameters
@@ -104,7 +106,9 @@ def test_measures_list_their_settings():
 
 
 def test_every_registered_component_can_be_selected():
-    kinds = {group: {entry["kind"] for entry in presets.entries(group).values()} for group in ("measure", "model")}
+    kinds = {
+        group: {entry["kind"] for entry in presets.read_table_entries(group).values()} for group in ("measure", "model")
+    }
     assert kinds["measure"] == {*registry.measures.names(), "all"}
     assert kinds["model"] == set(registry.models.names()) - {"trained", "memory"}
     files = {yaml.safe_load(file.read_text())["kind"] for file in CONF.glob("data/*.yaml")}
@@ -127,7 +131,7 @@ def test_the_options_of_a_run_have_their_defaults():
 def test_every_label_of_a_table_stands_there_once_with_a_comment():
     for group, file in presets.TABLES.items():
         labels = [line.partition(":")[0] for line in (CONF / file).read_text().splitlines() if line[:1].isalpha()]
-        assert sorted(labels) == sorted(presets.entries(group)) == list(presets.describe_group(group))
+        assert sorted(labels) == sorted(presets.read_table_entries(group)) == list(presets.describe_group(group))
         assert all(comment and comment[0].startswith("# ") for comment in presets.describe_group(group).values())
 
 
@@ -277,15 +281,15 @@ def test_square_matrices_count_in_the_memory():
     comparison = validate(
         composed("model=[tiny_a]", "measure=[cka,riemannian]", "extract.batch_rows=100")
     ).study.comparison
-    assert memory_of(comparison, 100)["matrices"] == 2 * 8 * 100**2 * len(comparison.layers)
+    assert estimate_comparison_memory(comparison, 100)["matrices"] == 2 * 8 * 100**2 * len(comparison.layers)
 
 
 def test_slow_pairs_count_in_the_memory():
     """Squares of all layers lie in files; each process holds what one pair takes."""
     words = ("model=[tiny_a]", "measure=[gromov_wasserstein]", "extract.estimate=full")
     comparison = validate(composed(*words, "hardware.processes=3", "extract.rows=100")).study.comparison
-    assert memory_of(comparison, 100)["matrices"] == 3 * 8 * 8 * 100**2
-    assert memory_of(comparison, 100)["processes"] > 0
+    assert estimate_comparison_memory(comparison, 100)["matrices"] == 3 * 8 * 8 * 100**2
+    assert estimate_comparison_memory(comparison, 100)["processes"] > 0
     with pytest.raises(BadConfig, match=r"got a limit of 2.00 GB; extract.rows=\d+ would fit") as caught:
         held = "measure.gromov_wasserstein.held_rows=20000"
         large = (held, "extract.rows=20000", "extract.sequences=1000000", "hardware.memory_gb=2")
@@ -387,7 +391,7 @@ def test_all_measures_that_read_what_the_study_reads():
     words = [*SAMPLE, "measure=all", "skip_unsuitable=true"]
     config = validate(composed(*words))
     assert list(config.keys.measure) == measures.names()
-    assert config.keys.measure["mutual_knn"] == presets.entries("measure")["mutual_knn"]
+    assert config.keys.measure["mutual_knn"] == presets.read_table_entries("measure")["mutual_knn"]
     assert not config.skipped.keys() & set(config.study.measures)
     assert config.skipped.keys() | set(config.study.measures) == set(measures.names())
     config = validate(composed("experiment=tiny/ptb_attention", "measure=all"))

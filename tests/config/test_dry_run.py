@@ -10,12 +10,12 @@ from helpers.composing import EXPERIMENTS, composed
 
 from repsim_cli import measures
 from repsim_cli.activations import readings
-from repsim_cli.activations.inputs import tokenizers
+from repsim_cli.activations.inputs import load_tokenizers
 from repsim_cli.base.errors import BadConfig, BadInput
-from repsim_cli.base.planning import collect_unfit, unfit
+from repsim_cli.base.planning import collect_unfit, note_unfit
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.config.presets import entries
+from repsim_cli.config.presets import read_table_entries
 from repsim_cli.config.run import validate
 from repsim_cli.data import network
 from repsim_cli.engine import cost, footprint
@@ -46,7 +46,7 @@ def no_hub(monkeypatch):
 
 
 def hub_ids():
-    for label, entry in entries("model").items():
+    for label, entry in read_table_entries("model").items():
         if entry.get("hub"):
             yield label, entry["hub"]
 
@@ -55,7 +55,7 @@ def test_every_published_model_has_a_shape():
     found = dict(hub_ids())
     assert len(found) >= 35
     for label, hub in found.items():
-        assert shapes.shape_of(hub.replace("{number}", "99")), f"{label}: {hub}"
+        assert shapes.find_shipped_shape(hub.replace("{number}", "99")), f"{label}: {hub}"
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -87,12 +87,12 @@ def test_the_numbers_of_published_models():
 def test_shipped_shapes_are_those_of_the_random_models():
     """The models pythia_*_shape say the same of the Pythia models."""
     seen = 0
-    for label, entry in entries("model").items():
+    for label, entry in read_table_entries("model").items():
         if not label.startswith("pythia_") or not label.endswith("_shape"):
             continue
         size = label.removeprefix("pythia_").removesuffix("_shape").replace("_", ".")
         given = {key: value for key, value in entry["config"].items() if key != "rope_parameters"}
-        assert given == shapes.shapes()[f"EleutherAI/pythia-{size}-deduped"].config, label
+        assert given == shapes.load_model_shapes()[f"EleutherAI/pythia-{size}-deduped"].config, label
         seen += 1
     assert seen == 8
 
@@ -198,25 +198,25 @@ def test_a_shape_that_ships_with_nothing_is_said_to_be_unknown(repsim, no_hub):
 def test_the_hub_has_the_last_word(monkeypatch):
     """Where its config is not the shape that ships, a run uses it and says so, once."""
     hub = "EleutherAI/pythia-70m-deduped"
-    said = configs.inline_config({**shapes.shapes()[hub].config, "hidden_size": 256})
+    said = configs.inline_config({**shapes.load_model_shapes()[hub].config, "hidden_size": 256})
     warned = []
     monkeypatch.setattr(configs, "read_config", lambda where, revision: said)
     monkeypatch.setattr(shapes.log, "warning", lambda text, *values: warned.append(text % values))
     shapes.compare_with_shipped.cache_clear()
-    assert configs.config_of(hub) is said
-    assert configs.config_of(hub, "step1000") is said
+    assert configs.find_config(hub) is said
+    assert configs.find_config(hub, "step1000") is said
     assert warned == [
         f"{hub}: the config on the hub differs from the shipped shape, got hidden_size 256 for 512; runs use the "
         "hub's, dry runs the shipped one"
     ]
     with collect_unfit(dry=True):
-        assert configs.config_of(hub).hidden_size == 512
+        assert configs.find_config(hub).hidden_size == 512
 
 
 def test_steps_of_a_published_training():
     make = models.get("series").function
     hub = "EleutherAI/pythia-70m-deduped"
-    assert len(shapes.shapes()[hub].steps) == 154
+    assert len(shapes.load_model_shapes()[hub].steps) == 154
     with pytest.raises(BadInput, match=f"steps: {hub} was published without this step, got 1500; the nearest is 1000"):
         make(hub=hub, steps=[0, 1500])
     assert len(make(hub="nobody/nothing", steps=[0, 1500]).checkpoints) == 2
@@ -226,7 +226,7 @@ def test_tokenizers_are_shared_by_name():
     def found(*hubs):
         with collect_unfit(dry=True):
             live = {hub: models.get("transformers").function(hub=hub) for hub in hubs}
-            return tokenizers(live, text, extract)
+            return load_tokenizers(live, text, extract)
 
     text, extract = validate(composed("dry_run=true")).study.comparison.data, Extract(hook_points=["resid_post"])
     assert len(found("openai-community/gpt2", "openai-community/gpt2-medium")) == 2
@@ -256,7 +256,7 @@ def test_which_setting_would_fit():
     )
     assert said(3.4)[0].endswith("; hardware.batch_size=4 would fit, hardware.memory_gb=5.1 would do, or leave out b")
     with pytest.raises(BadInput, match="too much"):
-        unfit("x: too much, got 2; use 1")
+        note_unfit("x: too much, got 2; use 1")
 
 
 def test_the_hub_is_asked_once(no_hub):
@@ -348,23 +348,25 @@ def test_planned_widths_inside_an_mlp_are_those_of_the_config(kind, monkeypatch)
     extract = Extract(hook_points=["mlp_pre", "mlp_post", "mlp_out"])
 
     def planned():
-        return [layer.width for layer in readings.readings({"a": source}, extract)[0].layers]
+        return [layer.width for layer in readings.plan_readings({"a": source}, extract)[0].layers]
 
     assert planned() == [96] * 4 + [64] * 2
-    monkeypatch.setattr(readings, "shapes", lambda *_: {})  # a model of which no pass without weights is possible
+    monkeypatch.setattr(
+        readings, "find_output_shapes", lambda *_: {}
+    )  # a model of which no pass without weights is possible
     assert planned() == [96] * 4 + [64] * 2
 
 
 def test_a_device_that_is_not_here_is_assumed():
-    assert cost.speed_of("cuda:9") == (1e13, "assumed for 'cuda:9', which this machine lacks")
-    assert cost.speed_of("cuda:9", "bfloat16")[0] == 1e14
+    assert cost.measure_speed("cuda:9") == (1e13, "assumed for 'cuda:9', which this machine lacks")
+    assert cost.measure_speed("cuda:9", "bfloat16")[0] == 1e14
 
 
 def test_other_load_on_the_machine_does_not_make_a_plan_longer(monkeypatch):
-    cost.speed_of.cache_clear()
+    cost.measure_speed.cache_clear()
     late = itertools.count(step=1000.0)
     monkeypatch.setattr(cost.time, "perf_counter", lambda: next(late))  # as if others had the CPU all the time
-    speed, source = cost.speed_of("cpu", threads=1)
+    speed, source = cost.measure_speed("cpu", threads=1)
     assert 1e8 < speed < 1e15
     assert source == "measured on 'cpu' in CPU time, as if nothing else ran"
 
@@ -372,7 +374,7 @@ def test_other_load_on_the_machine_does_not_make_a_plan_longer(monkeypatch):
 @pytest.fixture
 def speed(monkeypatch):
     """A device of 1 TFLOP/s."""
-    monkeypatch.setattr(cost, "speed_of", lambda *device, **settings: (1e12, "given"))
+    monkeypatch.setattr(cost, "measure_speed", lambda *device, **settings: (1e12, "given"))
     return 1e12
 
 
@@ -424,7 +426,8 @@ def test_more_work_takes_longer(speed):
         study = validate(composed(*words, "dry_run=true")).study
         single = words[0].startswith("model")
         return sum(
-            part.seconds for part in (footprint.costs(study.comparison, 100) if single else study.costs()).values()
+            part.seconds
+            for part in (footprint.estimate_costs(study.comparison, 100) if single else study.costs()).values()
         )
 
     small = ("model=[tiny_a]", "extract.sequences=64")

@@ -11,7 +11,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import EveryModel
 from repsim_cli.config.run import validate
-from repsim_cli.models.source import Series, with_keys
+from repsim_cli.models.source import Series, apply_keys
 from repsim_cli.runs import reader
 
 SMALL = ("model=[]", "data=embedded", "extract.length=32", "extract.sequences=12", "extract.batch_rows=64")
@@ -65,7 +65,7 @@ def test_a_dry_run_says_what_is_read_of_a_model(repsim, tiny_folder):
 
 def test_checkpoints_of_a_series_share_the_hook_points(tiny_folder):
     made = registry.models.get("series").function(shipped="tiny_a")
-    keyed = with_keys(made, EveryModel(hook_points=["embed"]))
+    keyed = apply_keys(made, EveryModel(hook_points=["embed"]))
     assert isinstance(keyed, Series)
     assert [one.open().hook_points for one in keyed.checkpoints] == [("embed",)] * 3
     assert [one.step for one in keyed.checkpoints] == [100, 400, 2000]
@@ -218,7 +218,7 @@ def test_labels_without_names_take_them_from_the_entry(repsim, newest, tmp_path,
 def test_bad_labels(tmp_path, tokenizer_folder, labels, message):
     source = registry.models.get("transformers").function(path=str(classifier(tmp_path, tokenizer_folder, 3, 0)))
     with pytest.raises(BadInput, match=message):
-        with_keys(source, EveryModel(labels=labels))
+        apply_keys(source, EveryModel(labels=labels))
 
 
 def test_a_length_above_a_context_is_lowered_for_all(repsim, newest, tiny_folder):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repsim_cli.activations.inputs import describe
-from repsim_cli.activations.places import find_rows, row_places, same_rows
+from repsim_cli.activations.places import find_rows, have_same_rows, row_places
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
@@ -69,7 +69,7 @@ def test_linked_words_are_the_same_rows_in_the_order_of_the_first_text(tmp_path,
     of_bytes = [words_of(given[name]["bytes"], tokenizers["bytes"], settings) for name in given]
     assert [list(zip(*both, strict=True)) for both in zip(*of_bytes, strict=True)] == FOUND
     for sequences in (each for column in given.values() for each in column.values()):
-        assert same_rows(given["first"]["bytes"], sequences, settings)
+        assert have_same_rows(given["first"]["bytes"], sequences, settings)
 
 
 def test_what_is_left_out_is_counted_by_column(tmp_path, tokenizers):

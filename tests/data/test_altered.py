@@ -9,7 +9,7 @@ import pytest
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.data.altered import colours, noisy
+from repsim_cli.data.altered import add_word_noise, make_label_colours
 from repsim_cli.data.images import Images, Pixels
 from repsim_cli.data.labelled import Example, Examples
 from repsim_cli.data.labels import match_labels
@@ -69,15 +69,15 @@ def test_the_shortcut_is_right_in_its_share_and_else_names_another_label(share):
 
 def test_noise_alters_its_share_of_the_words_of_the_first_text():
     words = [f"w{i}" for i in range(4000)]
-    made = noisy(words, 0.2, Random(0))
+    made = add_word_noise(words, 0.2, Random(0))
     kept = len(set(made))
     # a quarter of the altered words is deleted, a quarter replaced, by a word that is there already
     assert abs(kept - 4000 * (1 - 0.2 / 2)) < 4 * np.sqrt(4000 * 0.1 * 0.9)
     assert abs(len(made) - 4000) < 4 * np.sqrt(4000 * 0.1)
     swapped = sum(int(a[1:]) == int(b[1:]) + 1 for a, b in pairwise(made))
     assert 120 < swapped < 240  # a quarter, where the word before is still there
-    assert noisy(["alone"], 1.0, Random(2)) != []
-    assert noisy(words, 0.0, Random(0)) == words
+    assert add_word_noise(["alone"], 1.0, Random(2)) != []
+    assert add_word_noise(words, 0.0, Random(0)) == words
     for one, other in zip(read(altered(noise=0.5)), read(plain()), strict=True):
         assert one.texts[1] == other.texts[1]
         assert set(one.texts[0].split()) <= set(other.texts[0].split())
@@ -143,7 +143,7 @@ def test_a_dot_has_the_colour_of_the_label_in_its_share(share):
     assert (marked == place).all()
     colour = np.array([image[dot] for image, dot in zip(made.values, marked, strict=True)])
     assert (colour == colour[:, :1]).all()
-    own = (colour[:, 0, None] == 255 * colours(4)).all(-1)
+    own = (colour[:, 0, None] == 255 * make_label_colours(4)).all(-1)
     assert (own.sum(1) == 1).all()
     off = (own.argmax(1) - made.codes) % 4
     assert near((off == 0).sum(), share * COUNT)

@@ -6,14 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
-from repsim_cli.activations.places import rows_of
+from repsim_cli.activations.places import count_kept_rows
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import EveryData, Extract
-from repsim_cli.data.base import with_keys
+from repsim_cli.data.base import apply_keys
 from repsim_cli.data.chat import check_chat
 from repsim_cli.data.padding import pad
-from repsim_cli.data.words import pieces, segment
+from repsim_cli.data.words import make_text_passage, tokenize_passages
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|system|>\nYou help with a dog.\n' }}{% endif %}"
@@ -78,8 +78,13 @@ def test_what_is_too_long_loses_text_and_no_template(tokenizer):
 
 def test_words_in_a_template(tokenizer):
     """The words of the text, whatever the template repeats of them."""
-    passages = [segment(0, ("You help with a dog, don't you?",)), segment(1, ("A dog", "runs, we met"))]
-    for passage, given in zip(passages, [pieces(check_chat(tokenizer), [one])[0] for one in passages], strict=True):
+    passages = [
+        make_text_passage(0, ("You help with a dog, don't you?",)),
+        make_text_passage(1, ("A dog", "runs, we met")),
+    ]
+    for passage, given in zip(
+        passages, [tokenize_passages(check_chat(tokenizer), [one])[0] for one in passages], strict=True
+    ):
         assert not given.lost
         assert given.order
         text = "\n".join(passage.texts)
@@ -124,11 +129,11 @@ def test_documents_are_not_packed(tokenizer, tmp_path):
     text = registry.data.get("local_text").function(path=str(file), sample_by="line")
     extract = Extract(hook_points=["embed"], length=128)
     assert text.packs(extract)
-    chat = with_keys(text, EveryData(chat=True))
+    chat = apply_keys(text, EveryData(chat=True))
     assert not chat.packs(extract)
     found = chat.sequences(check_chat(tokenizer), extract, 0)
     assert len(found.inputs) == 2
-    rows = rows_of(found, extract)
+    rows = count_kept_rows(found, extract)
     assert [tokenizer.decode(found.ids[i][found.text[i]]) for i in (0, 1)] == ["A dog runs.", "We met in the rain."]
     assert rows.sum() == found.text.sum()
 

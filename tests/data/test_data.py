@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data import packing
-from repsim_cli.data.packing import pack, pieces, separator_id
+from repsim_cli.data.packing import pack, separator_id, split_document
 from repsim_cli.data.text import Text
 
 local_text = registry.data.get("local_text").function
@@ -189,7 +189,7 @@ def test_a_missing_file_suggests(tmp_path):
 
 @given(document=st.text(alphabet="ab \n", min_size=1), size=st.integers(1, 7))
 def test_pieces_make_the_document_again(document, size):
-    found = list(pieces(document, size))
+    found = list(split_document(document, size))
     assert "".join(found) == document
     assert all(0 < len(piece) <= size for piece in found[:-1])
 
@@ -197,7 +197,7 @@ def test_pieces_make_the_document_again(document, size):
 def test_a_document_in_pieces_is_packed_as_a_whole(monkeypatch):
     documents = ["some words that are cut\nin pieces", "and more"]
     whole = packed(documents)
-    monkeypatch.setattr(packing, "pieces", partial(pieces, size=4))
+    monkeypatch.setattr(packing, "split_document", partial(split_document, size=4))
     assert packed(documents).hash() == whole.hash()
 
 

@@ -11,14 +11,14 @@ import torch
 from helpers.recorded import recorded
 
 from repsim_cli.activations import readings
-from repsim_cli.activations.capture import capture, shapes
+from repsim_cli.activations.capture import capture, find_output_shapes
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.images import CIFAR10, RECORD, Patches
 from repsim_cli.models.configs import inline_config, patch_grid
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.runs import reader
 
 VIT = {
@@ -191,7 +191,7 @@ def vit_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vit")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = library().AutoModel.from_config(inline_config(VIT))
+        model = import_transformers().AutoModel.from_config(inline_config(VIT))
         perturb(model)
     model.save_pretrained(folder)
     return folder
@@ -287,7 +287,7 @@ def test_image_models_of_other_layouts_run_pooled(repsim, newest, monkeypatch):
         "extract=pooled\n"
     )
     monkeypatch.setattr(
-        readings, "shapes", lambda source, points: {}
+        readings, "find_output_shapes", lambda source, points: {}
     )  # as of a model that does not run without weights
     code, _, err = repsim(*words, "extract.sequences=32")
     assert code == 1
@@ -311,7 +311,7 @@ def test_modules_of_convolutions_meet_patches(repsim, newest):
         last = model(pixels).last_hidden_state
     torch.testing.assert_close(found[points[2]], maps.permute(0, 2, 3, 1).flatten(1, 2))
     torch.testing.assert_close(found[points[3]], last.flatten(2).mT)
-    assert {str(point): width for point, (_, width) in shapes(source, points).items()} == {
+    assert {str(point): width for point, (_, width) in find_output_shapes(source, points).items()} == {
         "module:encoder.stages.0": 16, "module:encoder.stages.1": 24, "module:embedder.embedder.convolution": 8,
         "module:encoder": 24,
     }  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
-from repsim_cli.data.memory import texts
+from repsim_cli.data.memory import wrap_texts
 
 PAIRS = [("one cat", "eine Katze"), ("two", " "), ("", "drei"), ("four dogs", "vier Hunde")]
 LEFT = {"first": [("one cat",), ("four dogs",)], "second": [("eine Katze",), ("vier Hunde",)]}
@@ -49,13 +49,16 @@ def test_what_is_refused(tmp_path):
     for settings, problem in (
         ({}, "path: no pairs of texts; give a table"),
         ({"other": lines}, "path: no pairs of texts; give a table"),
-        ({"pairs": texts(["a"]), "other": lines}, "other: it is the second file beside data.path, got .*a.txt alone"),
+        (
+            {"pairs": wrap_texts(["a"]), "other": lines},
+            "other: it is the second file beside data.path, got .*a.txt alone",
+        ),
         ({"path": lines, "other": fewer}, "b.txt: fewer lines than the other file, got 1; a line is a pair"),
         ({"path": table, "other": lines}, "pairs.csv: two files have a text per line, got a table"),
         ({"path": lines, "other": lines, "group": "x"}, "group: only a table has columns, got 'x'"),
         ({"path": table, "first": "en", "second": "en"}, "second: two columns are compared, got 'en' twice"),
         ({"path": table, "first": "en", "second": "fr"}, "no column 'fr', got 'en', 'de'"),
-        ({"pairs": texts(["a"])}, "pairs: examples of two texts are needed, got 1 texts in memory"),
+        ({"pairs": wrap_texts(["a"])}, "pairs: examples of two texts are needed, got 1 texts in memory"),
     ):
         with pytest.raises(BadInput, match=problem):
             load(**settings)

@@ -7,10 +7,10 @@ from helpers.treebanks import SENTENCES, WORDS, conllu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repsim_cli.activations.inputs import describe, sequences_of, tokenizers
-from repsim_cli.activations.places import row_documents, rows_of, same_rows
-from repsim_cli.activations.readings import readings
-from repsim_cli.activations.rows import blocks, pool_words
+from repsim_cli.activations.inputs import describe, load_tokenizers, make_sequences
+from repsim_cli.activations.places import count_kept_rows, have_same_rows, row_documents
+from repsim_cli.activations.readings import plan_readings
+from repsim_cli.activations.rows import pool_words, stream_row_blocks
 from repsim_cli.activations.stored import Running, activations_key
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
@@ -19,7 +19,7 @@ from repsim_cli.data import packing
 from repsim_cli.data.packing import Text
 from repsim_cli.data.treebank import Treebank
 from repsim_cli.data.words import check_offsets, words_in
-from repsim_cli.models.tokenizers import tokenizer_of
+from repsim_cli.models.tokenizers import load_tokenizer
 from repsim_cli.runs import reader
 
 GRID = [(i, j) for i, words in enumerate(SENTENCES) for j in range(len(words))]
@@ -63,7 +63,7 @@ def grid(sequences, settings):
     """(sentence, word) of every row."""
     ends = [np.flatnonzero(np.append(np.diff(w[w >= 0]), 1)) for w in sequences.word]
     rows = [(d[w >= 0][e], w[w >= 0][e]) for d, w, e in zip(sequences.document, sequences.word, ends, strict=True)]
-    assert sum(len(d) for d, _ in rows) == rows_of(sequences, settings).sum()
+    assert sum(len(d) for d, _ in rows) == count_kept_rows(sequences, settings).sum()
     return [(int(i), int(j)) for document, word in rows for i, j in zip(document, word, strict=True)]
 
 
@@ -77,7 +77,7 @@ def test_every_tokenizer_gives_the_same_words_in_the_same_order(tmp_path, three,
     for sequences in found.values():
         assert grid(sequences, settings) == GRID
         assert row_documents(sequences, settings).tolist() == [sentence for sentence, _ in GRID]
-        assert same_rows(found["bytes"], sequences, settings)
+        assert have_same_rows(found["bytes"], sequences, settings)
         assert sequences.example.tolist() == found["bytes"].example.tolist()
         assert np.array_equal(sequences.position, sequences.word)
         assert not sequences.word[~sequences.text].clip(0).any()
@@ -198,7 +198,7 @@ def test_what_cannot_be_aligned(three):
         aligned(SENTENCES, three, length=2)
     images = registry.data.get("digits").function()
     with pytest.raises(BadInput, match="extract.unit: words need text, got scikit-learn digits; use extract=tokens"):
-        tokenizers({}, images, extract())
+        load_tokenizers({}, images, extract())
 
 
 def test_rows_are_the_pieces_of_each_sentence_alone(tmp_path, tiny_folder, bert_tokenizer, gpt_tokenizer):
@@ -209,9 +209,9 @@ def test_rows_are_the_pieces_of_each_sentence_alone(tmp_path, tiny_folder, bert_
     by_model = {"bert": bert_tokenizer, "gpt2": gpt_tokenizer}
     for piece in ("last", "first", "mean"):
         settings = extract(piece=piece)
-        sequences = sequences_of(live, by_model, data, settings, 0)
-        found = readings(live, settings)
-        stream = blocks(found, Running(modules, sequences), settings, Hardware(batch_size=3), iter)
+        sequences = make_sequences(live, by_model, data, settings, 0)
+        found = plan_readings(live, settings)
+        stream = stream_row_blocks(found, Running(modules, sequences), settings, Hardware(batch_size=3), iter)
         rows = [torch.cat(layer) for layer in zip(*[block.rows for block in stream], strict=True)]
         assert {len(x) for x in rows} == {WORDS}
         layers = [layer for reading in found for layer in reading.layers]
@@ -274,14 +274,14 @@ def test_shipped_sentences_under_shipped_tokenizers():
     sentences = data.sentences()
     assert len(sentences) == 240
     names = ("tiny_a", "word_pieces", "unigrams", "characters")
-    found = data.align({name: tokenizer_of(name) for name in names}, extract(length=128, sequences=240), 0)
+    found = data.align({name: load_tokenizer(name) for name in names}, extract(length=128, sequences=240), 0)
     words = sum(map(len, sentences))
     for sequences in found.values():
-        assert rows_of(sequences, extract()).sum() == words
+        assert count_kept_rows(sequences, extract()).sum() == words
         assert sequences.dropped == {}
     assert found["characters"].split > 0
     said = found["unigrams"]
-    pieces = tokenizer_of("unigrams").convert_ids_to_tokens(said.ids[0][said.word[0] == 0].tolist())
+    pieces = load_tokenizer("unigrams").convert_ids_to_tokens(said.ids[0][said.word[0] == 0].tolist())
     assert "".join(pieces).replace("\u2581", "") == sentences[0][0]
 
 
@@ -339,7 +339,7 @@ def test_words_of_plain_text_are_the_same_for_every_tokenizer(three, length):
     found = data.align(three, extract(length=length), 0)
     every = [text[a:b] for text in DOCUMENTS for a, b in words_in(text)]
     for sequences in found.values():
-        assert same_rows(found["bytes"], sequences, extract())
+        assert have_same_rows(found["bytes"], sequences, extract())
         assert said(sequences, DOCUMENTS) == every
         assert sequences.mask.sum(1).max() <= length
         assert sequences.dropped == {"no word": 1}
@@ -410,7 +410,7 @@ def test_words_of_pairs(tmp_path, bert_tokenizer, gpt_tokenizer):
     data = registry.data.get("mnli").function(path=str(tmp_path / "a.jsonl"))
     found = data.align({"bytes": gpt_tokenizer, "pieces": bert_tokenizer}, extract(length=48), 0)
     for sequences in found.values():
-        assert same_rows(found["bytes"], sequences, extract())
+        assert have_same_rows(found["bytes"], sequences, extract())
         assert said(sequences, [f"{a} {b}" for a, b, _ in PAIRS]) == [
             "A", "man", "isn't", "asleep", "A", "dog", "e.g", "a", "cat", "runs", "We", "met", "We", "met",
         ]  # fmt: skip
@@ -480,7 +480,7 @@ def test_spans_are_the_same_for_every_tokenizer(tmp_path, bert_tokenizer, gpt_to
     )
     for sequences in found.values():
         assert grid(sequences, extract(unit="span")) == [(i, j) for i in (0, 2) for j in range(3)]
-        assert same_rows(found["bytes"], sequences, extract(unit="span"))
+        assert have_same_rows(found["bytes"], sequences, extract(unit="span"))
         assert sequences.dropped == {"no span": 1}
         assert sequences.mask.sum(1).max() <= length
     if length == 64:
@@ -493,8 +493,8 @@ def test_a_span_is_pooled_over_its_tokens(tmp_path, tiny_folder, gpt_tokenizer):
     data, settings = spanned(tmp_path), extract(unit="span", piece="mean", hook_points=["embed"])
     live = {"m": registry.models.get("transformers").function(path=str(tiny_folder("gpt2")))}
     modules = {"m": live["m"].load(False)}
-    sequences = sequences_of(live, tokenizers(live, data, settings), data, settings, 0)
-    (block,) = blocks(readings(live, settings), Running(modules, sequences), settings, Hardware(), iter)
+    sequences = make_sequences(live, load_tokenizers(live, data, settings), data, settings, 0)
+    (block,) = stream_row_blocks(plan_readings(live, settings), Running(modules, sequences), settings, Hardware(), iter)
     text, spans = SPANS[0]
     given = gpt_tokenizer(text, return_offsets_mapping=True)
     with torch.inference_mode():
@@ -548,7 +548,7 @@ def test_data_without_spans(tmp_path, tiny_folder):
         "extract.unit: spans need data that marks them, got .*a.txt; name their column: data=local_text data.spans="
     )
     with pytest.raises(BadInput, match=message):
-        tokenizers({"m": source}, load(path=str(tmp_path / "a.txt")), extract(unit="span"))
+        load_tokenizers({"m": source}, load(path=str(tmp_path / "a.txt")), extract(unit="span"))
 
 
 def test_a_run_on_spans(repsim, newest, tmp_path, tiny_folder):

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 import repsim_cli
 from repsim_cli import measures
 from repsim_cli.engine import behind
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.measures.base import of_other_documents
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.measures.base import restrict_to_other_documents
 from repsim_cli.runs.content import BEHIND, TEXTS
 
 TEXT = ["The first text has some words, and a few more.", "Another text, with other words: naïve café €5."] * 8
@@ -25,10 +25,10 @@ def test_shares_add_up_to_the_similarity(name, apart):
     base = torch.randn(70, 6, generator=generator)
     rows = [base @ torch.randn(6, d, generator=generator) + 0.3 * torch.randn(70, d, generator=generator) for d in (5, 8, 4, 7, 9)]  # fmt: skip
     documents = torch.arange(70) // 7 if apart else None
-    measure = of_other_documents(measures.get(name), documents)
+    measure = restrict_to_other_documents(measures.get(name), documents)
     names = [f"layer {i}" for i in range(5)]
-    found = behind.shares(measure, rows, names, [slice(0, 2), slice(2, 5)], 32)
-    whole = all_pairs({"m": measures.get(name)}, rows, documents=documents)["m"]
+    found = behind.compute_row_shares(measure, rows, names, [slice(0, 2), slice(2, 5)], 32)
+    whole = compute_all_pairs({"m": measures.get(name)}, rows, documents=documents)["m"]
     assert set(map(tuple, found["pairs"].tolist())) >= {(0, 2), (1, 3)}  # layers of the same number
     for (a, b), value, share in zip(found["pairs"].tolist(), found["values"], found["shares"], strict=True):
         assert a < 2 <= b
@@ -42,7 +42,7 @@ def test_the_share_of_a_row_is_what_the_definition_says():
     """Biased CKA from its formula: the sum of a row of the product of both centred Gram matrices, over both norms."""
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randn(40, 3, generator=generator, dtype=torch.float64) for _ in range(2)]
-    found = behind.shares(measures.get("cka"), rows, ["a", "b"], [slice(0, 1), slice(1, 2)], 512)
+    found = behind.compute_row_shares(measures.get("cka"), rows, ["a", "b"], [slice(0, 1), slice(1, 2)], 512)
     k, m = ((x - x.mean(0)) @ (x - x.mean(0)).T for x in rows)
     expected = (k * m).sum(1) / (k.square().sum() * m.square().sum()).sqrt()
     np.testing.assert_allclose(found["shares"][0], expected, atol=1e-7)
@@ -50,9 +50,11 @@ def test_the_share_of_a_row_is_what_the_definition_says():
 
 def test_a_constant_layer_has_no_shares():
     rows = [torch.randn(40, 3), torch.ones(40, 3), torch.randn(40, 3)]
-    found = behind.shares(measures.get("cka"), rows, ["a", "b", "c"], [slice(0, 2), slice(2, 3)], 512)
+    found = behind.compute_row_shares(measures.get("cka"), rows, ["a", "b", "c"], [slice(0, 2), slice(2, 3)], 512)
     assert found["pairs"].tolist() == [[0, 2]]
-    assert behind.shares(measures.get("cka"), rows[1:2] * 2, ["a", "b"], [slice(0, 1), slice(1, 2)], 512) == {}
+    assert (
+        behind.compute_row_shares(measures.get("cka"), rows[1:2] * 2, ["a", "b"], [slice(0, 1), slice(1, 2)], 512) == {}
+    )
 
 
 class Bytes:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import repsim_cli
-from repsim_cli.engine.budget import twin_of
+from repsim_cli.engine.budget import find_untrained_twin
 from repsim_cli.models.transformers import random, shipped
 from repsim_cli.runs.content import BUDGET, BY_TOKEN, MADE_OF
 
@@ -45,12 +45,16 @@ def test_a_run_says_what_its_values_are_made_of(finished):
 def test_untrained_models_of_the_run_are_the_twins():
     """Of any seed, where they are of the same shape; what is no model of transformers has none."""
     models = {name: shipped(name=name) for name in ("tiny_a", "tiny_b")}
-    assert twin_of(models, "tiny_a") == ""
+    assert find_untrained_twin(models, "tiny_a") == ""
     fresh = {"fresh": random(shipped="tiny_a", seed=7), "other": random(config={"model_type": "gpt2", "n_layer": 1})}
-    assert [twin_of({**fresh, **models}, label) for label in ("tiny_a", "tiny_b", "fresh")] == ["fresh", "fresh", None]
-    assert twin_of({"other": fresh["other"], **models}, "tiny_a") == ""
+    assert [find_untrained_twin({**fresh, **models}, label) for label in ("tiny_a", "tiny_b", "fresh")] == [
+        "fresh",
+        "fresh",
+        None,
+    ]
+    assert find_untrained_twin({"other": fresh["other"], **models}, "tiny_a") == ""
     outside = replace(models["tiny_a"], modules=dict)
-    assert twin_of({"outside": outside}, "outside") is None
+    assert find_untrained_twin({"outside": outside}, "outside") is None
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import torch
 from helpers.recorded import recorded
 
 from repsim_cli import measures
-from repsim_cli.activations.exchange import Exchange, away, exchange
+from repsim_cli.activations.exchange import Exchange, draw_derangement, exchange
 from repsim_cli.activations.segments import BOTH, SEQUENCE
 from repsim_cli.engine import chance
-from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.overlaps import mean_overlap, overlaps
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.engine.permuted import of_sampled, permute_pairs
-from repsim_cli.measures.inner import block_of
+from repsim_cli.engine.expected import index_row_places
+from repsim_cli.engine.overlaps import compute_mean_overlap, count_overlaps
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.engine.permuted import permute_pairs, permute_sampled
+from repsim_cli.measures.inner import compute_matrix_tile
 from repsim_cli.runs import reader
 
 EXACT = ("cka", "cka_unbiased", "rsa", "linear_regression", "rsm_norm_difference")
@@ -51,11 +51,11 @@ def mean_of_pairings(a, b, given):
 
 def prepared(names, sides, given, tile=4, **settings):
     seen = {}
-    all_pairs(
+    compute_all_pairs(
         {name: measures.get(name, **(settings if "knn" in name else {})) for name in names},
         sides,
         tile=tile,
-        places=places_of(given, len(sides)),
+        places=index_row_places(given, len(sides)),
         observe=lambda label, measure, found, values: seen.update({label: (measure, found, values)}),
     )
     return seen
@@ -70,7 +70,7 @@ def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
         rows, columns = found.states[measure.row], found.states[measure.column]
         for a, b in itertools.product(range(3), repeat=2):
             x, y = (
-                block_of(kernel, state, everything, everything, len(given.units)).double().numpy()
+                compute_matrix_tile(kernel, state, everything, everything, len(given.units)).double().numpy()
                 for kernel, state in ((measure.row, rows[a]), (measure.column, columns[b]))
             )
             expected = mean_of_pairings(x, y, given)
@@ -80,7 +80,7 @@ def test_means_of_inner_products_are_those_of_all_pairings(lengths, tile):
 def test_means_of_shared_neighbours_are_those_of_all_pairings():
     given, sides = units([3] * 5), drawn([3] * 5, 1)
     states = [measures.get("mutual_knn", k=2).prepare(x) for x in sides]
-    found = mean_overlap([state.lists for state in states], places_of(given, 3))
+    found = compute_mean_overlap([state.lists for state in states], index_row_places(given, 3))
     members = np.zeros((3, 15, 15))
     for a, state in enumerate(states):
         members[a, np.arange(15), state.lists.numpy()] = 1
@@ -91,15 +91,15 @@ def test_means_of_shared_neighbours_are_those_of_all_pairings():
 def test_values_under_an_order_without_computing_all_of_them():
     """Beside the exact mean: each order moves one of the sampled layers, and lists of neighbours are kept."""
     given, sides, some = units([3] * 5), drawn([3] * 5, 2), [0, 2]
-    orders = torch.from_numpy(np.stack([away(given, [k]) for k in range(3)]))
+    orders = torch.from_numpy(np.stack([draw_derangement(given, [k]) for k in range(3)]))
     found = prepared(("cka_unbiased", "rsa", "linear_regression", "mutual_knn"), sides, given, k=2)
     neighbours = found.pop("mutual_knn")[1]
     for name, (_, states, _) in found.items():
-        expected, sampled = permute_pairs(states, orders)[:, some][:, :, some], of_sampled(states, some, orders)
+        expected, sampled = permute_pairs(states, orders)[:, some][:, :, some], permute_sampled(states, some, orders)
         known = sampled.isfinite()
         assert known.any(1).sum(1).tolist() == [1, 1, 1]
         torch.testing.assert_close(sampled[known], expected[known], msg=name)
-    shared = overlaps([state.lists for state in neighbours.states], orders) / (15 * 2)
+    shared = count_overlaps([state.lists for state in neighbours.states], orders) / (15 * 2)
     torch.testing.assert_close(shared, permute_pairs(neighbours, orders))
 
 
@@ -136,7 +136,7 @@ def test_a_similarity_is_no_part_of_its_level_of_chance():
 def test_an_order_that_leaves_nothing_in_place(lengths):
     given = units(lengths)
     for seed in range(20):
-        order = away(given, [seed])
+        order = draw_derangement(given, [seed])
         assert sorted(order) == list(range(len(order)))
         assert (given.places[order] == given.places).all()
         partners = np.bincount(given.places)[given.places] > 1
@@ -160,12 +160,12 @@ def test_units_exchange_with_those_that_share_what_is_held():
     batches, documents, ends = [np.arange(24)], np.repeat(np.arange(6), 4), np.tile([BOTH, 0, 0, 0], 6)
     topic = documents % 2
     found = exchange(documents, ends, batches, alike=topic)
-    order = away(found, [0])
+    order = draw_derangement(found, [0])
     assert (topic[order] == topic).all()
     assert (order != np.arange(24)).all()
     token = np.tile([5, 5, 6, 7], 6)
     found = exchange(documents, ends, batches, held=token)
-    order = away(found, [0])
+    order = draw_derangement(found, [0])
     assert (token[order] == token).all()
     assert len(np.unique(found.places)) == 4
 

@@ -12,7 +12,13 @@ from repsim_cli.engine import footprint, grams
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.grams import BatchShape, kernels_by_batch, pack_batches
 from repsim_cli.engine.rows import Rows
-from repsim_cli.measures.inner import cells_of_tiles, products, products_of_tiles, states_of, tiles_of
+from repsim_cli.measures.inner import (
+    cells_of_tiles,
+    collect_matrix_tiles,
+    compute_inner_products,
+    prepare_states,
+    products_of_tiles,
+)
 from repsim_cli.runs import reader
 
 NAMES = ["cka", "cka_unbiased"]
@@ -31,9 +37,9 @@ def test_products_of_tiles_are_products(n, tile, dtype):
     xs = rows_of(n, dtype)
     for name in NAMES:
         kernel = measures.get(name).row
-        states = [states_of([kernel], x, {})[kernel] for x in xs]
-        (expected,) = products([(kernel, kernel)], {kernel: states}, n, tile)
-        tiles = [tiles_of(kernel, state, n, tile) for state in states]
+        states = [prepare_states([kernel], x, {})[kernel] for x in xs]
+        (expected,) = compute_inner_products([(kernel, kernel)], {kernel: states}, n, tile)
+        tiles = [collect_matrix_tiles(kernel, state, n, tile) for state in states]
         assert torch.equal(products_of_tiles(tiles, n, tile), expected)
         assert len(tiles[0].cells) == cells_of_tiles(n, tile)
 
@@ -93,7 +99,7 @@ def test_runs_in_groups_of_layers(repsim, newest, monkeypatch, tmp_path, words):
     words += ["extract.batch_rows=300", "hardware.threads=1"]
     found = []
     for groups in (None, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]):
-        monkeypatch.setattr(footprint, "groups_of", lambda comparison, rows=None, groups=groups: groups)
+        monkeypatch.setattr(footprint, "group_layers_by_memory", lambda comparison, rows=None, groups=groups: groups)
         monkeypatch.setenv("REPSIM_CACHE", str(tmp_path / f"cache-{groups is None}"))
         code, _, err = repsim(*words)
         assert code == 0, err
@@ -136,10 +142,10 @@ def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, 
     words = ["run", "model=[tiny_a]", "measure=[cka]", "extract.sequences=8", "extract.batch_rows=200"]
     words += ["extract.normalise=none", "cache=false", "hardware.threads=1"]
     groups = [[0, 1], [2, 3], [4, 5]]
-    monkeypatch.setattr(footprint, "groups_of", lambda comparison, rows=None: groups)
+    monkeypatch.setattr(footprint, "group_layers_by_memory", lambda comparison, rows=None: groups)
     assert repsim(*words)[0] == 0
     expected, tables = values_of(newest()), recorded(newest())["tables"]
-    of_layers, grams_of, read, kills = Rows.of_layers, grams._grams, [], []
+    of_layers, grams_of, read, kills = Rows.stream_layers, grams._grams, [], []
 
     def killed(where, step, *given):
         if where not in kills:
@@ -153,7 +159,7 @@ def test_a_killed_run_resumes_with_the_tiles_of_finished_groups(repsim, newest, 
         read.append(list(chosen))
         return of_layers(self, chosen, progress)
 
-    monkeypatch.setattr(Rows, "of_layers", counted)
+    monkeypatch.setattr(Rows, "stream_layers", counted)
     monkeypatch.setattr(grams, "_grams", partial(killed, "batches", grams_of))
     assert repsim(*words)[0] == 130
     assert read == groups[:2]

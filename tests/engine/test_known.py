@@ -100,13 +100,13 @@ def compared(files, tmp_path):
 def solved(monkeypatch):
     """The pairs that were solved, one by one."""
     pairs = []
-    original = gromov.best_gromov
+    original = gromov.find_best_gromov
 
     def counted(*sides, **settings):
         pairs.append(sides)
         return original(*sides, **settings)
 
-    monkeypatch.setattr(gromov, "best_gromov", counted)
+    monkeypatch.setattr(gromov, "find_best_gromov", counted)
     return pairs
 
 
@@ -183,8 +183,8 @@ def test_pairs_of_a_measure_in_this_process(compared, monkeypatch):
 def test_audits_are_of_the_runs_own_pairs(compared, monkeypatch):
     """Which pairs are audited is drawn among all of a run, so that one more model changes them."""
     checked = []
-    original = gromov.by_pot
-    monkeypatch.setattr(gromov, "by_pot", lambda a, b: checked.append(1) or original(a, b))
+    original = gromov.solve_by_pot
+    monkeypatch.setattr(gromov, "solve_by_pot", lambda a, b: checked.append(1) or original(a, b))
     bound = {"gw": measures.get("gromov_wasserstein", audit=1.0)}
     fresh, _ = compared("abc", bound, cache=False)
     assert len(checked) == 36
@@ -200,14 +200,14 @@ def test_a_killed_run_leaves_its_pairs_to_others(compared, solved, monkeypatch):
     monkeypatch.setattr(known, "SAVE_EVERY", -1.0)
     process = os.fork()
     if not process:
-        original = gromov.best_gromov
+        original = gromov.find_best_gromov
 
         def until(*sides, **settings):
             if len(solved) == 10:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*sides, **settings)
 
-        monkeypatch.setattr(gromov, "best_gromov", until)
+        monkeypatch.setattr(gromov, "find_best_gromov", until)
         try:
             compared("abc", ["gromov_wasserstein"])
         finally:
@@ -220,17 +220,17 @@ def test_a_killed_run_leaves_its_pairs_to_others(compared, solved, monkeypatch):
 
 
 def test_an_interrupted_run_leaves_its_pairs_to_others(compared, solved, monkeypatch):
-    original = gromov.best_gromov
+    original = gromov.find_best_gromov
 
     def until(*sides, **settings):
         if len(solved) == 10:
             raise KeyboardInterrupt
         return original(*sides, **settings)
 
-    monkeypatch.setattr(gromov, "best_gromov", until)
+    monkeypatch.setattr(gromov, "find_best_gromov", until)
     with pytest.raises(KeyboardInterrupt):
         compared("abc", ["gromov_wasserstein"])
-    monkeypatch.setattr(gromov, "best_gromov", original)
+    monkeypatch.setattr(gromov, "find_best_gromov", original)
     solved.clear()
     compared("abc", ["gromov_wasserstein"])
     assert len(solved) == 45 - 10
@@ -355,8 +355,8 @@ def test_a_changed_file_is_computed_again(compared, edited, edit):
 def test_a_changed_number_does_not_come_from_the_cache(compared, edited, monkeypatch):
     before, _ = compared("ab", ["mutual_knn"])
     edited("repsim_cli.measures.nearest", "similarity.topk", "(-similarity).topk")
-    largest = nearest.largest
-    monkeypatch.setattr(nearest, "largest", lambda similarity, *rest: largest(-similarity, *rest))
+    largest = nearest.select_most_similar
+    monkeypatch.setattr(nearest, "select_most_similar", lambda similarity, *rest: largest(-similarity, *rest))
     after, run = compared("ab", ["mutual_knn"])
     assert (run.manifest["matrices_cached"], after[1] != before[1]) == ([], True)
     assert after == compared("ab", ["mutual_knn"], cache=False)[0] == compared("ab", ["mutual_knn"])[0]
@@ -398,10 +398,10 @@ def test_pairs_permutations_and_tables_follow_the_code(compared, edited, solved,
 )
 def test_another_version_of_a_package_is_other_code(compared, monkeypatch, package, again):
     """Of those that a measure or the engine imports; a missing one is a version too."""
-    names, real = ["cka", "mutual_knn", "gromov_wasserstein"], environment.version
+    names, real = ["cka", "mutual_knn", "gromov_wasserstein"], environment.read_version
     compared("ab", names)
     for version in ("0.1", None):
-        monkeypatch.setattr(environment, "version", lambda name, v=version: v if name == package else real(name))
+        monkeypatch.setattr(environment, "read_version", lambda name, v=version: v if name == package else real(name))
         assert len(compared("ab", names)[1].manifest["matrices_cached"]) == 3 - again
         assert compared("ab", names)[1].manifest["matrices_cached"] == names
 
@@ -451,7 +451,7 @@ def test_a_measure_without_a_file_is_not_cached(compared, monkeypatch, own_cache
 
 
 def test_without_the_code_of_the_engine_nothing_is_cached(compared, monkeypatch, own_cache):
-    monkeypatch.setattr(cached, "code_of", lambda *_: None)
+    monkeypatch.setattr(cached, "collect_code", lambda *_: None)
     compared("ab", ["cka", "procrustes"])
     assert not [place for kind in ("matrices", "pairs", "diagnostics") for place in own_cache.glob(f"{kind}/*")]
 
@@ -545,7 +545,7 @@ def test_a_cache_that_cannot_be_used_is_a_warning(compared, own_cache):
 
 
 def _concurrent(compared, log, labels):
-    original = gromov.best_gromov
+    original = gromov.find_best_gromov
 
     def slowly(*sides, **settings):
         with log.open("a") as stream:
@@ -553,7 +553,7 @@ def _concurrent(compared, log, labels):
         time.sleep(0.02)
         return original(*sides, **settings)
 
-    gromov.best_gromov = slowly
+    gromov.find_best_gromov = slowly
     compared(labels, ["gromov_wasserstein"])
     os._exit(0)
 
@@ -623,7 +623,7 @@ def test_a_run_shows_its_maps_and_ends_with_the_same_bits(compared, monkeypatch)
     for label in names:
         given = seen[-1][label]
         assert given.state == "all cells"
-        for mine, final in zip(so_far.by_pairs(given)[1].values(), whole[label].values(), strict=True):
+        for mine, final in zip(so_far.split_into_pairs(given)[1].values(), whole[label].values(), strict=True):
             np.testing.assert_array_equal(mine, final)
         for values in (maps[label].values for maps in seen if label in maps):
             there = np.isfinite(values)

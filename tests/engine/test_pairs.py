@@ -17,8 +17,8 @@ from repsim_cli.base.workers import WorkerProcess
 from repsim_cli.engine import processes
 from repsim_cli.engine import solved as tables
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.one_by_one import AUDITED, choose_audited, note_name, plain
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.one_by_one import AUDITED, choose_audited, note_name, solve_plain
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.processes import PairWork
 from repsim_cli.measures import gromov, gromov_descents, gromov_search, gromov_spaces
 from repsim_cli.runs import folders, reader, results, so_far
@@ -55,8 +55,8 @@ def solved_in(folder, count, xs):
         def observe(label, measure, prepared, values):
             found[label] = torch.stack([values, *prepared.details.values()]).nan_to_num(-1.0)
 
-        all_pairs({"gw": both["gw"]}, xs, NAMES[: len(xs)], observe=observe, work=work)
-        all_pairs(
+        compute_all_pairs({"gw": both["gw"]}, xs, NAMES[: len(xs)], observe=observe, work=work)
+        compute_all_pairs(
             {"wasserstein": both["wasserstein"]}, [x[:, :5] for x in xs], NAMES[: len(xs)], observe=observe, work=work
         )
         assert (len(work._pool) > 0) == (count > 1)
@@ -69,7 +69,7 @@ def test_any_number_of_processes_gives_the_same_bits(tmp_path, at_once):
     xs = representations(n=260)[:3]  # enough rows for a sample of them
     one, two = (solved_in(tmp_path / str(count), count, xs) for count in (1, 2))
     assert all(torch.equal(one[label], two[label]) for label in one)
-    plain = all_pairs(GROMOV, xs)["gw"]
+    plain = compute_all_pairs(GROMOV, xs)["gw"]
     assert torch.equal(plain, one["gw"][0])
     assert float(plain[0, 1]) == GROMOV["gw"](*xs[:2])
     assert not (tmp_path / "2" / results.PAIRS / "inputs").exists()
@@ -95,7 +95,7 @@ def test_a_process_that_dies_is_an_error():
     with pytest.raises(
         RunFailed, match=r"hardware.processes: a process ended before its work, got exit code -9 \(.*\); free"
     ):
-        list(processes.spread_pairs(plain, [1, 2], [(0, 1)], [worker], 1))
+        list(processes.spread_pairs(solve_plain, [1, 2], [(0, 1)], [worker], 1))
     worker.end()
 
 
@@ -104,7 +104,7 @@ def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
 
     def counted(*sides, **settings):
         solved.append(sides)
-        return gromov.gromov(*sides, start="best", restarts=0, seed=0)
+        return gromov.compute_gromov_wasserstein(*sides, start="best", restarts=0, seed=0)
 
     measure = {"m": measures.Pairwise(**{**vars(GROMOV["gw"]), "compare": counted, "slow": measures.base.Slow()})}
 
@@ -115,20 +115,20 @@ def test_done_pairs_are_not_solved_again(tmp_path, monkeypatch):
             yield item
 
     with PairWork(folder=tmp_path, progress=interrupted) as work, pytest.raises(KeyboardInterrupt):
-        all_pairs(measure, representations(), work=work)
+        compute_all_pairs(measure, representations(), work=work)
     assert len(solved) == 5
     with PairWork(folder=tmp_path) as work:
-        found = all_pairs(measure, representations(), work=work)
+        found = compute_all_pairs(measure, representations(), work=work)
         assert len(solved) == 10
         # another batch: its own notes, and those before it go
-        all_pairs(measure, representations(), work=work, batch=1)
+        compute_all_pairs(measure, representations(), work=work, batch=1)
         assert len(solved) == 20
         assert [folder.name for folder in (tmp_path / results.PAIRS).iterdir()] == ["batch-1"]
         # another call has its own, which both find again
         for call, count in (("a", 30), ("a", 30), ("b", 40), ("a", 40)):
-            all_pairs(measure, representations(), work=work.of(call))
+            compute_all_pairs(measure, representations(), work=work.of(call))
             assert len(solved) == count
-    assert torch.equal(found["m"], all_pairs(GROMOV, representations())["gw"])
+    assert torch.equal(found["m"], compute_all_pairs(GROMOV, representations())["gw"])
 
 
 def test_errors_name_the_pair(tmp_path):
@@ -141,15 +141,15 @@ def test_errors_name_the_pair(tmp_path):
         return {"m": measures.Pairwise(**{**vars(GROMOV["gw"]), "compare": compare, "slow": measures.base.Slow()})}
 
     with pytest.raises(Degenerate, match="layer 0 and layer 1: no value"):
-        all_pairs(broken(Degenerate("no value")), representations(), NAMES)
+        compute_all_pairs(broken(Degenerate("no value")), representations(), NAMES)
     with pytest.raises(RuntimeError, match="layer 0 and layer 1: Traceback"):
-        all_pairs(broken(ValueError("a bug")), representations(), NAMES)
+        compute_all_pairs(broken(ValueError("a bug")), representations(), NAMES)
     nan = measures.Pairwise(**{**vars(GROMOV["gw"]), "compare": lambda a, b: np.nan, "slow": measures.base.Slow()})
     with pytest.raises(RunFailed, match="layer 0 and layer 0: gromov_wasserstein is not finite, got nan; please rep"):
-        all_pairs({"m": nan}, representations(), NAMES)
+        compute_all_pairs({"m": nan}, representations(), NAMES)
     uneven = [x[: N - k] for k, x in enumerate(representations(2))]
     with pytest.raises(Degenerate, match=r"gromov_wasserstein: different numbers of rows, got layer 0: 24, layer 1: 2"):
-        all_pairs(GROMOV, uneven, NAMES[:2])
+        compute_all_pairs(GROMOV, uneven, NAMES[:2])
 
 
 def test_what_is_known_of_a_pair(tmp_path):
@@ -209,7 +209,7 @@ def test_the_audit_finds_a_wrong_solver(tmp_path, start, monkeypatch):
         assert min(row[5] for row in rows) >= -1e-9
     # a descent that ends at the reverse of its start, which nothing lowers, and no other start
     none = gromov_descents.Trial("profiles", np.arange(1), np.inf)
-    monkeypatch.setattr(gromov_search, "of_few", lambda *_: (none, 0))
+    monkeypatch.setattr(gromov_search, "search_few_rows", lambda *_: (none, 0))
     monkeypatch.setattr(gromov_search, "lower_further", lambda trial, *_: (trial, 0))
     monkeypatch.setattr(gromov_search, "descend", lambda coupling, *_: gromov_descents.Optimum(coupling[:, ::-1], 1))
     rows, broken, warning = audit(tmp_path / "wrong", measure)
@@ -232,10 +232,13 @@ def test_which_pairs_are_audited():
 def test_ties_are_seen():
     draw = np.random.default_rng(0)
     classes = np.eye(3)[draw.integers(0, 3, 40)]
-    both = [gromov_spaces.space(torch.from_numpy(x), cost_scale="mean") for x in (classes, draw.normal(size=(40, 3)))]
+    both = [
+        gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean")
+        for x in (classes, draw.normal(size=(40, 3)))
+    ]
     assert [gromov.has_ties(one.distances) for one in both] == [True, False]
-    assert gromov.by_pot(*both).details == (1.0,)
-    assert gromov.by_pot(both[1], both[1]).details == (0.0,)
+    assert gromov.solve_by_pot(*both).details == (1.0,)
+    assert gromov.solve_by_pot(both[1], both[1]).details == (0.0,)
 
 
 SMALL = [
@@ -294,7 +297,7 @@ def test_a_killed_run_goes_on(repsim, newest, tmp_path, at_once, monkeypatch):
     os.kill(process, signal.SIGKILL)
     os.waitpid(process, 0)
     assert not psutil.wait_procs(children, timeout=60)[1]
-    (folder,) = folders.runs(tmp_path / "killed")
+    (folder,) = folders.list_run_folders(tmp_path / "killed")
     assert reader.read_manifest(folder)["status"] == "killed"
     assert (folder / results.SO_FAR).exists()
     assert done < 21

@@ -6,7 +6,7 @@ import torch
 
 import repsim_cli
 from repsim_cli import BadInput, measures
-from repsim_cli.measures.base import of_other_documents
+from repsim_cli.measures.base import restrict_to_other_documents
 
 DOCUMENTS = np.repeat(np.arange(12), [5, 8, 3, 9, 6, 6, 6, 6, 6, 6, 6, 7])
 NAMES = ["cka_unbiased", "cka", "rsa", "mutual_knn"]
@@ -33,7 +33,7 @@ def compared(pairs, documents=DOCUMENTS, names=NAMES, **settings):
 def test_a_run_leaves_pairs_out_and_says_of_which_measures():
     result, xs = compared("other_documents"), arrays()
     for name in NAMES:
-        expected = of_other_documents(measures.get(name), torch.from_numpy(DOCUMENTS))(xs["a"], xs["b"])
+        expected = restrict_to_other_documents(measures.get(name), torch.from_numpy(DOCUMENTS))(xs["a"], xs["b"])
         assert float(result.matrix("a", "b", name).values[0, 0]) == pytest.approx(expected, abs=1e-5)
     recorded = {measured.label: measured.estimate["pairs"] for measured in result.results.measures}
     assert recorded == {name: "all" if name == "cka" else "other_documents" for name in NAMES}

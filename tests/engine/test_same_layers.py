@@ -9,7 +9,7 @@ import torch
 import repsim_cli
 from repsim_cli.activations.readings import Layer, Reading
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.engine.same_layers import SameLayers, in_order
+from repsim_cli.engine.same_layers import SameLayers, choose_ordered_layers
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.source import Precomputed
 
@@ -78,7 +78,7 @@ def test_layers_that_follow_from_each_other(rows):
     other[1] += 1
     assert said(rows, other, names=names) == {"a beside b": "identical in embed, blocks 0 to 1, all that are compared"}
     assert said(rows, changed(rows, 2, 0.1), names=["a", "b", "c", "d"])["a beside b"].startswith("identical in a, b, first difference in c (")  # fmt: skip
-    assert in_order(["mlp_out@0", "attn_out@0", "mlp_out@1"]) == [0, 2]
+    assert choose_ordered_layers(["mlp_out@0", "attn_out@0", "mlp_out@1"]) == [0, 2]
 
 
 def test_a_row_of_zeros_and_layers_behind_a_difference(rows):

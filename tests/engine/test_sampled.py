@@ -8,7 +8,7 @@ from helpers.recorded import recorded
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import check_estimate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.sampled import QueryRows, compute_sampled
 
 NAMES = ["mutual_knn", "jaccard_knn", "rank_similarity", "rank_jaccard", "lcs_knn", "edit_distance_knn"]
@@ -42,7 +42,7 @@ def test_all_rows_sampled_is_full(size, k, monkeypatch):
     monkeypatch.setattr("repsim_cli.engine.sampled.TOGETHER", 100)
     monkeypatch.setattr("repsim_cli.engine.sampled.CELLS", 5000)
     xs = sides()
-    exact = all_pairs({name: measures.get(name, k=k) for name in NAMES}, xs)
+    exact = compute_all_pairs({name: measures.get(name, k=k) for name in NAMES}, xs)
     found = sampled(xs, N, size=size, k=k)
     for name in NAMES:
         np.testing.assert_allclose(found[name].values, exact[name], atol=1e-6, err_msg=name)
@@ -52,7 +52,7 @@ def test_all_rows_sampled_is_full(size, k, monkeypatch):
 
 def test_neighbours_of_other_documents():
     xs, documents = sides(), torch.arange(N) // 20
-    exact = all_pairs({name: measures.get(name) for name in NAMES}, xs, documents=documents)
+    exact = compute_all_pairs({name: measures.get(name) for name in NAMES}, xs, documents=documents)
     found = sampled(xs, N, documents=documents)
     for name in NAMES:
         np.testing.assert_allclose(found[name].values, exact[name], atol=1e-6, err_msg=name)
@@ -62,7 +62,7 @@ def test_neighbours_of_other_documents():
 
 def test_the_mean_over_samples_is_the_value_and_the_error_its_spread():
     xs = sides()
-    exact = all_pairs({name: measures.get(name) for name in NAMES}, xs)
+    exact = compute_all_pairs({name: measures.get(name) for name in NAMES}, xs)
     drawn = [sampled(xs, 80, seed) for seed in range(60)]
     for name in NAMES:
         values = torch.stack([found[name].values[0, 1] for found in drawn])

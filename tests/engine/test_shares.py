@@ -45,7 +45,7 @@ def test_covariances_are_means_over_pairs_of_different_documents(part):
     other = torch.from_numpy(rng.normal(size=(4, 4)))
     expected, _ = by_hand(rows, classes, document, cells.total, x.numpy(), y.numpy())
     assert shares.covariance(cells, x, y).numpy() == pytest.approx(expected)
-    whole, *without = shares.products(cells, x, y, other)
+    whole, *without = shares.compute_covariance_products(cells, x, y, other)
     assert whole == pytest.approx((expected * other.numpy()).sum())
     for group in (1, 2, 4):  # the last is in no row
         left = rows[groups[rows] != group]
@@ -57,16 +57,16 @@ def test_covariances_are_means_over_pairs_of_different_documents(part):
 
 def test_shares_add_up_to_the_value():
     _, document, token, x, y = drawn(5, documents=60)
-    design = shares.design(token, document)
-    features = shares.directions(design, [x, y])
+    design = shares.make_design(token, document)
+    features = shares.compute_twin_features(design, [x, y])
     assert features.shape[1] == 2 * max(1, design.features // 2)
-    norms = shares.norm(design, x), shares.norm(design, y)
-    parts = shares.split_shares(shares.inner(design, x, y), shares.read_out(design, x, y, features))
-    found = shares.shares(parts, norms, 0.95)
+    norms = shares.compute_squared_norm(design, x), shares.compute_squared_norm(design, y)
+    parts = shares.split_shares(shares.compute_part_products(design, x, y), shares.read_out(design, x, y, features))
+    found = shares.compute_part_shares(parts, norms, 0.95)
     assert list(found) == ["value", "token", "untrained", "learned", "alone"]
     value, *others = (share.value for share in found.values())
     assert value == pytest.approx(sum(others))
-    assert np.isnan(shares.shares(parts, (0 * norms[0], norms[1]), 0.95)["value"].value)
+    assert np.isnan(shares.compute_part_shares(parts, (0 * norms[0], norms[1]), 0.95)["value"].value)
 
 
 def test_planted_shares():
@@ -82,8 +82,8 @@ def test_planted_shares():
 def test_two_tables_share_the_token_alone():
     rng, document, token, x, y = drawn(7, documents=80)
     x, y = (torch.from_numpy(rng.normal(size=(30, 6)))[token] for _ in range(2))
-    design = shares.design(token, document, twins=False)
-    parts = shares.split_shares(shares.inner(design, x, y))
+    design = shares.make_design(token, document, twins=False)
+    parts = shares.split_shares(shares.compute_part_products(design, x, y))
     assert parts["rest"] == pytest.approx(np.zeros(1 + shares.GROUPS), abs=1e-12)
 
 
@@ -91,7 +91,7 @@ def test_shared_neighbours_by_token():
     """Row 0 shares a neighbour of its own token and one of another, row 1 one of another, the others none."""
     first, second = np.array([[1, 2, 0, 0], [2, 3, 1, 1]]), np.array([[1, 3, 3, 2], [2, 0, 3, 2]])
     tokens = np.array([5, 5, 6, 6])
-    value, chance, same, other = shares.neighbours(first, second, tokens, 3)
+    value, chance, same, other = shares.compute_neighbour_shares(first, second, tokens, 3)
     assert [value, chance] == pytest.approx([3 / 8, 2 / 3])
     assert value == pytest.approx(chance + same + other)
     own = (1 + 0 + 0 + 0) / 8  # 1 of row 0
@@ -105,12 +105,12 @@ def test_p_is_of_what_is_shared_beyond_the_token():
     def p(models, seed):
         rng = np.random.default_rng(seed)
         document, token, (x, y) = levels_budget.rows(rng, 40, 8, models)
-        return shares.p_beyond(shares.design(token, document, twins=False), x, y)
+        return shares.compute_p_beyond(shares.make_design(token, document, twins=False), x, y)
 
     assert max(p(levels_budget.BOTH, seed) for seed in range(3)) < 0.001
     assert min(p(levels_budget.ALONE, seed) for seed in range(3)) > 0.05
     rng, document, token, x, y = drawn(5)
     table = torch.from_numpy(rng.normal(size=(30, 4)))[token]
-    design = shares.design(token, document)
-    assert np.isnan(shares.p_beyond(design, table, y))
-    assert shares.p_beyond(design, table + 0.1 * x, y) < 0.001
+    design = shares.make_design(token, document)
+    assert np.isnan(shares.compute_p_beyond(design, table, y))
+    assert shares.compute_p_beyond(design, table + 0.1 * x, y) < 0.001

@@ -19,7 +19,7 @@ from repsim_cli.activations.segments import Segments
 from repsim_cli.base.settings import Significance
 from repsim_cli.engine import closed_null, corrections
 from repsim_cli.engine import significance as judging
-from repsim_cli.engine.pairs import SimilarityMatrix, all_pairs
+from repsim_cli.engine.pairs import SimilarityMatrix, compute_all_pairs
 from repsim_cli.engine.permuted import permute_pairs
 from repsim_cli.runs import reader
 
@@ -34,13 +34,13 @@ def small(name):
 def prepared(name, sides, **settings):
     """What the engine prepares of the sides for the measure, and their values."""
     seen = []
-    values = all_pairs({name: small(name)}, sides, observe=lambda *given: seen.append(given[2]), **settings)
+    values = compute_all_pairs({name: small(name)}, sides, observe=lambda *given: seen.append(given[2]), **settings)
     return seen[0], values[name]
 
 
 def shuffled(n, count, seed):
     """Random orders of n rows that do not depend on each other."""
-    rows = segments.segments([np.arange(n)], [np.full(n, segments.BOTH)])
+    rows = segments.find_segments([np.arange(n)], [np.full(n, segments.BOTH)])
     return torch.from_numpy(rows.orders(0, count, [seed]))
 
 
@@ -65,7 +65,7 @@ def test_closed_form_has_the_moments_of_all_permutations(name):
     for kernel, side in zip((measure.row, measure.column), sides, strict=True):
         states, _ = prepared(name, [side, side])
         squares.append(closed_null._square(kernel, states.states[kernel][0], 7))
-    null = closed_null.closed_form(*([closed_null.moments(square)] for square in squares))
+    null = closed_null.closed_form(*([closed_null.compute_null_moments(square)] for square in squares))
     orders = torch.tensor(list(itertools.permutations(range(7))))
     moved = squares[1][orders[:, :, None], orders[:, None, :]]
     drawn = (squares[0] * moved).sum((1, 2))
@@ -88,12 +88,16 @@ def test_closed_form_keeps_its_false_positive_rates(name):
         torch.stack([closed_null._square(kernel, state, n) for state in side])
         for kernel, side in ((measure.row, rows), (measure.column, columns))
     )
-    null = closed_null.closed_form([closed_null.moments(m) for m in left], [closed_null.moments(m) for m in right])
+    null = closed_null.closed_form(
+        [closed_null.compute_null_moments(m) for m in left], [closed_null.compute_null_moments(m) for m in right]
+    )
     generator = torch.Generator().manual_seed(0)
     orders = [torch.randperm(n, generator=generator) for _ in range(draws)]
     cross = torch.stack([torch.einsum("aij,bij->ab", left, right[:, o][:, :, o]) for o in orders])
     z = (cross - null.mean) / null.deviation
-    p = torch.stack([closed_null.tail(one, null.skewness, null.heaviness) for one in z])[:, [0, 0, 1], [1, 2, 2]]
+    p = torch.stack([closed_null.compute_tail_p(one, null.skewness, null.heaviness) for one in z])[
+        :, [0, 0, 1], [1, 2, 2]
+    ]
     for level in (0.05, 0.01, 0.001):
         rate = float((p < level).double().mean())
         # pairs share their orders, so that the error is that of `draws` alone; the skewness is of leading order
@@ -267,13 +271,13 @@ def test_bands_cover_the_mean(batches):
     values = torch.from_numpy(np.random.default_rng(batches).normal(size=(batches, 1000)))
     settings, card = Significance(level=0.9), measures.card("stress")
     se = values.std(0) / batches**0.5
-    low, high = judging.bands(values.mean(0) + 9, se, batches, settings, card)
+    low, high = judging.compute_t_intervals(values.mean(0) + 9, se, batches, settings, card)
     assert float(((low <= 9) & (high >= 9)).double().mean()) == pytest.approx(0.9, abs=4 * (0.9 * 0.1 / 1000) ** 0.5)
 
 
 def test_bands_stay_within_what_a_measure_can_be():
     values, se = torch.tensor([[0.99]], dtype=torch.float64), torch.tensor([[0.1]], dtype=torch.float64)
-    low, high = judging.bands(values, se, 4, Significance(), measures.card("cka"))
+    low, high = judging.compute_t_intervals(values, se, 4, Significance(), measures.card("cka"))
     assert float(high) == 1
     assert float(low) == pytest.approx(0.99 - 3.182446 * 0.1, abs=1e-6)
 
@@ -283,7 +287,10 @@ def test_errors_of_a_ratio_of_sums():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(9, 2, 2))
     torch.testing.assert_close(
-        judging.without_each(values, torch.clone), torch.from_numpy(values.std(0, ddof=1) / 3), atol=1e-12, rtol=1e-12
+        judging.compute_jackknife_errors(values, torch.clone),
+        torch.from_numpy(values.std(0, ddof=1) / 3),
+        atol=1e-12,
+        rtol=1e-12,
     )
 
     def ratio(mean):
@@ -295,7 +302,7 @@ def test_errors_of_a_ratio_of_sums():
 
     runs = [np.stack([batch() for _ in range(12)]) for _ in range(200)]
     scatter = np.std([float(ratio(torch.from_numpy(run.mean(0)))[0, 1]) for run in runs])
-    errors = [float(judging.without_each(run, ratio)[0, 1]) for run in runs]
+    errors = [float(judging.compute_jackknife_errors(run, ratio)[0, 1]) for run in runs]
     assert np.mean(errors) == pytest.approx(scatter, rel=0.25)
 
 
@@ -380,7 +387,7 @@ def test_errors_on_planted_maps():
         fill = torch.ones(65, 65, dtype=torch.float64)
         p_all, tested, nulls = fill.clone(), fill.clone(), torch.ones(len(null), 65, 65, dtype=torch.float64)
         p_all[0, 1:], tested[0, 1:], nulls[:, 0, 1:] = p, observed, null
-        among = corrections.families(tested, measures.card("cka"), whole, "map")
+        among = corrections.group_into_families(tested, measures.card("cka"), whole, "map")
         made = corrections.correct(p_all, tested, nulls, measures.card("cka"), among)
         family, q = (part[0, 1:] for part in made)
         assert torch.equal(family, corrections.max_t(observed, null))
@@ -400,7 +407,7 @@ def test_a_measure_in_both_directions_has_two_tests_per_pair():
     p = torch.full((3, 3), 0.01, dtype=torch.float64)
     both = {}
     for name in ("cka", "neuronsim"):
-        among = corrections.families(p, measures.card(name), [slice(0, 3)], "map")
+        among = corrections.group_into_families(p, measures.card(name), [slice(0, 3)], "map")
         both[name] = corrections.correct(p, p, None, measures.card(name), among)[0]
     off = ~torch.eye(3, dtype=torch.bool)
     assert both["cka"][off].tolist() == pytest.approx([0.03] * 6)
@@ -560,14 +567,14 @@ def test_heavy_rows_keep_their_level_at_the_tail():
         x = rng.normal(size=(50, 24)) * rng.lognormal(sigma=0.75, size=(50, 1))
         square = (x - x.mean(0)) @ (x - x.mean(0)).T
         squares.append(square * (1 - np.eye(50)))
-    null = closed_null.closed_form(*([closed_null.moments(torch.from_numpy(x))] for x in squares))
+    null = closed_null.closed_form(*([closed_null.compute_null_moments(torch.from_numpy(x))] for x in squares))
     orders = (rng.permutation(50) for _ in range(20_000))
     drawn = torch.tensor([np.vdot(squares[0], squares[1][o][:, o]) for o in orders], dtype=torch.float64)
     z = (drawn - float(null.mean)) / float(null.deviation)
     level = 0.05 / 36
     rates = {}
     for name, heaviness in (("three", 0.0), ("four", float(null.heaviness))):
-        p = closed_null.tail(z, torch.full_like(z, float(null.skewness)), torch.full_like(z, heaviness))
+        p = closed_null.compute_tail_p(z, torch.full_like(z, float(null.skewness)), torch.full_like(z, heaviness))
         rates[name] = float((p <= level).double().mean()) / level
     assert 0.5 < float(null.heaviness) < judging.HEAVY
     assert rates["three"] > 2

@@ -11,7 +11,7 @@ from repsim_cli import measures
 from repsim_cli.base import gram as symmetric
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import check_estimate, estimate_all_pairs
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import inner
 from repsim_cli.measures.centring import centre_rows
 
@@ -63,8 +63,8 @@ def test_float32_all_pairs_are_within_2e_6_of_float64():
         rows = 100 if "wasserstein" in name or name in ("coot", "rtd") else 1500
         if name == "geometry_score":
             continue
-        exact = all_pairs({name: measures.get(name)}, [x[:rows] for x in xs])[name]
-        single = all_pairs({name: measures.get(name)}, [x[:rows].float() for x in xs])[name]
+        exact = compute_all_pairs({name: measures.get(name)}, [x[:rows] for x in xs])[name]
+        single = compute_all_pairs({name: measures.get(name)}, [x[:rows].float() for x in xs])[name]
         off = ~torch.eye(3, dtype=torch.bool)
         assert float(((single - exact) / exact.abs().clamp_min(1))[off].abs().max()) < 2e-6, name
 
@@ -95,7 +95,7 @@ def test_a_degenerate_layer_is_named():
     xs = representations()
     xs[1] = torch.ones(96, 3, dtype=torch.float64)
     with pytest.raises(Degenerate, match="^middle: all rows are equal"):
-        all_pairs({"m": measures.get("cka")}, xs, ["first", "middle", "last"])
+        compute_all_pairs({"m": measures.get("cka")}, xs, ["first", "middle", "last"])
 
 
 def test_self_similarity_that_is_not_positive_is_named():
@@ -103,7 +103,7 @@ def test_self_similarity_that_is_not_positive_is_named():
     x = torch.zeros(5, 2, dtype=torch.float64)
     x[0] = 1
     with pytest.raises(Degenerate, match="^odd: cka_unbiased: self-similarity is not positive"):
-        all_pairs({"m": measures.get("cka_unbiased")}, [x, representations(n=5)[0]], ["odd", "other"])
+        compute_all_pairs({"m": measures.get("cka_unbiased")}, [x, representations(n=5)[0]], ["odd", "other"])
 
 
 def test_no_batch_is_an_error():
@@ -201,4 +201,4 @@ def test_a_tile_of_packed_cells():
     square = (square + square.T).fill_diagonal_(0)
     cells = inner.pack(square)
     for rows, columns in ((slice(0, 4), slice(0, 4)), (slice(0, 9), slice(0, 9)), (slice(5, 9), slice(1, 6))):
-        assert torch.equal(inner.tile_of(cells, n, rows, columns), square[rows, columns])
+        assert torch.equal(inner.unpack_tile(cells, n, rows, columns), square[rows, columns])

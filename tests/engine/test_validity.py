@@ -5,7 +5,15 @@ import pytest
 import torch
 from helpers.recorded import recorded
 
-from repsim_cli.engine.validity import FOUND, REASONS, TOO_ALIKE, dependence, find_range, is_unmoved, reasons
+from repsim_cli.engine.validity import (
+    FOUND,
+    REASONS,
+    TOO_ALIKE,
+    explain_invalid_null,
+    find_range,
+    is_unmoved,
+    measure_dependence,
+)
 
 GROUP = np.arange(60 * 3).reshape(60, 3)
 PLACES = [slice(0, 1), slice(1, 2)]
@@ -36,8 +44,8 @@ def twice(rng):
 
 def said(both, order="any", **properties):
     held = {name: [values] for name, values in properties.items()}
-    found = torch.stack([dependence(x, [GROUP], held, 0) for x in both])
-    return reasons(found, 1, PLACES, order, 60)
+    found = torch.stack([measure_dependence(x, [GROUP], held, 0) for x in both])
+    return explain_invalid_null(found, 1, PLACES, order, 60)
 
 
 LABEL, LENGTH = np.arange(60) % 3, np.arange(60) * 7 % 60
@@ -91,9 +99,9 @@ def test_copies_are_counted_in_pairs():
     effects = torch.from_numpy(np.random.default_rng(0).normal(size=(9, 4)))
     effects[3] = effects[5] = effects[8]
     x = effects.repeat_interleave(2, dim=0)
-    found = dependence(x, [np.arange(18).reshape(9, 2)], {}, 0)
+    found = measure_dependence(x, [np.arange(18).reshape(9, 2)], {}, 0)
     assert found[FOUND.index("twice"), 0] == 3
-    assert dependence(x[:4], [np.arange(4).reshape(2, 2)], {}, 0).sum() == 0  # two documents show nothing
+    assert measure_dependence(x[:4], [np.arange(4).reshape(2, 2)], {}, 0).sum() == 0  # two documents show nothing
 
 
 @pytest.mark.parametrize(("change", "unmoved"), [(0.0, True), (5e-6, True), (1e-3, False)])

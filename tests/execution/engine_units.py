@@ -10,11 +10,11 @@ from pathlib import Path
 
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Hardware
-from repsim_cli.execution import Unit, executor_of
+from repsim_cli.execution import Unit, make_executor
 from repsim_cli.execution.driver import start_driver
 from repsim_cli.execution.records import read_records
 from repsim_cli.runs import results
-from repsim_cli.runs.cache import key, use
+from repsim_cli.runs.cache import make_cache_key, use
 
 LOCAL = Hardware(executor="processes", processes=2)
 
@@ -25,7 +25,7 @@ def session(config, threads):
 
     def write(name):
         """An entry of the cache, computed once."""
-        with use("tried", [key({"name": name})]) as entries:
+        with use("tried", [make_cache_key({"name": name})]) as entries:
             (entry,) = entries.values()
             if entry.complete:
                 return False
@@ -77,7 +77,7 @@ def begin(folder, hardware=LOCAL, session="session", **config):
     """A context: the driver of a run in this folder whose units are those of `session`."""
     run = results.create(folder / "outputs" / "run", name="tried", study="none", seed=0, command=[], overrides=[])
     return start_driver(
-        partial(executor_of, hardware, 1),
+        partial(make_executor, hardware, 1),
         run,
         name=hardware.executor,
         session=f"{Path(__file__).stem}:{session}",

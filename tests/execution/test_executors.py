@@ -64,7 +64,7 @@ def test_units_run_once_on_several_workers_and_are_recorded(begun, tmp_path):
     )  # fmt: skip
     assert about["cost"] == pytest.approx(2 * about["node_hours"], abs=2e-6)
     assert 0 < about["node_hours"] < 0.1
-    assert not list(worker.root().glob("run-*"))
+    assert not list(worker.find_cache_folder().glob("run-*"))
 
 
 def test_a_unit_that_fails_runs_again_on_another_worker(begun):
@@ -310,18 +310,18 @@ def test_actors_that_cannot_take_part(begun, monkeypatch):
     refused = "hardware.executor: the worker on .* cannot take part: "
     with pytest.raises(BadInput, match=f"{refused}model.a.path: no such folder"), begun(ray, session="refuse"):
         raise AssertionError
-    monkeypatch.setattr(driver, "packages", lambda: {"torch": "1.0"})
+    monkeypatch.setattr(driver, "identify_packages", lambda: {"torch": "1.0"})
     with pytest.raises(BadInput, match=f"{refused}torch differs, got .*, the run has 1.0; install"), begun(ray):
         raise AssertionError
 
 
 def test_a_token_of_ones_own_is_readable_to_no_other(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    ray_cluster._own_token()
+    ray_cluster._write_own_token()
     file = tmp_path / ".ray" / "auth_token"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     first = file.read_text()
-    ray_cluster._own_token()
+    ray_cluster._write_own_token()
     assert file.read_text() == first
     assert len(first) == 64
 

@@ -22,9 +22,9 @@ from repsim_cli.config.executor import check_executor
 from repsim_cli.execution import driver, pilot, slurm
 from repsim_cli.execution.lines import Lines
 from repsim_cli.execution.records import read_records
-from repsim_cli.execution.worker import packages, token_file
+from repsim_cli.execution.worker import identify_packages, token_file
 from repsim_cli.runs import folders
-from repsim_cli.runs.cache import root
+from repsim_cli.runs.cache import find_cache_folder
 
 TWO = Hardware(executor="slurm", processes=2)
 
@@ -62,7 +62,7 @@ def test_what_sbatch_says_is_told_also_where_no_partition_is_listed(begun, monke
     def silent(*words, given=""):
         raise BadInput(f"{words[0]}: error: no controller")
 
-    monkeypatch.setattr(slurm, "slurm", silent)
+    monkeypatch.setattr(slurm, "run_slurm", silent)
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     message = "hardware.executor: SLURM refuses the workers, got 'no controller'; change"
     with pytest.raises(BadInput, match=message), begun(TWO):
@@ -75,17 +75,17 @@ def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, mo
     (folder := tmp_path / "run-t").mkdir()
     job = {
         "session": "engine_units:session", "config": {"folder": str(tmp_path)}, "token": "t", "folder": str(tmp_path),
-        "environment": {"REPSIM_CACHE": str(tmp_path)}, "threads": 1, "packages": packages(),
+        "environment": {"REPSIM_CACHE": str(tmp_path)}, "threads": 1, "packages": identify_packages(),
     }  # fmt: skip
     (folder / pilot.JOB).write_text(json.dumps(job))
-    orders, answers = pilot.files(folder, "worker-0")
+    orders, answers = pilot.open_worker_files(folder, "worker-0")
     for lines in (orders, answers):
         lines.path.touch()
     orders.write(life="before", number=1, unit=vars(writes(1)[0]))
     monkeypatch.chdir(tmp_path)
     with filelock.FileLock(token_file("t")):
         assert pilot.is_driven("t")
-        work = threading.Thread(target=pilot.work, args=(folder, "worker-0"))
+        work = threading.Thread(target=pilot.perform_orders, args=(folder, "worker-0"))
         work.start()
 
         def answer():
@@ -111,12 +111,12 @@ def test_a_pilot_heeds_the_orders_of_its_life_until_its_driver_ends(tmp_path, mo
 
 def test_what_sbatch_is_asked_for():
     plain = ["--nodes=1", "--ntasks=1", "--cpus-per-task=4"]
-    assert slurm.request(TWO, 4) == plain
+    assert slurm.list_sbatch_options(TWO, 4) == plain
     full = Hardware(
         device="cuda", gpus_per_worker=2.0, memory_gb=1.5, partition="gpu", account="nlp", timeout_min=90
     )  # fmt: skip
     asked = ["--gres=gpu:2", "--mem=1500M", "--partition=gpu", "--account=nlp", "--time=90"]
-    assert slurm.request(full, 4) == [*plain, *asked]
+    assert slurm.list_sbatch_options(full, 4) == [*plain, *asked]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_what_sbatch_is_asked_for():
     ],
 )
 def test_why_slurm_refuses(said, message):
-    assert str(slurm.refusal(said, "urgnt", ["trial", "urgent"])) == message
+    assert str(slurm.explain_refusal(said, "urgnt", ["trial", "urgent"])) == message
 
 
 @pytest.mark.parametrize(
@@ -163,12 +163,12 @@ def test_commands_that_fail(monkeypatch):
     with pytest.raises(
         BadInput, match="slurm needs the command no-such-command, which is not here; run on a machine of"
     ):
-        slurm.slurm("no-such-command")
+        slurm.run_slurm("no-such-command")
     with pytest.raises(BadInput, match="^said why$"):
-        slurm.slurm("sh", "-c", "echo said why >&2; exit 3")
+        slurm.run_slurm("sh", "-c", "echo said why >&2; exit 3")
     monkeypatch.setattr(slurm, "COMMAND", 0.05)
     with pytest.raises(BadInput, match="hardware.executor: SLURM does not answer, got 0 s of sleep"):
-        slurm.slurm("sleep", "5")
+        slurm.run_slurm("sleep", "5")
 
 
 def test_what_cannot_be_cancelled_is_a_warning(monkeypatch, tmp_path, caplog):
@@ -188,7 +188,7 @@ def computed(folder):
 def tasks(driving):
     """The workers that SLURM runs: worker, and its own number of the job."""
     job = slurm._job_name(driving.executor.token)
-    listed = slurm.slurm("squeue", "--me", "-h", "-r", "-t", "running", f"--name={job}", "--format=%K %A")
+    listed = slurm.run_slurm("squeue", "--me", "-h", "-r", "-t", "running", f"--name={job}", "--format=%K %A")
     return dict(line.split() for line in listed.splitlines())
 
 
@@ -219,9 +219,9 @@ def test_workers_are_killed_in_every_way(cluster, begun, tmp_path, monkeypatch):
                     continue
                 index, job = running[number % len(running)]
                 if way == "requeue":
-                    slurm.slurm("scontrol", "requeue", job)
+                    slurm.run_slurm("scontrol", "requeue", job)
                 elif way == "scancel":
-                    slurm.slurm("scancel", job)
+                    slurm.run_slurm("scancel", job)
                 elif way == "slurmstepd":
                     for pid in processes(f"slurmstepd: [{job}.batch]"):
                         os.kill(pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ def test_workers_are_killed_in_every_way(cluster, begun, tmp_path, monkeypatch):
     assert lost >= 4
     assert set(computed(tmp_path)) == {u.name for u in writes(120)}
     assert len(computed(tmp_path)) - 120 <= lost  # nothing but what was in flight
-    assert not list(root().glob("run-*"))
+    assert not list(find_cache_folder().glob("run-*"))
 
 
 @pytest.mark.slurm
@@ -264,7 +264,7 @@ def test_the_driver_is_killed(cluster, begun, tmp_path):
     assert sorted(computed(tmp_path)) == sorted(u.name for u in writes(40))  # each once
     assert sum(not line["computed"] for line in records(driving)) >= 6
     end = time.monotonic() + 120
-    while slurm.slurm("squeue", "--me", "--noheader").strip():
+    while slurm.run_slurm("squeue", "--me", "--noheader").strip():
         assert time.monotonic() < end
         time.sleep(0.2)
 
@@ -275,7 +275,7 @@ def test_workers_that_cannot_take_part(cluster, begun, monkeypatch):
     with pytest.raises(BadInput, match=message), begun(TWO, session="refuse"):
         raise AssertionError
     with monkeypatch.context() as patch:
-        patch.setattr(driver, "packages", lambda: {"torch": "1.0"})
+        patch.setattr(driver, "identify_packages", lambda: {"torch": "1.0"})
         message = "the worker on .* cannot take part: torch differs, got .*, the run has 1.0; install the same"
         with pytest.raises(BadInput, match=message), begun(TWO):
             raise AssertionError

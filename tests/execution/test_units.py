@@ -13,7 +13,7 @@ import pytest
 from helpers.ahead import PAIRS, STITCHES, numbers
 from helpers.composing import composed
 
-from repsim_cli.config.run import of_keys, validate
+from repsim_cli.config.run import build_from_keys, validate
 from repsim_cli.engine import permutations, significance
 from repsim_cli.engine import rows as sample
 from repsim_cli.engine.permuted import TOGETHER
@@ -56,7 +56,9 @@ class Here:
 
 @contextlib.contextmanager
 def here(make, run, *, name, session, config, threads, price):
-    made.append(Here(units.session(json.loads(json.dumps(config)), threads)))  # the configuration as workers get it
+    made.append(
+        Here(units.open_session(json.loads(json.dumps(config)), threads))
+    )  # the configuration as workers get it
     yield made[-1]
 
 
@@ -117,9 +119,9 @@ def test_a_run_draws_no_permutation_that_workers_have_drawn(repsim, monkeypatch)
 
 def test_few_permutations_are_left_to_the_run():
     comparison = validate(composed(*NULLS)).study.comparison
-    assert permutations.blocks_of(comparison) == {}
+    assert permutations.split_permutations(comparison) == {}
     more = replace(comparison, significance=replace(comparison.significance, permutations=10**6))
-    ((label, blocks),) = permutations.blocks_of(more).items()
+    ((label, blocks),) = permutations.split_permutations(more).items()
     assert label == "procrustes"  # a millisecond each; CKA takes a second for all of them
     assert [number for block in blocks for number in block] == list(range(10**6))
     assert all(block.start % TOGETHER == 0 for block in blocks)
@@ -153,7 +155,7 @@ def test_shards_are_put_together_without_the_model(repsim, tmp_path, monkeypatch
 def test_activations_that_the_cache_would_drop_are_left_to_the_run(tmp_path, monkeypatch, caplog):
     run = results.create(tmp_path / "run", name="run", study="similarity", seed=0, command=[], overrides=[])
     keys = validate(composed("model=[tiny_a,tiny_b]", "measure=[cka,procrustes]")).keys.model_dump()
-    checked, asked = of_keys(keys), []
+    checked, asked = build_from_keys(keys), []
     driver = SimpleNamespace(perform=lambda given, label: asked.extend(unit.name for unit in given))
     monkeypatch.setattr(logging.getLogger("repsim"), "propagate", True)
     units.perform_phases(checked, run, driver)

@@ -14,8 +14,17 @@ from matplotlib.figure import Figure
 import repsim_cli
 from repsim_cli.figures import lines
 from repsim_cli.figures.frame import COLUMN, STYLE, Style, _fit_figure
-from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
-from repsim_cli.figures.lines import by_layer, quantities
+from repsim_cli.figures.heatmap import (
+    Beside,
+    Chance,
+    add_strips,
+    add_tree,
+    draw_heatmap,
+    find_matrix_axes,
+    outer_names,
+    small_heatmaps,
+)
+from repsim_cli.figures.lines import draw_by_layer, draw_quantities
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.figures.texts import fold
 from repsim_cli.findings import map_figures, sub_networks
@@ -108,7 +117,7 @@ def test_panels_that_share_an_axis_show_the_largest_value_of_both_from_zero():
     """Whichever of them has it; values below 0 keep an axis of their own."""
     for lines_, expected in (({"row": [0.2, 0.9], "column": [0.1, 0.3]}, (0, 1.02)), ({"row": [-0.2, 0.1], "column": [0.1, 0.3]}, None)):  # fmt: skip
         curve = Curve(x=Axis(name="layer"), y=Axis(name="CKA"), at=["a@0", "a@1"], lines=lines_, about={"model": "m"})
-        for panel in lines.by_layer([curve]).axes:
+        for panel in lines.draw_by_layer([curve]).axes:
             low, high = panel.get_ylim()
             assert (low, high) == expected if expected else low < -0.2
 
@@ -183,7 +192,7 @@ def square(count):
 
 def test_a_tree_stands_above_its_matrix():
     names = [f"model_{i}" for i in range(4)]
-    figure, axes = heatmap(square(4), names, names, "", "distance\nof models", (1e-7, 3e-7), "viridis", "{:.2f}")
+    figure, axes = draw_heatmap(square(4), names, names, "", "distance\nof models", (1e-7, 3e-7), "viridis", "{:.2f}")
     top = max(part.get_window_extent().y1 for part in figure.axes)
     tree = add_tree(figure, axes, np.array([[0, 1, 0.1, 2], [2, 3, 0.2, 2], [4, 5, 0.3, 4]]), "distance")
     assert tree.get_window_extent().y0 > top
@@ -193,11 +202,11 @@ def test_a_tree_stands_above_its_matrix():
 def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside():
     names = ["0", "1", "2"]
     beside = Beside(values=square(3) / 2, label="calibrated score", limits=(0.0, 1.0), colours="viridis")
-    figure, axes = heatmap(
+    figure, axes = draw_heatmap(
         square(3), names, names, "", "CKA", (0.0, 1.0), "viridis", "{:.2f}",
         chance=Chance(low=0.1, middle=0.2, high=0.4), beside=beside,
     )  # fmt: skip
-    first, second = pair(figure)
+    first, second = find_matrix_axes(figure)
     assert first is axes
     np.testing.assert_array_equal(second.images[0].get_array(), beside.values)
     bars = [part for part in figure.axes if part not in (first, second)]
@@ -208,7 +217,9 @@ def test_chance_is_marked_on_the_colour_bar_and_the_calibrated_map_stands_beside
 
 
 def test_strips_show_shares_above_the_columns():
-    figure, axes = heatmap(square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0.0, 1.0), "viridis", "{:.2f}")
+    figure, axes = draw_heatmap(
+        square(3), ["0", "1", "2"], ["0", "1", "2"], "CKA", "CKA", (0.0, 1.0), "viridis", "{:.2f}"
+    )
     shares = {"largest feature": np.array([0.1, 0.2, 0.9]), "largest 1 % of rows": np.array([0.0, 0.5, 0.3])}
     add_strips(axes, shares)
     strips = {part.get_yticklabels()[0].get_text(): part for part in figure.axes[2:]}
@@ -246,7 +257,7 @@ def test_lines_are_folded_anew_for_another_room():
 
 def test_logarithmic_axes_begin_below_the_smallest_value():
     curve = Curve(x=Axis(name="layer"), y=Axis(name="ratio"), at=["0", "1"], lines={"ratio": [1.2, 30.0]}, about={"quantity": "ratio", "model": "m"})  # fmt: skip
-    low, high = quantities([[curve]], ("ratio",)).axes[0].get_ylim()
+    low, high = draw_quantities([[curve]], ("ratio",)).axes[0].get_ylim()
     assert (low, high) == (pytest.approx(1 / 1.1), pytest.approx(33))
 
 
@@ -258,8 +269,10 @@ def test_what_is_shaded_is_said_without_titles():
 
     band = Band(low=[0.1, 0.2], high=[0.3, 0.4], of="range over seeds")
     curve = Curve(x=Axis(name="layer"), y=Axis(name="CKA"), at=["0", "1"], lines={"row": [0.2, 0.3]}, bands={"row": band}, about={"quantity": "cka", "model": "m"})  # fmt: skip
-    assert said(by_layer([curve])) == ["m", "shaded: range over seeds"]
-    assert said(by_layer([replace(curve, bands={}, errors={"row": [0.1, 0.1]})]))[1:] == ["shaded: one standard error"]
+    assert said(draw_by_layer([curve])) == ["m", "shaded: range over seeds"]
+    assert said(draw_by_layer([replace(curve, bands={}, errors={"row": [0.1, 0.1]})]))[1:] == [
+        "shaded: one standard error"
+    ]
     training = over_training("cka to last", [0, 10, 90], [0.1, 0.5, 1.0])
     assert said(convergence._means([training]))[1:] == ["shaded: 25th to 75th percentile of layers"]
 
@@ -281,15 +294,15 @@ def test_names_of_models_are_shortened_before_the_map_is(tmp_path):
 
     def whole():
         layers = ["embed", *(str(i) for i in range(6)), "embed", *(str(i) for i in range(6)), *(["embed", "0", "1", "2", "3"] * 2)]  # fmt: skip
-        figure, axes = heatmap(square(24), layers, layers, "", "CKA (larger is closer)", (0.0, 1.0), "viridis", "", ends[:-1].tolist())  # fmt: skip
+        figure, axes = draw_heatmap(square(24), layers, layers, "", "CKA (larger is closer)", (0.0, 1.0), "viridis", "", ends[:-1].tolist())  # fmt: skip
         for which in "xy":
             outer_names(axes, which, models, ends, "resid_post by block")
         return figure
 
     with rc_context(DRAWN | IN_COLUMN):
         figure = _fit_figure(whole, Style(width="column"), tmp_path / "labels.txt")
-    assert pair(figure)[0].get_window_extent().width / figure.dpi > 3.25 / 2
-    named = [label.get_text() for label in pair(figure)[0].child_axes[0].get_xticklabels()]
+    assert find_matrix_axes(figure)[0].get_window_extent().width / figure.dpi > 3.25 / 2
+    named = [label.get_text() for label in find_matrix_axes(figure)[0].child_axes[0].get_xticklabels()]
     assert len(set(named)) == 4
     assert named[1] == "tiny_a"
 

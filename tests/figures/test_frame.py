@@ -14,15 +14,15 @@ from matplotlib.image import imread
 
 from repsim_cli.figures import frame, lines
 from repsim_cli.figures.frame import Style, save
-from repsim_cli.figures.heatmap import colours, heatmap
+from repsim_cli.figures.heatmap import choose_card_colours, draw_heatmap
 
 NAMES = ["層一", "レイヤー 2", "층", "طبقة", "plain"]
 
 
 def figure(names=NAMES):
     values = np.arange(25.0).reshape(5, 5) / 25
-    ink = colours({"larger_is_closer": True}, "values")
-    drawn, axes = heatmap(values, names, names, "模型 by layer", "similarity", (0.0, 1.0), ink, "{:.2f}")
+    ink = choose_card_colours({"larger_is_closer": True}, "values")
+    drawn, axes = draw_heatmap(values, names, names, "模型 by layer", "similarity", (0.0, 1.0), ink, "{:.2f}")
     axes.set_xlabel("模型")
     return drawn
 

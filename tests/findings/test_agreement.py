@@ -9,8 +9,8 @@ import scipy.stats
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
-from repsim_cli.findings.agreement import NAME, correlations
-from repsim_cli.findings.distances import tree
+from repsim_cli.findings.agreement import NAME, correlate_measures
+from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.runs import reader
 
 
@@ -21,19 +21,19 @@ def drawn(seed, count=5):
 
 def test_rank_correlations_are_scipys_and_distances_count_with_minus():
     one, other, third = drawn(0), drawn(1), np.random.default_rng(2).normal(size=(5, 5))
-    rho = correlations({"a": (one, True), "b": (other, True), "c": (third, False), "d": (-one, False)})
+    rho = correlate_measures({"a": (one, True), "b": (other, True), "c": (third, False), "d": (-one, False)})
     off = ~np.eye(5, dtype=bool)
     assert rho[0, 1] == pytest.approx(scipy.stats.spearmanr(one[off], other[off])[0])
     assert rho[0, 2] == pytest.approx(-scipy.stats.spearmanr(one[off], third[off])[0])
     assert rho[0, 3] == pytest.approx(1)
-    assert sorted(tree(1 - rho)[0, :2]) == [0, 3]  # merged first
+    assert sorted(build_linkage_tree(1 - rho)[0, :2]) == [0, 3]  # merged first
 
 
 def test_what_cannot_be_ranked_is_refused():
     with pytest.raises(BadInput, match="3 measures and 3 layers are needed, got 2 and 5; select more"):
-        correlations({"a": (drawn(0), True), "b": (drawn(1), True)})
+        correlate_measures({"a": (drawn(0), True), "b": (drawn(1), True)})
     with pytest.raises(BadInput, match="b is the same for all pairs of layers, got 0.5; leave it out"):
-        correlations({"a": (drawn(0), True), "b": (np.full((5, 5), 0.5), True), "c": (drawn(1), True)})
+        correlate_measures({"a": (drawn(0), True), "b": (np.full((5, 5), 0.5), True), "c": (drawn(1), True)})
 
 
 @pytest.mark.drawn

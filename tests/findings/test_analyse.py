@@ -11,8 +11,8 @@ from helpers.small_run import SMALL
 
 from repsim_cli.base import environment, registry
 from repsim_cli.base.errors import BadConfig, BadInput, Degenerate
-from repsim_cli.cli.claims import table
-from repsim_cli.findings.analyse import analyse, card_of, choose_options, note_short
+from repsim_cli.cli.claims import make_claims_table
+from repsim_cli.findings.analyse import analyse, choose_options, find_analysis_card, note_short
 from repsim_cli.findings.analysis import Finished, Planned
 from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader, results
@@ -137,7 +137,7 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
         raise errors.pop()("cka is the same for all pairs of layers, got 1; leave it out of the agreement")
 
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "correlations", fails)
+        patch.setattr(agreement, "correlate_measures", fails)
         for words in (("run", "-q", *SMALL, "analyses.agreement={}"), ("analyse", "latest")):
             code, _, err = repsim(*words)
             assert err.startswith("error: analyses.agreement: cka is the same for all pairs of layers")
@@ -156,11 +156,11 @@ def test_a_failed_analysis_keeps_what_was_measured(repsim, newest, monkeypatch):
 def test_analyses_share_what_they_read(folder, monkeypatch):
     """Every matrix is read, the code described and results.json written once, however many analyses there are."""
     read, described, written = [], [], []
-    keep = reader.read_array, environment.code, results.Run.write_results
+    keep = reader.read_array, environment.describe_code, results.Run.write_results
     monkeypatch.setattr(reader, "read_array", lambda *words: read.append(words[1]) or keep[0](*words))
-    monkeypatch.setattr(environment, "code", lambda: described.append(1) or keep[1]())
+    monkeypatch.setattr(environment, "describe_code", lambda: described.append(1) or keep[1]())
     monkeypatch.setattr(results.Run, "write_results", lambda run, whole: written.append(whole) or keep[2](run, whole))
-    options = {name: card_of(name).options() for name in ("maps", "agreement", "blocks", "base_model")}
+    options = {name: find_analysis_card(name).options() for name in ("maps", "agreement", "blocks", "base_model")}
     with results.amend(folder) as run:
         analyse(run, options, find_claims(["falls_with_layer_distance"]), 0.95)
     assert (len(read), len(described), len(written)) == (len(set(read)), 1, 1)
@@ -199,7 +199,7 @@ def test_the_page_lists_every_claim():
     page = (Path(__file__).parents[2] / "experiments" / "claims.md").read_text()
     claims = sorted(find_claims(registry.claims.names()), key=lambda claim: (claim.source, claim.name))
     rows = [line for line in page.splitlines() if line.startswith("| `")]
-    expected = list(table(claims, {}))[2:]
+    expected = list(make_claims_table(claims, {}))[2:]
     assert [row.split(" | ")[:5] for row in rows] == [row.split(" | ")[:5] for row in expected]
 
 

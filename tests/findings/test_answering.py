@@ -21,15 +21,15 @@ def sides(values, larger=True, chance=None, columns="pqrs"):
 
 def test_the_closest_its_chance_and_its_lead():
     values, chance = [[0.9, 0.7, 0.1], [0.2, 0.2, 0.3], [np.nan] * 3], np.full((3, 3), 0.05)
-    found = answering.answers(sides(values, chance=chance))
+    found = answering.find_closest_layers(sides(values, chance=chance))
     assert [(each.layer, each.closest, each.value, each.chance) for each in found] == [
         ("x", "p", 0.9, 0.05),
         ("y", "r", 0.3, 0.05),
     ]
     assert [each.margin for each in found] == pytest.approx([0.2, 0.1])
-    (distance,) = answering.answers(sides([[3.0, 1.0, 1.5]], larger=False))
+    (distance,) = answering.find_closest_layers(sides([[3.0, 1.0, 1.5]], larger=False))
     assert (distance.closest, distance.value, distance.margin, distance.chance) == ("q", 1.0, 0.5, None)
-    assert answering.answers(sides([[0.4]]))[0].margin is None
+    assert answering.find_closest_layers(sides([[0.4]]))[0].margin is None
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -50,33 +50,33 @@ def test_both_directions(symmetric):
             Matrix(rows=of[name[0]], columns=of[name[1]], values=name, details=details.get(name, {})) for name in names
         ],
     )
-    rows = answering.table([measured], arrays.__getitem__)
+    rows = answering.tabulate_closest_layers([measured], arrays.__getitem__)
     assert [row[1:5] for row in rows[:2]] == [["a", "a0", "b", "b0"], ["a", "a1", "b", "b0"]]
     assert [row[6] for row in rows[:2]] == [0.0, 0.2]
     closest = "a0" if symmetric else "a1"
     assert [row[1:5] for row in rows[2:]] == [["b", "b0", "a", closest], ["b", "b1", "a", "a1"]]
     assert [row[6] for row in rows[2:]] == ([0.0, 0.3] if symmetric else [None, None])
-    first, second = answering.two_models(measured, arrays.__getitem__, "b", "a")
+    first, second = answering.find_both_directions(measured, arrays.__getitem__, "b", "a")
     assert (first.first, second.first) == ("b", "a")
-    assert not answering.two_models(measured, arrays.__getitem__, "a", "c")
+    assert not answering.find_both_directions(measured, arrays.__getitem__, "a", "c")
 
 
 def test_along_is_the_same_layer_or_the_closest():
     square = sides([[0.5, 0.9], [0.1, 0.6]], columns="xy")
-    assert answering.along(square) == [("x", 0.5), ("y", 0.6)]
-    assert answering.along(sides([[0.5, 0.9], [0.1, 0.6]])) == [("x", 0.9), ("y", 0.6)]
+    assert answering.list_layer_values(square) == [("x", 0.5), ("y", 0.6)]
+    assert answering.list_layer_values(sides([[0.5, 0.9], [0.1, 0.6]])) == [("x", 0.9), ("y", 0.6)]
 
 
 def test_trends_of_distances_and_without_bounds():
     far = LIKE | {"larger_is_closer": False, "bounds": [0.0, None]}
-    assert answering.trend([10.0, 20.0, 30.0], far) == "less alike with depth"
-    assert answering.trend([10.0, 10.1, 10.0], far) == "about as alike at every depth"
-    assert answering.trend([0.2, 0.9, 0.2, 0.9], LIKE) == ""
-    assert answering.trend([0.2], LIKE) == ""
+    assert answering.describe_depth_trend([10.0, 20.0, 30.0], far) == "less alike with depth"
+    assert answering.describe_depth_trend([10.0, 10.1, 10.0], far) == "about as alike at every depth"
+    assert answering.describe_depth_trend([0.2, 0.9, 0.2, 0.9], LIKE) == ""
+    assert answering.describe_depth_trend([0.2], LIKE) == ""
 
 
 def test_extremes_name_a_layer_once():
-    near, far = answering.extremes(sides([[0.9, 0.8], [0.7, 0.1], [np.nan, 0.2]]), 2)
+    near, far = answering.pick_extreme_pairs(sides([[0.9, 0.8], [0.7, 0.1], [np.nan, 0.2]]), 2)
     assert near == [("x", "p", 0.9), ("y", "p", 0.7)]
     assert far == [("y", "q", 0.1), ("z", "q", 0.2)]
 

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from repsim_cli.findings.analysis import Finished, LayerMap
-from repsim_cli.findings.boundaries import AGREEMENT, STABILITY, TABLE, Boundaries, Parted, blocks_of, boundaries
+from repsim_cli.findings.boundaries import (
+    AGREEMENT,
+    STABILITY,
+    TABLE,
+    Boundaries,
+    Parted,
+    boundaries,
+    find_model_blocks,
+)
 from repsim_cli.findings.claims import UNTESTABLE, find_claims
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results
@@ -88,14 +96,14 @@ def judged(name, *given):
 
 
 def parted(**models):
-    blocks = {label: own for label, values in models.items() if (own := blocks_of(values, False)) is not None}
+    blocks = {label: own for label, values in models.items() if (own := find_model_blocks(values, False)) is not None}
     return Parted(models=blocks, base="base", entries={label: "a" for label in ("a_0", "a_1")})
 
 
 def test_what_cannot_be_tested_and_why():
     gradient = parted(base=STEPS, a_0=STEPS, a_1=STEPS)
     clearer = "a boundary clearer than in surrogates without groups"
-    assert blocks_of(np.zeros((9, 9)), False) is None
+    assert find_model_blocks(np.zeros((9, 9)), False) is None
     for name, why in {
         "boundaries_are_stable_over_seeds": f"needs two seeds of one entry with {clearer}",
         "sparser_models_differ_less": "needs fine-tuned models of three sparsities, got 0",

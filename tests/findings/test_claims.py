@@ -10,29 +10,29 @@ import scipy.stats
 from helpers.nights import nightly
 
 from repsim_cli.base import registry
-from repsim_cli.engine.curves import curve as curve_of
+from repsim_cli.engine.curves import make_curve as curve_of
 from repsim_cli.findings.boundaries import ModelBlocks, Parted
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, find_claims, judge
-from repsim_cli.findings.distances import GroupDistances, compute_recovery, hierarchical
+from repsim_cli.findings.distances import GroupDistances, cluster_by_average_linkage, compute_recovery
 from repsim_cli.findings.evidence import (
     DEEP,
     Evidence,
-    by_error,
-    by_jackknife,
-    by_lone,
-    by_rank,
-    by_sign,
-    by_two,
-    by_units,
-    opposite,
-    orders,
-    steady,
-    thirds,
-    with_trend,
+    compare_outer_thirds,
+    compute_trend_p,
+    list_permutations,
+    negate_evidence,
+    require_shared_trend,
+    weigh_by_jackknife,
+    weigh_by_sign_test,
+    weigh_by_standard_error,
+    weigh_lone_value,
+    weigh_mean,
+    weigh_mean_difference,
+    weigh_rank_correlation,
 )
 from repsim_cli.findings.groups import Depths
-from repsim_cli.findings.layer_maps import ClaimMap, best_of, find_trained
-from repsim_cli.findings.partitions import spectral
+from repsim_cli.findings.layer_maps import ClaimMap, compute_largest_noise_correlation, find_trained
+from repsim_cli.findings.partitions import find_spectral_clusters
 from repsim_cli.findings.sub_networks import Clustered
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM, Facts, Table
 from repsim_cli.studies.classifiers.finding import OVERLAP
@@ -119,7 +119,9 @@ def clustered(values):
     np.fill_diagonal(values, 0)
     return (
         GroupDistances(
-            GROUPS, values, agreement={"hierarchical": compute_recovery(GROUPS, hierarchical(values, 2), 0)}
+            GROUPS,
+            values,
+            agreement={"hierarchical": compute_recovery(GROUPS, cluster_by_average_linkage(values, 2), 0)},
         ),
     )
 
@@ -173,7 +175,7 @@ def shared(less, more, same) -> Make:
 
     def made(sign, rng):
         kept = {TRUTH: (0.2, 0.5), FALSEHOOD: (0.5, 0.2), NOISE: (0.4, 0.4)}[sign]
-        floors = {"neuronsim": best_of(32, 4000), "cka": 32 / 3999}
+        floors = {"neuronsim": compute_largest_noise_correlation(32, 4000), "cka": 32 / 3999}
         values = {
             name: np.where(same, 0.5, 0.5 * share) + floors.get(name, 0) + noise_of_pairs(rng, 0.02)
             for name, share in zip((less, more), kept, strict=True)
@@ -296,7 +298,7 @@ def groups_of_layers(sign, rng):
 
     def count():
         values = apart(1 + symmetric(rng, 30, 0.1) + 2 * (groups[:, None] != groups))
-        return spectral(values, False, count=None).count
+        return find_spectral_clusters(values, False, count=None).count
 
     return (Clustered(counts=[count() for _ in range(5)]),)
 
@@ -737,7 +739,7 @@ def test_the_rule():
     few = judge(1.0, 0.0, Evidence(1 / 6, 1.0, "6 orders", smallest=1 / 6, units=3, needs="5 models"))
     assert (few.verdict, few.value, few.units) == (UNTESTABLE, 1.0, 3)
     assert few.why == "no p below 0.17 can be reached (6 orders); needs 5 models"
-    two = judge(1.0, 0.0, by_units([1.0, 1.1], 0.0, "pair of models"))
+    two = judge(1.0, 0.0, weigh_mean([1.0, 1.1], 0.0, "pair of models"))
     assert (two.verdict, two.why, two.p) == (UNTESTABLE, "needs 3 pairs of models, got 2 pairs of models", None)
 
 
@@ -780,50 +782,53 @@ def test_too_few_models():
 def test_errors_and_chance():
     rng = np.random.default_rng(0)
     values, others = rng.normal(1.0, 1, 12), rng.normal(0.0, 2, 5)
-    one = by_units(values, 0.5, "model")
-    left_out = by_jackknife(values.mean(), 0.5, [np.delete(values, i).mean() for i in range(12)], "model")
+    one = weigh_mean(values, 0.5, "model")
+    left_out = weigh_by_jackknife(values.mean(), 0.5, [np.delete(values, i).mean() for i in range(12)], "model")
     t = {"alternative": "greater"}
     assert left_out.above == pytest.approx(one.above) == scipy.stats.ttest_1samp(values, 0.5, **t).pvalue
     welch = scipy.stats.ttest_ind(values, others, equal_var=False, **t).pvalue
-    assert by_two(values, others, "seed").above == pytest.approx(welch)
+    assert weigh_mean_difference(values, others, "seed").above == pytest.approx(welch)
     pooled = scipy.stats.ttest_ind([0.3], others, **t).pvalue  # one value has no spread of its own
-    assert by_lone(0.3, others, "model").above == opposite(by_lone(0.3, others, "model")).below
-    assert by_lone(0.3, others, "model").above == pytest.approx(pooled)
-    assert (by_error(1.0, 0.0, 0.0, 3, "", 4).above, by_error(0.0, 0.0, 0.0, 3, "", 4).above) == (0.0, 0.5)
-    assert by_sign(5, 5, "seed").above == by_sign(5, 5, "seed").smallest == 1 / 32
-    assert by_jackknife(1.0, 0.0, [1.0, 1.0, float("nan")], "model").needs == "4 models"
-    assert [len(each) for each in orders([2, 3])[0]] == [12, 12]
-    assert orders([7, 6])[1] == "2,000 drawn"
-    assert thirds(np.array([3.0, 2, 1, 0, 0, 0])) == 2.5
+    assert weigh_lone_value(0.3, others, "model").above == negate_evidence(weigh_lone_value(0.3, others, "model")).below
+    assert weigh_lone_value(0.3, others, "model").above == pytest.approx(pooled)
+    assert (
+        weigh_by_standard_error(1.0, 0.0, 0.0, 3, "", 4).above,
+        weigh_by_standard_error(0.0, 0.0, 0.0, 3, "", 4).above,
+    ) == (0.0, 0.5)
+    assert weigh_by_sign_test(5, 5, "seed").above == weigh_by_sign_test(5, 5, "seed").smallest == 1 / 32
+    assert weigh_by_jackknife(1.0, 0.0, [1.0, 1.0, float("nan")], "model").needs == "4 models"
+    assert [len(each) for each in list_permutations([2, 3])[0]] == [12, 12]
+    assert list_permutations([7, 6])[1] == "2,000 drawn"
+    assert compare_outer_thirds(np.array([3.0, 2, 1, 0, 0, 0])) == 2.5
 
 
 def test_a_rank_correlation_against_a_true_one():
     """Against 0 as the exact permutations; against 0.5 a true 0.1 fails with as many as 200."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 7))
-    rho, found = by_rank(x, y, 0.0, "model")
+    rho, found = weigh_rank_correlation(x, y, 0.0, "model")
     exact = scipy.stats.permutation_test(
         (x,), lambda order: scipy.stats.spearmanr(order, y)[0], permutation_type="pairings", alternative="greater"
     )
     assert rho == pytest.approx(scipy.stats.spearmanr(x, y)[0])
     assert found.above == pytest.approx(exact.pvalue, abs=0.02)
     x = rng.normal(size=200)
-    rho, found = by_rank(x, 0.1 * x + rng.normal(size=200), 0.5, "model")
+    rho, found = weigh_rank_correlation(x, 0.1 * x + rng.normal(size=200), 0.5, "model")
     assert judge(rho, 0.5, found).verdict == FAILS
-    tied, found = by_rank([0, 0, 0, 1, 1, 1], [1.0, 2, 3, 4, 5, 6], 0.5, "model")
+    tied, found = weigh_rank_correlation([0, 0, 0, 1, 1, 1], [1.0, 2, 3, 4, 5, 6], 0.5, "model")
     assert tied == pytest.approx(scipy.stats.spearmanr([0, 0, 0, 1, 1, 1], [1, 2, 3, 4, 5, 6])[0])
-    assert found.above > by_rank(range(6), range(6), 0.5, "model")[1].above  # with ties it says less
+    assert found.above > weigh_rank_correlation(range(6), range(6), 0.5, "model")[1].above  # with ties it says less
 
 
 def test_what_all_share_must_be_steady():
     rng = np.random.default_rng(0)
     line, bend = np.linspace(0, 1, 12), np.cos(np.linspace(0.3, 3.8, 12))
-    assert steady(line + rng.normal(0, 0.03, 12))[0] < 0.05 < steady(bend)[1]
-    over = by_units([1.0, 1.1, 0.9], 0.0, "model")  # the models agree
+    assert compute_trend_p(line + rng.normal(0, 0.03, 12))[0] < 0.05 < compute_trend_p(bend)[1]
+    over = weigh_mean([1.0, 1.1, 0.9], 0.0, "model")  # the models agree
     alike = [bend + rng.normal(0, 0.01, 12) for _ in range(3)]
-    assert over.above < 0.05 < with_trend(over, alike).above
-    assert with_trend(over, [line + rng.normal(0, 0.03, 12) for _ in range(3)]).above < 0.05
-    few = with_trend(over, [line[: DEEP - 1]] * 3)
+    assert over.above < 0.05 < require_shared_trend(over, alike).above
+    assert require_shared_trend(over, [line + rng.normal(0, 0.03, 12) for _ in range(3)]).above < 0.05
+    few = require_shared_trend(over, [line[: DEEP - 1]] * 3)
     assert (few.smallest, few.needs) == (1.0, "6 layers or checkpoints")
 
 
@@ -835,7 +840,7 @@ def test_untrained_twins_are_subtracted():
     seven = find_trained(given, falls)
     assert "no untrained twin" in seven.note
     assert list(seven.whole.models) == ["a", "b", "c", "d"]
-    six = given.only(OWNERS != "d")
+    six = given.keep_layers(OWNERS != "d")
     values = falls[np.ix_(OWNERS != "d", OWNERS != "d")]
     left = find_trained(six, values)
     assert "beyond" in left.note
@@ -853,7 +858,7 @@ def test_untrained_twins_are_subtracted():
 def test_the_best_of_many_independent_neurons():
     rng = np.random.default_rng(0)
     found = [np.abs(np.corrcoef(rng.normal(size=(21, 50)))[0, 1:]).max() for _ in range(400)]
-    assert np.mean(found) == pytest.approx(best_of(20, 50), abs=0.01)
+    assert np.mean(found) == pytest.approx(compute_largest_noise_correlation(20, 50), abs=0.01)
 
 
 def test_localization_leaves_fresh_models_and_embeddings_out():

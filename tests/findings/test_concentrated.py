@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.diagnostics import Diagnostics, diagnostics, is_concentrated, ratio
+from repsim_cli.findings.diagnostics import Diagnostics, compute_norm_ratio, diagnostics, is_concentrated
 from repsim_cli.runs.content import (
     DIAGNOSED,
     DIAGNOSTICS,
@@ -81,7 +81,7 @@ def test_curves_are_in_the_order_of_the_network(tmp_path):
     curve = part.curves[f"{FEATURE_SHARE}, m"]
     assert (curve.at, curve.lines) == (["embed", "resid_post@0", "resid_post@1"], {FEATURE_SHARE: [0.1, 0.2, 0.3]})
     assert part.curves["norm at the first place over that elsewhere, m"].lines.popitem()[1] == [100.0] * 3
-    assert ratio({NORMS[0]: None, NORMS[-1]: 2.0}) is None
+    assert compute_norm_ratio({NORMS[0]: None, NORMS[-1]: 2.0}) is None
     assert (
         diagnostics(Finished(folder=tmp_path, manifest={}, results=Results(study="views")), Diagnostics(), []).curves
         == {}

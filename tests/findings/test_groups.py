@@ -18,35 +18,35 @@ from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import Extract, Hardware, Ranked, Significance
 from repsim_cli.config.run import validate
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.grouped import resolve, ties
+from repsim_cli.engine.grouped import resolve, say_group_ties
 from repsim_cli.engine.study import Study
-from repsim_cli.findings.analyse import add_part, card_of
+from repsim_cli.findings.analyse import add_part, find_analysis_card
 from repsim_cli.findings.analysis import Finished, Part
 from repsim_cli.findings.distances import (
     GroupDistances,
-    angles,
-    between,
     between_group_distances_are_larger,
-    clusters,
+    build_linkage_tree,
+    cluster_models,
     clusters_are_the_groups,
+    combine_layer_distances,
     compute_adjusted_rand,
     compute_recovery,
-    over_layers,
-    tree,
+    convert_to_angles,
+    make_group_distances,
 )
 from repsim_cli.findings.groups import (
     Depths,
-    arrangements,
+    compute_labelling_separations,
     compute_separation,
     curves,
+    group_layers_by_point,
     groups_alike_early,
     groups_differ_late,
-    kinds,
-    points_of,
-    separation,
+    list_group_arrangements,
+    pair_models_by_group,
     smallest_p,
 )
-from repsim_cli.models.source import facts
+from repsim_cli.models.source import describe_model
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Facts, Matrix, Measured, Results, Side
 from repsim_cli.studies.stitching import finding_penalties as penalties
@@ -72,10 +72,10 @@ def planted(rng, layers=4, apart=0.5):
 
 
 def test_every_pair_stands_in_one_kind():
-    found = kinds(GROUPS)
+    found = pair_models_by_group(GROUPS)
     assert {kind: len(pairs) for kind, pairs in found.items()} == {("a", "a"): 3, ("a", "b"): 6, ("b", "b"): 1}
     assert sorted(itertools.chain(*found.values())) == list(itertools.combinations(range(5), 2))
-    published = kinds(models(10, 10))
+    published = pair_models_by_group(models(10, 10))
     assert [len(pairs) for pairs in published.values()] == [45, 100, 45]
 
 
@@ -147,7 +147,7 @@ def test_bands_stay_within_what_a_measure_can_be():
 
 def test_depths_are_shares_of_the_blocks():
     layers = ["embed", "mlp_out@0", "mlp_out@3", "q@1.h0", "q@1.h1", "module:lm_head"]
-    points = points_of(Facts(kind="live", family="bert", layers=layers, widths=[4] * 6, blocks=4))
+    points = group_layers_by_point(Facts(kind="live", family="bert", layers=layers, widths=[4] * 6, blocks=4))
     assert points == {
         "embed": ([0], [0.0]),
         "mlp_out": ([1, 2], [0.25, 1.0]),
@@ -155,16 +155,16 @@ def test_depths_are_shares_of_the_blocks():
         "module:lm_head": ([5], [0.0]),
     }
     stored = Facts(kind="stored", family="a", layers=["in@5", "out@9"], widths=[4, 4])
-    assert points_of(stored) == {"layers": ([0, 1], [0.5, 1.0])}
+    assert group_layers_by_point(stored) == {"layers": ([0, 1], [0.5, 1.0])}
 
 
 def test_arrangements_are_all_of_their_sizes():
-    labels, exact = arrangements(np.array([0, 0, 1, 1, 1, 2]), 0)
+    labels, exact = list_group_arrangements(np.array([0, 0, 1, 1, 1, 2]), 0)
     assert exact
     assert len(labels) == len(np.unique(labels, axis=0)) == 60
     assert (np.sort(labels, axis=1) == [0, 0, 1, 1, 1, 2]).all()
     own = np.repeat([0, 1], 12)
-    labels, exact = arrangements(own, 0)
+    labels, exact = list_group_arrangements(own, 0)
     assert not exact
     assert len(labels) == 10_000
     assert (labels[0] == own).all()
@@ -180,8 +180,8 @@ def test_separation_is_between_minus_within():
     between = [values[i, j] for i in range(3) for j in (3, 4)]
     found = compute_separation(values, GROUPS, 0)
     assert found.value == pytest.approx(np.mean(between) - np.mean(within))
-    labels, _ = arrangements(np.array([0, 0, 0, 1, 1]), 0)
-    assert found.p == np.mean(separation(values, labels) >= found.value - 1e-12)
+    labels, _ = list_group_arrangements(np.array([0, 0, 0, 1, 1]), 0)
+    assert found.p == np.mean(compute_labelling_separations(values, labels) >= found.value - 1e-12)
     assert (found.arrangements, found.exact) == (10, True)
 
 
@@ -197,10 +197,12 @@ def test_distances_by_hand():
     cosines = np.ones((2, 2, 3))
     cosines[0, 1] = cosines[1, 0] = [0.5, 0.0, 1 + 1e-9]
     third, half = np.pi / 3, np.pi / 2
-    np.testing.assert_allclose(over_layers(angles(cosines)), np.hypot(third, half) * (1 - np.eye(2)))
-    assert angles(np.array([[[-1.0]]])).item() == np.pi
+    np.testing.assert_allclose(
+        combine_layer_distances(convert_to_angles(cosines)), np.hypot(third, half) * (1 - np.eye(2))
+    )
+    assert convert_to_angles(np.array([[[-1.0]]])).item() == np.pi
     with pytest.raises(BadInput, match=r"no cosine, got 1.2; arccos needs values from -1 to 1"):
-        angles(cosines * 1.2)
+        convert_to_angles(cosines * 1.2)
 
 
 @pytest.mark.parametrize("name", ["cka", "cka_unbiased", "cka_rbf"])
@@ -221,7 +223,7 @@ def test_distances_are_a_metric(name):
     if name == "cka_unbiased":
         assert (values < 0).any()
     at = np.arange(32).reshape(8, 4)
-    whole = over_layers(angles(values[at[:, None], at[None]]))
+    whole = combine_layer_distances(convert_to_angles(values[at[:, None], at[None]]))
     assert (whole >= 0).all()
     assert (whole == whole.T).all()
     for i, j, k in itertools.permutations(range(8), 3):
@@ -231,7 +233,7 @@ def test_distances_are_a_metric(name):
 def test_planted_groups_are_found():
     rng = np.random.default_rng(5)
     groups = models(5, 5)
-    found = between(groups, over_layers(planted(rng)), 0)
+    found = make_group_distances(groups, combine_layer_distances(planted(rng)), 0)
     for agreed in found.agreement.values():
         assert vars(agreed) == {
             "value": 1.0,
@@ -242,16 +244,16 @@ def test_planted_groups_are_found():
             "models": 10,
         }
     assert list(found.clusters) == ["hierarchical", "spectral"]
-    assert tree(found.values).shape == (9, 4)
+    assert build_linkage_tree(found.values).shape == (9, 4)
 
 
 def test_no_groups_are_not_found():
     """p values of groups that are not there are spread over (0, 1]."""
     rng = np.random.default_rng(6)
     groups = models(5, 5)
-    whole = [over_layers(planted(rng, apart=0.0)) for _ in range(60)]
+    whole = [combine_layer_distances(planted(rng, apart=0.0)) for _ in range(60)]
     apart = [compute_separation(one, groups, 0).p for one in whole]
-    found = [compute_recovery(groups, own, 0).p for one in whole for own in clusters(one, 2).values()]
+    found = [compute_recovery(groups, own, 0).p for one in whole for own in cluster_models(one, 2).values()]
     assert np.mean(np.array(apart) <= 0.05) <= 0.12
     assert np.mean(np.array(found) <= 0.05) <= 0.12
     assert 0.3 < np.mean(apart) < 0.7
@@ -264,7 +266,7 @@ def test_copies_have_no_clusters(tmp_path):
         "half of the pairs of models are the same, got a median of 0; drop copies",
     )
     with pytest.raises(BadInput, match=f"^cka, layers: {message}"):
-        card_of("distances").compute(run, card_of("distances").options(), [])
+        find_analysis_card("distances").compute(run, find_analysis_card("distances").options(), [])
 
 
 def test_matrices_whose_names_give_one_file_name_have_two_files(tmp_path):
@@ -311,7 +313,7 @@ def test_claims_on_similarity_and_distance():
     pair = replace(here, groups=models(2), values=here.values[:2, :2])
     why = "needs 3 models, got 2 models"
     assert penalties.early_layers_cost_little(pair).why == why
-    found = between(groups, over_layers(here.values), 0)
+    found = make_group_distances(groups, combine_layer_distances(here.values), 0)
     assert between_group_distances_are_larger(found).verdict == "holds"
     assert clusters_are_the_groups(found).verdict == "holds"
     small = Depths(models(3, 3), here.values[2:8, 2:8], shares, False)
@@ -334,7 +336,7 @@ def test_groups_by_a_metric():
     assert resolve({"good": top, "bad": bottom}, METRICS) == {"good": ["u", "w"], "bad": ["x", "v"]}
     assert resolve({"good": ["w", "x"], "bad": Ranked(by="f1", bottom=2)}, METRICS)["bad"] == ["v", "u"]
     members = resolve({"good": top, "bad": bottom}, METRICS)
-    assert ties({"good": top, "bad": bottom}, members, METRICS) == [
+    assert say_group_ties({"good": top, "bad": bottom}, members, METRICS) == [
         "groups: good and bad both have models of acc 0.5; ask for fewer models"
     ]
     with pytest.raises(BadInput, match="groups.good.by: 'u' was saved without loss, got acc, f1; use another metric"):
@@ -488,10 +490,10 @@ def test_models_are_chosen_by_their_metrics(tmp_path):
         "high": {"tiny_a_step100": {"hans": 0.9}, "tiny_b": {"hans": 0.7}},
     }
     assert run.manifest["models_run"] == ["tiny_a", "copy", "tiny_a_step100", "tiny_b"]
-    about = {label: asdict(facts(label, source, read[label])) for label, source in sources.items()}
+    about = {label: asdict(describe_model(label, source, read[label])) for label, source in sources.items()}
     run.manifest.update(facts=about)
-    part = card_of("groups").compute(
-        Finished(folder=run.folder, manifest=run.manifest, results=measured), card_of("groups").options(), []
+    part = find_analysis_card("groups").compute(
+        Finished(folder=run.folder, manifest=run.manifest, results=measured), find_analysis_card("groups").options(), []
     )
     curve = part.curves["cka_unbiased, mlp_out, low-high"]
     assert curve.at == [f"mlp_out@{i}" for i in range(6)]

@@ -9,10 +9,10 @@ from repsim_cli.findings.analysis import Finished, LayerMap, Planned
 from repsim_cli.findings.layer_identification import (
     COLUMNS,
     LayerIdentification,
-    band,
+    compute_jackknife_interval,
     identify,
     layer_identification,
-    most_similar,
+    mark_most_similar,
 )
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results
@@ -90,8 +90,8 @@ def test_a_constant_measure_has_chance(tmp_path):
 
 def test_by_hand():
     """Model 0 finds layers 0 and 1 of 3 in model 1, which finds layer 2 and, with a tie of two, half of layer 0."""
-    there = most_similar(np.array([[3.0, 1, 2], [0, 5, 4], [1, 2, 0]]))
-    back = most_similar(np.array([[2.0, 2, 1], [3, 1, 2], [0, 0, 1]]))
+    there = mark_most_similar(np.array([[3.0, 1, 2], [0, 5, 4], [1, 2, 0]]))
+    back = mark_most_similar(np.array([[2.0, 2, 1], [3, 1, 2], [0, 0, 1]]))
     blocks = np.array([[np.eye(3), there], [back, np.eye(3)]])
     np.testing.assert_allclose(identify(blocks), [[np.nan, 2 / 3], [1.5 / 3, np.nan]])
 
@@ -102,10 +102,10 @@ def test_the_band_is_a_jackknife_over_models():
     np.fill_diagonal(shares, np.nan)
     left = [np.nanmean(np.delete(np.delete(shares, i, 0), i, 1)) for i in range(4)]
     half = np.std(left) * np.sqrt(3) * 3.182446  # t of 3 degrees of freedom at 97.5 %
-    low, high = band(shares, 0.95)
+    low, high = compute_jackknife_interval(shares, 0.95)
     assert low == pytest.approx(max(0, np.nanmean(shares) - half), abs=1e-6)
     assert high == pytest.approx(min(1, np.nanmean(shares) + half), abs=1e-6)
-    assert band(shares[:2, :2], 0.95) == (None, None)
+    assert compute_jackknife_interval(shares[:2, :2], 0.95) == (None, None)
 
 
 def test_networks_are_told_apart_by_entry_and_layers(tmp_path):

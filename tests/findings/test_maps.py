@@ -9,8 +9,8 @@ from helpers.small_run import SMALL
 from PIL import Image
 
 import repsim_cli
-from repsim_cli.figures.heatmap import pair
-from repsim_cli.figures.lines import UNKNOWN, by_layer, of_layers, over_seeds
+from repsim_cli.figures.heatmap import find_matrix_axes
+from repsim_cli.figures.lines import UNKNOWN, draw_by_layer, list_layer_figures, merge_seeds
 from repsim_cli.findings import map_figures
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.chance import chance_in
@@ -27,7 +27,7 @@ def test_layers_are_drawn_in_the_order_of_the_analysis(repsim, finished, tmp_pat
     run = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     assert run.results.analyses["maps"]["options"] == {"order": order}
     figure = dict(map_figures.figures(run, False))["cka-all"]()
-    (axes,) = pair(figure)
+    (axes,) = find_matrix_axes(figure)
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert axes.get_xlabel() == f"layers by {order}, resid_post by block"
     if order == "depth":
@@ -83,7 +83,7 @@ def test_curves_over_layers_have_the_level_of_chance(tmp_path, null, trained, le
     """From the null, or else from the untrained model; as a line, with a band where it differs between cells."""
     curves = localization(run_of(tmp_path, null, trained), Localization(), []).curves
     assert [curve.about["levels"] for curve in curves.values()] == [levels, levels]
-    panel = by_layer([*curves.values()]).axes[0]
+    panel = draw_by_layer([*curves.values()]).axes[0]
     assert (UNKNOWN in [text.get_text() for text in panel.get_legend().get_texts()]) is (not levels)
     lines = {line.get_label(): line.get_ydata() for line in panel.lines}
     spans = [patch.get_extents().height for patch in panel.patches]
@@ -97,7 +97,7 @@ def test_pairs_of_models_have_one_scale_of_colours(tmp_path):
     pairs = [name for name in jobs if name != "procrustes-all"]
     assert len(pairs) == 3
     for name in pairs:
-        (image,) = pair(jobs[name]())[0].images
+        (image,) = find_matrix_axes(jobs[name]())[0].images
         assert image.get_clim() == (0.0, 16.0)
 
 
@@ -147,17 +147,17 @@ def test_seeds_of_one_training_are_drawn_as_their_mean_and_range():
         return Curve(x=Axis(name="layer"), y=Axis(name="q"), at=["a", "b"], lines={"q": line}, about=about)
 
     every = [curve("s0", [1.0, None]), curve("s1", [3.0, 5.0]), curve("other", [0.0, 0.0])]
-    merged, other = over_seeds(every, {"s0": "tiny", "s1": "tiny"})
+    merged, other = merge_seeds(every, {"s0": "tiny", "s1": "tiny"})
     assert merged.lines == {"q": [2.0, None]}
     assert (merged.bands["q"].low, merged.bands["q"].high) == ([1.0, None], [3.0, None])
     assert merged.about["model"] == "tiny (mean of 2 seeds)"
     assert other is every[2]
     named = {f"c{i}": dataclasses.replace(each, analysis="x") for i, each in enumerate(every)}
-    jobs = dict(of_layers(named, "x", {"s0": "tiny", "s1": "tiny"}))
+    jobs = dict(list_layer_figures(named, "x", {"s0": "tiny", "s1": "tiny"}))
     assert list(jobs) == ["by-layer-q", "by-layer-q-seeds"]
     legend = jobs["by-layer-q-seeds"]().axes[0].get_legend()
     assert [text.get_text() for text in legend.get_texts()][-1] == "shaded: range over seeds"
-    assert list(dict(of_layers(named, "x", {}))) == ["by-layer-q"]
+    assert list(dict(list_layer_figures(named, "x", {}))) == ["by-layer-q"]
 
 
 def test_values_that_are_all_of_untrained_models_are_no_level_of_chance(tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from repsim_cli.base.errors import BadConfig
-from repsim_cli.config.parts import each_value
+from repsim_cli.config.parts import expand_value_lists
 from repsim_cli.findings.analysis import Finished, LayerMap, Planned
-from repsim_cli.findings.scales import Scales, families, figures, is_swept, scales
+from repsim_cli.findings.scales import Scales, figures, find_scale_families, is_swept, scales
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Measured, Results
 
@@ -53,21 +53,21 @@ def test_one_model_is_read_over_each_layer_and_the_next(tmp_path):
 
 def test_two_values_are_no_curve():
     entries = {f"knn{k}": ("mutual_knn", {"k": k, "rows": rows}) for k, rows in ((1, "a"), (2, "a"), (3, "b"))}
-    assert families(entries) == []
+    assert find_scale_families(entries) == []
     planned = Planned(study="similarity", models={}, measures={}, groups={}, base=None, settings=entries)
     assert not is_swept(planned)
 
 
 def test_a_list_in_place_of_a_number():
-    assert each_value({"knn": {"kind": "mutual_knn", "k": [5, 10]}, "cka": {"kind": "cka"}}) == {
+    assert expand_value_lists({"knn": {"kind": "mutual_knn", "k": [5, 10]}, "cka": {"kind": "cka"}}) == {
         "knn_k5": {"kind": "mutual_knn", "k": 5},
         "knn_k10": {"kind": "mutual_knn", "k": 10},
         "cka": {"kind": "cka"},
     }
     with pytest.raises(BadConfig, match=r"measure.x: several lists, got a, b; give one number a list"):
-        each_value({"x": {"kind": "x", "a": [1], "b": [2]}})
+        expand_value_lists({"x": {"kind": "x", "a": [1], "b": [2]}})
     with pytest.raises(BadConfig, match=r"measure.x.a: an empty list; give numbers, or one"):
-        each_value({"x": {"kind": "x", "a": []}})
+        expand_value_lists({"x": {"kind": "x", "a": []}})
 
 
 @pytest.mark.drawn

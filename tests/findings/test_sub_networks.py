@@ -14,32 +14,32 @@ from sklearn.cluster import SpectralClustering
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.figures.heatmap import together
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.figures.heatmap import merge_head_names
 from repsim_cli.findings import map_figures, sub_networks
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.partitions import (
     MARGIN,
     SURROGATES,
-    affinities,
-    agreement,
-    clusters,
+    cluster_eigenvectors,
+    compare_partitions,
+    convert_to_affinities,
     decompose,
     divide,
+    draw_surrogates,
+    find_contiguous_segments,
+    find_spectral_clusters,
     parse,
-    segments,
     silhouette,
-    spectral,
-    surrogates,
 )
 from repsim_cli.findings.sub_networks import (
     Clustered,
     SubNetworks,
     choose_clustered,
     curves,
+    find_sub_networks,
     layer_wise_groups_are_the_published,
     layer_wise_training_gives_three_groups,
-    of_model,
     tables,
 )
 from repsim_cli.runs import reader
@@ -73,7 +73,7 @@ def walk(layers, seed):
 
 
 def both_ways(values, larger=False):
-    return [spectral(values, larger, count=None), segments(values, larger, count=None)]
+    return [find_spectral_clusters(values, larger, count=None), find_contiguous_segments(values, larger, count=None)]
 
 
 @given(SIZES, SEEDS)
@@ -96,12 +96,14 @@ def test_planted_groups_are_found(sizes, seed):
 def test_relabelling_and_scaling_change_nothing(seed, scale):
     labels, values = planted((8, 12, 10), seed)
     order = np.random.default_rng(seed).permutation(len(labels))
-    before, moved = (spectral(x, False, count=None) for x in (values, scale * values[np.ix_(order, order)]))
-    assert agreement(moved.labels, labels[order]) == 1
+    before, moved = (
+        find_spectral_clusters(x, False, count=None) for x in (values, scale * values[np.ix_(order, order)])
+    )
+    assert compare_partitions(moved.labels, labels[order]) == 1
     np.testing.assert_allclose(list(moved.scores.values())[:2], list(before.scores.values())[:2], atol=1e-6)
-    before, moved = (segments(x, False, count=None) for x in (values, scale * values[::-1, ::-1]))
+    before, moved = (find_contiguous_segments(x, False, count=None) for x in (values, scale * values[::-1, ::-1]))
     np.testing.assert_allclose(list(before.scores.values()), list(moved.scores.values()), atol=1e-9)
-    assert agreement(before.labels, moved.labels[::-1]) == 1
+    assert compare_partitions(before.labels, moved.labels[::-1]) == 1
 
 
 def test_networks_without_blocks_have_none():
@@ -142,21 +144,21 @@ def test_weak_groups_that_return_are_found():
         )
         values[4], values[:, 4] = values[3], values[:, 3]
         values[4, 4] = 0
-        assert agreement(spectral(values, False, count=None).labels, labels) > 0.8
+        assert compare_partitions(find_spectral_clusters(values, False, count=None).labels, labels) > 0.8
 
 
 def test_surrogates_have_the_gradient_and_the_noise():
     steps = np.abs(np.arange(9)[:, None] - np.arange(9)).astype(float)
-    for other in surrogates(steps):
+    for other in draw_surrogates(steps):
         np.testing.assert_array_equal(other, steps)
     noisy = mirrored(steps * np.exp(0.1 * np.random.default_rng(0).normal(size=steps.shape)))
-    made = np.stack(list(surrogates(noisy)))
+    made = np.stack(list(draw_surrogates(noisy)))
     assert len(made) == SURROGATES
     upper = np.triu_indices(9, 1)
     spread = (np.log(made / np.where(steps > 0, steps, 1), where=made > 0, out=np.zeros_like(made)))[:, *upper].std()
     assert spread == pytest.approx(0.1, rel=0.35)
     np.testing.assert_array_equal(made, made.transpose(0, 2, 1))
-    np.testing.assert_array_equal(made, list(surrogates(noisy)))
+    np.testing.assert_array_equal(made, list(draw_surrogates(noisy)))
 
 
 @given(SEEDS, st.integers(2, 6))
@@ -187,35 +189,35 @@ def test_segments_are_the_best_of_all(layers, seed):
 def test_as_many_as_asked_for():
     _, values = planted((8, 12, 10), 0)
     for count in (2, 5):
-        assert spectral(values, False, count=count).count == count
-        assert segments(values, False, count=count).count == count
+        assert find_spectral_clusters(values, False, count=count).count == count
+        assert find_contiguous_segments(values, False, count=count).count == count
 
 
 def test_a_layer_and_its_copy_are_no_sub_network():
     values = 1 - np.eye(31)
     values[4, 5] = values[5, 4] = 0
-    near = affinities(values, False)
+    near = convert_to_affinities(values, False)
     assert near[4, 5] == 4 * near[0, 1]
     assert near.diagonal().tolist() == [0] * 31
     assert [found.count for found in both_ways(values)] == [1, 1]
-    assert affinities(np.array([[1, -0.2], [-0.2, 1]]), True).tolist() == [[0, 0], [0, 0]]
+    assert convert_to_affinities(np.array([[1, -0.2], [-0.2, 1]]), True).tolist() == [[0, 0], [0, 0]]
 
 
 @given(SIZES, SEEDS)
 def test_clusters_are_scikit_learns(sizes, seed):
     _, values = planted(sizes, seed, contrast=2.0, noise=0.4)
-    near = affinities(values, False)
+    near = convert_to_affinities(values, False)
     vectors = decompose(near)
     for count in (2, 3, 5):
         theirs = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
-        assert agreement(clusters(vectors[:, :count]), theirs.fit_predict(near)) == 1
+        assert compare_partitions(cluster_eigenvectors(vectors[:, :count]), theirs.fit_predict(near)) == 1
 
 
 @given(SEEDS)
 def test_agreement_is_scikit_learns(seed):
     one, other = np.random.default_rng(seed).integers(0, 4, (2, 15))
-    assert agreement(one, other) == pytest.approx(sklearn.metrics.adjusted_rand_score(one, other))
-    assert agreement([0] * 5, ["a"] * 5) == 1
+    assert compare_partitions(one, other) == pytest.approx(sklearn.metrics.adjusted_rand_score(one, other))
+    assert compare_partitions([0] * 5, ["a"] * 5) == 1
 
 
 def test_given_groups_hold_every_layer_once():
@@ -235,7 +237,7 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     names = [f"{kind}@{block}" for kind in "abcdef" for block in range(2)]
     shuffled = [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]  # by kind, as hook points are asked for
     given = parse(["0-2 6-8", "3-5 9-11"], 12)
-    found = of_model(values[np.ix_(shuffled, shuffled)], names, False, SubNetworks(), given)
+    found = find_sub_networks(values[np.ix_(shuffled, shuffled)], names, False, SubNetworks(), given)
     assert found.layers == [f"{kind}@{block}" for block in range(2) for kind in "abcdef"]
     np.testing.assert_allclose(found.following, values.diagonal(1))
     assert [groups.labels.tolist() for groups in found.groups.values()] == [labels.tolist()] * 2
@@ -266,7 +268,9 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
     assert (of_it.counts, [x.tolist() for x in of_it.labels], of_it.given) == ([2], [labels.tolist()], given)
     assert choose_clustered([found], SubNetworks(clusters=2), None).counts == []
     assert choose_clustered([], SubNetworks(), None) == Clustered([], [])
-    one = of_model(values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None)
+    one = find_sub_networks(
+        values, [f"h{i}" for i in range(12)], False, SubNetworks(method="segments", clusters=3), None
+    )
     assert list(one.groups) == ["segments"]
     assert one.groups["segments"].count == 3
     assert one.agreement == {}
@@ -281,7 +285,7 @@ def test_what_is_recorded_is_in_the_order_of_the_network():
 def test_few_models_have_figures_of_their_layers(tmp_path, count, overview):
     """In the overview; on demand all have."""
     labels = [f"m{i}" for i in range(count)]
-    found = {label: of_model(planted((6, 6), 0)[1], [f"h{i}" for i in range(12)], False, SubNetworks(), None) for label in labels}  # fmt: skip
+    found = {label: find_sub_networks(planted((6, 6), 0)[1], [f"h{i}" for i in range(12)], False, SubNetworks(), None) for label in labels}  # fmt: skip
     lines = {name: replace(curve, analysis="sub_networks") for name, curve in curves({"cka": found}, {"cka": "CKA"}).items()}  # fmt: skip
     sides = [Side(model=label, layers=found[label].layers) for label in labels]
     matrices = [Matrix(rows=side, columns=side) for side in sides]
@@ -392,7 +396,7 @@ def test_pairs_that_are_not_wanted_are_skipped():
     wanted = of[:, None] == of
     for name in ("gromov_wasserstein", "hard_correlation_match", "mutual_knn", "cka"):
         bound = {name: measures.get(name)}
-        whole, part = (all_pairs(bound, x, wanted=which)[name] for which in (None, wanted))
+        whole, part = (compute_all_pairs(bound, x, wanted=which)[name] for which in (None, wanted))
         torch.testing.assert_close(part[wanted], whole[wanted], rtol=0, atol=0)
         if name == "gromov_wasserstein":
             assert part[~wanted].isnan().all()
@@ -507,4 +511,4 @@ def test_what_is_asked_of_single_models_is_checked(repsim, networks, labels, opt
 
 def test_heads_stand_together_on_crowded_axes():
     names = [f"q@{block}.h{head}" for block in range(2) for head in range(4)]
-    assert together([*names, "resid_post@1"]) == [(1.5, "q@0"), (5.5, "q@1"), (8.0, "resid_post@1")]
+    assert merge_head_names([*names, "resid_post@1"]) == [(1.5, "q@0"), (5.5, "q@1"), (8.0, "resid_post@1")]

@@ -15,12 +15,12 @@ from repsim_cli.activations.readings import Reading
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
-from repsim_cli.findings.base_model import compare_with_base, to_base
+from repsim_cli.findings.base_model import compare_with_base, compute_similarity_to_base
 from repsim_cli.findings.claims import find_claims
-from repsim_cli.findings.localization import localize, other_means
+from repsim_cli.findings.localization import average_over_others, measure_localization
 from repsim_cli.findings.maps import ClaimMap
 from repsim_cli.models.sentence_files import write_sentences
-from repsim_cli.models.source import facts
+from repsim_cli.models.source import describe_model
 
 # contextual-corr-analysis, tests/: f1, f2, f3 are these 10 x 2 draws, and what its code says of their pairs
 FIXTURES = np.random.RandomState(0).randn(3, 10, 2)
@@ -67,10 +67,10 @@ CLAIMS = (
 def test_localization_by_hand():
     neurons = np.array([[1.0, 0.2, 0.4], [0.6, 1.0, 0.8], [0.0, 0.1, 1.0]])
     spread = np.array([[1.0, 0.5, 0.3], [0.5, 1.0, 0.1], [0.3, 0.1, 1.0]])
-    found = localize(neurons, spread)
+    found = measure_localization(neurons, spread)
     np.testing.assert_allclose(found["row"], [0.3 - 0.4, 0.7 - 0.3, 0.05 - 0.2])
     np.testing.assert_allclose(found["column"], [0.3 - 0.4, 0.15 - 0.3, 0.6 - 0.2])
-    np.testing.assert_allclose(other_means(spread)["row"], other_means(spread)["column"])
+    np.testing.assert_allclose(average_over_others(spread)["row"], average_over_others(spread)["column"])
 
 
 def test_similarity_to_the_base_is_that_of_the_same_layer():
@@ -79,8 +79,8 @@ def test_similarity_to_the_base_is_that_of_the_same_layer():
     places = {"base": slice(0, 2), "a": slice(2, 4), "deeper": slice(4, 7), "other": slice(7, 9), "wider": slice(9, 11)}
     families = {name: "one" for name in places} | {"other": "two"}
     whole = ClaimMap(models=places, families=families, values={}, names=[], widths=[8] * 9 + [9] * 2, rows=100)
-    assert {k: v.tolist() for k, v in to_base(values, whole, "base").items()} == {"a": [2.0, 14.0]}
-    assert {k: v.tolist() for k, v in to_base(values, whole, "a").items()} == {"base": [22.0, 34.0]}
+    assert {k: v.tolist() for k, v in compute_similarity_to_base(values, whole, "base").items()} == {"a": [2.0, 14.0]}
+    assert {k: v.tolist() for k, v in compute_similarity_to_base(values, whole, "a").items()} == {"base": [22.0, 34.0]}
 
 
 def test_a_layer_is_compared_with_the_base_with_other_seeds_and_with_other_trainings():
@@ -210,7 +210,7 @@ def test_sentences_are_written_and_read(tmp_path):
     for layer, name in enumerate(source.names):
         for rows in (slice(0, WORDS), slice(2, 3), slice(1, 12), slice(10, 99)):
             np.testing.assert_array_equal(source.read(name, rows), whole[layer, rows])
-    assert facts("elmo_original", source, []).family == "elmo"
+    assert describe_model("elmo_original", source, []).family == "elmo"
     (one,) = pair_rows(
         [Reading("m", source, [], [])],
         {},

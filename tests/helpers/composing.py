@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from repsim_cli.config.compose import compose, task
-from repsim_cli.config.words import as_hydra_takes
+from repsim_cli.config.compose import compose, drop_hydra_keys
+from repsim_cli.config.words import convert_to_overrides
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -11,4 +11,4 @@ EXPERIMENTS = sorted(str(f.relative_to(CONF / "experiment").with_suffix("")) for
 
 
 def composed(*overrides):
-    return task(*compose([part for word in overrides for part in as_hydra_takes(word)]))
+    return drop_hydra_keys(*compose([part for word in overrides for part in convert_to_overrides(word)]))

@@ -5,9 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.heatmap import Beside, Chance, add_strips, add_tree, heatmap, outer_names, pair, small_heatmaps
-from repsim_cli.figures.lines import by_layer, quantities
-from repsim_cli.findings.distances import tree
+from repsim_cli.figures.heatmap import (
+    Beside,
+    Chance,
+    add_strips,
+    add_tree,
+    draw_heatmap,
+    find_matrix_axes,
+    outer_names,
+    small_heatmaps,
+)
+from repsim_cli.figures.lines import draw_by_layer, draw_quantities
+from repsim_cli.findings.distances import build_linkage_tree
 from repsim_cli.runs.content import Axis, Band, Curve, Table
 from repsim_cli.studies.training_run import finding_convergence as convergence
 from repsim_cli.studies.training_run import finding_training_view as training_view
@@ -43,12 +52,12 @@ def grid(
     values = square(len(names), kind)
     ends = np.arange(0, len(names) + 1, layers)
     second = Beside(values=values, label="calibrated score (0: chance)", limits=(0.0, 1.0), colours="viridis")
-    figure, axes = heatmap(
+    figure, axes = draw_heatmap(
         values, names, names, "CKA (unbiased)\nmean over 31 batches, 31,744 rows\n▸ beside the colours: chance",
         "CKA (unbiased) (larger is closer)", (float(values.min()), float(values.max())), "viridis", "{:.2g}",
         ends[:-1].tolist(), chance=Chance(low=0.1, middle=0.2, high=0.4), beside=second if beside else None,
     )  # fmt: skip
-    first, *others = pair(figure)
+    first, *others = find_matrix_axes(figure)
     for each in (first, *others):
         aside = each is not first and each.get_position().y0 == first.get_position().y0
         for which in "x" if aside else "xy":
@@ -62,8 +71,8 @@ def leaves(count: int, stem: str) -> Any:
     values = values + values.T
     np.fill_diagonal(values, 0)
     names = models(count, stem)
-    figure, axes = heatmap(values, names, names, "Distances", "distance", (0.0, 2.0), "viridis", "{:.2f}")
-    add_tree(figure, axes, tree(values), "distance")
+    figure, axes = draw_heatmap(values, names, names, "Distances", "distance", (0.0, 2.0), "viridis", "{:.2f}")
+    add_tree(figure, axes, build_linkage_tree(values), "distance")
     return figure
 
 
@@ -127,10 +136,10 @@ KINDS: dict[str, Callable[[], Any]] = {
     "tree of 2": lambda: leaves(2, "m"),
     "tree of 60": lambda: leaves(60, LONG),
     "small maps": lambda: small(5, 200, LONG),
-    "layers of 60 models": lambda: by_layer(curves(60, 4, LONG, "negative", ways=2)),
-    "200 layers": lambda: by_layer(curves(2, 200, LONG, "tiny")),
-    "long label": lambda: by_layer(curves(2, 6, measure="cka_unbiased_without_the_first_places")),
-    "quantities": lambda: quantities([curves(2, 12, LONG)] * 3, ()),
+    "layers of 60 models": lambda: draw_by_layer(curves(60, 4, LONG, "negative", ways=2)),
+    "200 layers": lambda: draw_by_layer(curves(2, 200, LONG, "tiny")),
+    "long label": lambda: draw_by_layer(curves(2, 6, measure="cka_unbiased_without_the_first_places")),
+    "quantities": lambda: draw_quantities([curves(2, 12, LONG)] * 3, ()),
     "convergence of 60 models": lambda: convergence._means(trained(60, [9601, 9801, 10001], LONG)),
     "training view": lambda: view(3, LONG),
 }

@@ -109,7 +109,7 @@ def of_groups(kinds: int, stem: str, count: int, scale: float = 1.0) -> Any:
         )
         for i in range(kinds)
     ]  # fmt: skip
-    return groups._by_depth(every)
+    return groups._draw_by_depth(every)
 
 
 def plans(model: str, pairs: int, starts: tuple[str, ...], classes: list[str] | None, scale: float = 1.0) -> Any:
@@ -308,7 +308,9 @@ def about_a_shape(models: list[str], depths: list[str]) -> Any:
 
 def shape_over_depth(models: list[str], depths: list[str]) -> Any:
     run = about_a_shape(models, depths)
-    return barycentre._over_depth(barycentre.over_depth(barycentre.by_depth(run.results.tables[FROM_SHAPE])), run)
+    return barycentre._draw_depth_curve(
+        barycentre.make_depth_curve(barycentre.group_by_depth(run.results.tables[FROM_SHAPE])), run
+    )
 
 
 def map_about(models: list[str], depths: list[str]) -> Any:
@@ -405,7 +407,7 @@ def changed_blocks(models, depth):
         rounded=[],
         restored=[None] * depth,
     )
-    return tuned._blocks([tuned.by_block_curve(model, of) for model in models])
+    return tuned._blocks([tuned.make_block_curve(model, of) for model in models])
 
 
 TOPICS: dict[str, Callable[[], Any]] = {

@@ -9,10 +9,10 @@ from helpers.drawn_documents import LENGTHS, projected, sides
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.measures.base import of_other_documents
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.measures.base import restrict_to_other_documents
 from repsim_cli.measures.centring import centre_rows
-from repsim_cli.measures.columns import of_columns
+from repsim_cli.measures.columns import fit_columns
 
 POWERS = np.arange(1, 61) ** -0.5
 
@@ -46,7 +46,7 @@ def test_samples_of_neurons_give_the_value_of_their_populations(second):
 def squared(x):
     """HSIC of a sample of features with itself, over pairs of different ones, without the scale that is divided out."""
     features = centre_rows(torch.from_numpy(x))
-    return of_columns(features).different * features.scale**4 / (x.shape[1] * (x.shape[1] - 1))
+    return fit_columns(features).different * features.scale**4 / (x.shape[1] * (x.shape[1] - 1))
 
 
 def test_squared_norms_are_unbiased_over_draws_of_features():
@@ -70,7 +70,7 @@ def between(x, y, documents):
 def test_pairs_of_rows_of_one_document_are_left_out(lengths):
     documents, (x, y) = sides(lengths)
     x, y = (side @ (np.eye(4) + 2) for side in (x, y))
-    bound = of_other_documents(measures.get("cka_columns"), torch.from_numpy(documents))
+    bound = restrict_to_other_documents(measures.get("cka_columns"), torch.from_numpy(documents))
     assert bound(x, y) == pytest.approx(between(x, y, documents), abs=1e-10)
     assert bound(x, 2 * x[:, ::-1] + 1) == 1
 
@@ -79,8 +79,8 @@ def test_float32_rows_in_tiles_give_the_same_and_a_layer_with_itself_is_1():
     rng = np.random.default_rng(2)
     latents = rng.normal(size=(90, 60))
     xs = [torch.from_numpy(sampled(rng, latents, POWERS, width)) for width in (20, 30, 24)]
-    exact = all_pairs({"m": measures.get("cka_columns")}, xs)["m"]
-    found = all_pairs({"m": measures.get("cka_columns")}, [x.float() for x in xs], tile=16)["m"]
+    exact = compute_all_pairs({"m": measures.get("cka_columns")}, xs)["m"]
+    found = compute_all_pairs({"m": measures.get("cka_columns")}, [x.float() for x in xs], tile=16)["m"]
     torch.testing.assert_close(found, exact, atol=1e-5, rtol=0)
     assert found.diagonal().tolist() == [1.0] * 3
     assert float(exact[0, 1]) == pytest.approx(measures.get("cka_columns")(xs[0], xs[1]), abs=1e-12)

@@ -9,7 +9,7 @@ from repsim_cli.base.settings import Hardware
 from repsim_cli.engine.cost import pairs_cost
 from repsim_cli.measures import gromov, gromov_clouds, transport
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.gromov_spaces import space
+from repsim_cli.measures.gromov_spaces import prepare_space
 
 HELD = 300
 pytestmark = pytest.mark.filterwarnings("ignore:.*more than held_rows:UserWarning")
@@ -65,17 +65,17 @@ def test_a_rotated_copy_of_ten_thousand_rows():
 @pytest.mark.parametrize("start", ["best", "pot", "identity"])
 def test_the_value_is_the_objective_of_its_coupling_and_never_above_its_starts(start):
     x, y = sides(500)
-    a, b = (gromov_clouds.cloud(side, cost_scale="max") for side in (x, y))
-    found = gromov_clouds.best_of_clouds(a, b, start=start, restarts=1, seed=0)
-    left, right = (space(side, cost_scale="max").distances for side in (x, y))
-    ordered = (left, right) if gromov.in_one_order(a, b)[0] is a else (right, left)
+    a, b = (gromov_clouds.prepare_cloud(side, cost_scale="max") for side in (x, y))
+    found = gromov_clouds.find_best_assignment(a, b, start=start, restarts=1, seed=0)
+    left, right = (prepare_space(side, cost_scale="max").distances for side in (x, y))
+    ordered = (left, right) if gromov.order_pair(a, b)[0] is a else (right, left)
     assert sorted(found.matched) == list(range(500))
     assert found.value == pytest.approx(gromov.gromov_objective(*ordered, found.coupling), rel=1e-5)
     if start != "pot":
         assert found.value <= np.mean((left - right) ** 2) * (1 + 1e-6)
     solved = gromov.gromov_solved(a, b, start=start, restarts=1, seed=0, bounds=True)
     assert solved.value == found.value
-    third = gromov.lower_bounds(*(space(side, cost_scale="max", bounds=True) for side in (x, y)))[1]
+    third = gromov.lower_bounds(*(prepare_space(side, cost_scale="max", bounds=True) for side in (x, y)))[1]
     assert 0 < solved.details[-1] <= third * (1 + 1e-5)
     mass = measures.get("gromov_wasserstein", held_rows=HELD, start=start).align(x, y).mass
     assert float(mass.sum()) == pytest.approx(1)
@@ -119,8 +119,8 @@ def test_other_transport_starts_from_what_gromov_wasserstein_finds(n):
     y = shuffled(y)
     value = measures.get("gromov_wasserstein")(x, y)
     assert measures.get("augmented_gromov_wasserstein", alpha=1.0)(x, y) <= value
-    a, b = (space(side, cost_scale="none") for side in (x, y))
-    rows = gromov.best_gromov(*gromov.in_one_order(a, b), start="best", restarts=0, seed=0).coupling
-    a, b = gromov.in_one_order(a, b)
+    a, b = (prepare_space(side, cost_scale="none") for side in (x, y))
+    rows = gromov.find_best_gromov(*gromov.order_pair(a, b), start="best", restarts=0, seed=0).coupling
+    a, b = gromov.order_pair(a, b)
     features = transport.plan(-2 * a.rows.T @ rows @ b.rows)
     assert measures.get("coot")(x, y) <= transport.coot_objective(a.rows, b.rows, rows, features) * (1 + 1e-12)

@@ -8,11 +8,11 @@ from helpers.drawn_rows import draw
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.bases import alive, decompose, nuclear_norm, thin_svd
+from repsim_cli.measures.bases import decompose, drop_dead_neurons, nuclear_norm, thin_svd
 from repsim_cli.measures.pointwise import euclidean_distance
-from repsim_cli.measures.subspaces import orthonormal
+from repsim_cli.measures.subspaces import make_projector_features
 
 SEEDS = range(5)
 
@@ -152,7 +152,7 @@ def test_factorisations_agree():
         # the first 4 directions are those of an SVD, in order
         lead = torch.linalg.svdvals(basis.u[:, :4].T @ u[:, :4])
         torch.testing.assert_close(lead, torch.ones(4, dtype=torch.float64), atol=1e-9, rtol=0)
-        for features in (orthonormal(x).values, decompose(alive(x), torch.float32).u):
+        for features in (make_projector_features(x).values, decompose(drop_dead_neurons(x), torch.float32).u):
             assert float(torch.linalg.matrix_norm(features @ features.T - basis.u @ basis.u.T)) < 2e-9
 
 
@@ -266,9 +266,9 @@ def test_small_distances_keep_their_digits(name, distance):
     x = torch.from_numpy(rng.normal(size=(200, 6)))
     noise = torch.from_numpy(rng.normal(size=(200, 6)))
     near, far = x + distance / 10 * noise, x + distance / 5 * noise
-    found = all_pairs({name: measures.get(name)}, [x, near, far])[name][0]
+    found = compute_all_pairs({name: measures.get(name)}, [x, near, far])[name][0]
     assert float(found[2] / found[1]) == pytest.approx(2, rel=distance)
-    single = all_pairs({name: measures.get(name)}, [side.float() for side in (x, near, far)])[name][0]
+    single = compute_all_pairs({name: measures.get(name)}, [side.float() for side in (x, near, far)])[name][0]
     torch.testing.assert_close(single, found, atol=1e-6, rtol=1e-6)
 
 
@@ -279,7 +279,7 @@ def test_close_rows_keep_their_digits(distance):
     x = rng.normal(size=(200, 6)) + 100
     states = [torch.from_numpy(x + k * distance * rng.normal(size=(200, 6))).float() for k in (0, 1, 3)]
     exact = torch.tensor([[euclidean_distance(a, b) for b in states] for a in states], dtype=torch.float64)
-    found = all_pairs({"e": measures.get("euclidean"), "c": measures.get("cosine")}, states)
+    found = compute_all_pairs({"e": measures.get("euclidean"), "c": measures.get("cosine")}, states)
     torch.testing.assert_close(found["e"], exact, atol=0, rtol=1e-6)
-    double = all_pairs({"c": measures.get("cosine")}, [x.double() for x in states])["c"]
+    double = compute_all_pairs({"c": measures.get("cosine")}, [x.double() for x in states])["c"]
     torch.testing.assert_close(found["c"], double, atol=0, rtol=1e-6)

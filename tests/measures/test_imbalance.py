@@ -7,8 +7,8 @@ from scipy.stats import rankdata
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.measures.base import MeasureWarning, of_other_documents
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.measures.base import MeasureWarning, restrict_to_other_documents
 
 IMBALANCE = measures.get("information_imbalance")
 
@@ -47,14 +47,14 @@ def test_rows_of_the_same_document_have_no_place():
     rng = np.random.default_rng(1)
     documents = rng.permutation(np.repeat(np.arange(6), [1, 5, 2, 8, 3, 4]))
     x, y = rng.normal(size=(2, len(documents), 3)) + rng.normal(size=(2, 6, 3))[:, documents]
-    apart = of_other_documents(IMBALANCE, torch.from_numpy(documents))
+    apart = restrict_to_other_documents(IMBALANCE, torch.from_numpy(documents))
     assert apart(x, y) == pytest.approx(by_hand(x, y, documents), abs=1e-12)
     order = rng.permutation(len(documents))
     states = [apart.prepare(torch.from_numpy(side)) for side in (x, y)]
     moved = apart.compare(states[0], apart.permute(states[1], torch.from_numpy(order)))
     assert moved == pytest.approx(by_hand(x, y[order], documents), abs=1e-12)
     with pytest.raises(Degenerate, match="x: 2 rows of other documents are needed, got 1; give more documents"):
-        of_other_documents(IMBALANCE, torch.tensor([0, 0, 0, 1]))(x[:4], y[:4])
+        restrict_to_other_documents(IMBALANCE, torch.tensor([0, 0, 0, 1]))(x[:4], y[:4])
 
 
 def test_a_pairing_moves_places_and_neighbours_alike():
@@ -76,7 +76,7 @@ def test_rows_that_a_large_feature_hides_keep_their_places():
         others = [j for j in np.flatnonzero(sides == sides[i]) if j != i]
         of_x, of_y = (np.linalg.norm(z[others] - z[i], axis=1) for z in (x, y))
         expected.append(rankdata(of_x)[of_y.argmin()])
-    found = float(all_pairs({"m": IMBALANCE}, given)["m"][0, 1])
+    found = float(compute_all_pairs({"m": IMBALANCE}, given)["m"][0, 1])
     assert found == pytest.approx(2 * np.mean(expected) / 200, abs=1e-3)
 
 

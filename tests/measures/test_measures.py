@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.engine.estimates import estimate_all_pairs
-from repsim_cli.engine.pairs import all_pairs
-from repsim_cli.measures.base import MeasureWarning, within
+from repsim_cli.engine.pairs import compute_all_pairs
+from repsim_cli.measures.base import MeasureWarning, clamp_to_bounds
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no complex of 12 landmarks")  # as there are with few rows
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -78,7 +78,7 @@ def test_golden_all_pairs_of_layers():
     for entry in ENTRIES:
         if entry["case"] == "c11" and entry["measure"] in NAMES:
             name = entry["measure"]
-            values = all_pairs({name: measures.get(name)}, layers, tile=20)[name][:4, 4:]
+            values = compute_all_pairs({name: measures.get(name)}, layers, tile=20)[name][:4, 4:]
             np.testing.assert_allclose(values, entry["value"], atol=entry["atol"])
             seen.add(name)
     assert seen == {"cka", "cka_unbiased"}
@@ -172,7 +172,7 @@ def test_rounding_leaves_no_value_beyond_its_bounds(name, dtype):
 def test_what_is_no_rounding_is_not_hidden():
     values = torch.tensor([-2e-6, -1e-7, 0.5, 1 + 1e-7, 1 + 2e-6, torch.nan], dtype=torch.float64)
     expected = torch.tensor([-2e-6, 0.0, 0.5, 1.0, 1 + 2e-6, torch.nan], dtype=torch.float64)
-    torch.testing.assert_close(within(measures.card("cka"), values), expected, atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(clamp_to_bounds(measures.card("cka"), values), expected, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if not measures.card(n).symmetric])
@@ -237,7 +237,7 @@ def test_all_pairs_equal_single_pairs(name):
 
 def pairs_of(name: str, sides: list[torch.Tensor], **settings) -> torch.Tensor:
     labels = torch.arange(len(sides[0])) % 4 if measures.card(name).labelled else None
-    return all_pairs({name: small(name)}, sides, labels=labels, **settings)[name]
+    return compute_all_pairs({name: small(name)}, sides, labels=labels, **settings)[name]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,8 +13,8 @@ from repsim_cli import measures
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.engine.estimates import check_estimate
-from repsim_cli.engine.moments import _covariances, moment_pairs, passes_of
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.moments import _covariances, moment_pairs, plan_passes
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures.base import MeasureWarning
 
 WIDTHS = [5, 8, 13, 20]
@@ -48,7 +48,7 @@ def test_streamed_is_in_memory(room):
     """A pass for each pair of layers, for several, for all; the last batch is not full."""
     assert {"neuronsim", "mixedsim", "svcca", "pwsim", "pwcca", "cka", "linear_regression"} <= set(STREAMED)
     xs = representations()
-    exact = all_pairs({name: measures.get(name) for name in STREAMED}, [x.double() for x in xs])
+    exact = compute_all_pairs({name: measures.get(name) for name in STREAMED}, [x.double() for x in xs])
     matrices, notices = found_by(STREAMED, xs, room)
     for name in STREAMED:
         np.testing.assert_allclose(matrices[name].values, exact[name], atol=1e-10, err_msg=name)
@@ -84,7 +84,7 @@ def massive(n=3000):
 def test_products_of_float32_where_they_are_exact_enough():
     """`cka` and `neuronsim` alone; with a measure that decomposes, all products are of float64."""
     xs, cells = massive(), [(a, b) for a in range(4) for b in range(a, 4)]
-    exact = all_pairs({name: measures.get(name) for name in ("cka", "neuronsim")}, [x.double() for x in xs])
+    exact = compute_all_pairs({name: measures.get(name) for name in ("cka", "neuronsim")}, [x.double() for x in xs])
     found, _ = found_by(["cka", "neuronsim"], xs, 1e5)
     both, _ = found_by(["cka", "neuronsim", "mean_cca"], xs, 1e5)
     for name, values in exact.items():
@@ -103,11 +103,11 @@ def test_products_of_float32_where_they_are_exact_enough():
 
 def test_as_few_passes_as_memory_allows():
     """Every pair once, layers with themselves first; of 24 layers of 1024, 300 products of 8 MB, in two passes."""
-    passes = passes_of([1024] * 24, room=1.3e9)
+    passes = plan_passes([1024] * 24, room=1.3e9)
     assert [len(cells) for cells in passes] == [154, 146]
     assert sorted(itertools.chain(*passes)) == [(a, b) for a in range(24) for b in range(a, 24)]
     assert passes[0][:24] == [(a, a) for a in range(24)]
-    few = passes_of([1024] * 81, room=1.3e9)
+    few = plan_passes([1024] * 81, room=1.3e9)
     assert len(few) == -(-81 * 82 // 2 // 154)
     # a pass of many layers reads few of them
     assert max(len({layer for cell in cells for layer in cell}) for cells in few[1:]) < 45
@@ -156,7 +156,7 @@ def test_runs_read_stored_rows_again(repsim, newest):
     values = []
     for room, cache in ((1e9, "true"), (1e5, "false"), (1e5, "true")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(footprint, "room_of", lambda comparison, room=room: room)
+            patch.setattr(footprint, "count_cross_product_bytes", lambda comparison, room=room: room)
             code, _, err = repsim("run", *words, f"cache={cache}", "hardware.threads=1")
         assert code == 0, err
         folder = newest()

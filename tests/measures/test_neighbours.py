@@ -10,7 +10,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import nearest, neighbours
 from repsim_cli.measures.base import MeasureWarning
 from repsim_cli.measures.centring import centre
@@ -42,7 +42,7 @@ def test_the_order_of_near_ties_is_that_of_float64():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(60, 30, generator=generator)
     x[:, 0] += 3e4 * torch.randn(60, generator=generator).sign()
-    table, exact = (nearest.neighbours(side, k=5) for side in (x, x.double()))
+    table, exact = (nearest.find_neighbours(side, k=5) for side in (x, x.double()))
     assert torch.equal(table.lists, exact.lists)
     torch.testing.assert_close(table.similarities.double(), exact.similarities, atol=1e-6, rtol=0)
     units = nearest.unit_rows(x).float()
@@ -60,7 +60,7 @@ def test_massive_features_leave_the_order_of_neighbours(massive):
     squares = ((units[:, None] - units[None]) ** 2).sum(2)
     np.fill_diagonal(squares, np.inf)
     expected = squares.argsort(1)[:, :5].T
-    assert nearest.neighbours(x, k=5).lists.tolist() == expected.tolist()
+    assert nearest.find_neighbours(x, k=5).lists.tolist() == expected.tolist()
     x, _ = centre(x)
     squares = ((x[:, None] - x[None]) ** 2).sum(2).fill_diagonal_(torch.inf)
     assert nearest_rows(x, 5).tolist() == squares.argsort(1)[:, :5].tolist()
@@ -72,7 +72,7 @@ def test_equal_rows_come_in_index_order(dtype):
     kinds = torch.randn(4, 6, generator=generator).to(dtype)
     x = kinds[torch.arange(48) % 4] * 1.0
     with pytest.warns(MeasureWarning, match="48 of 48 rows have several equally near rows for the last of 5 places"):
-        table = nearest.neighbours(x, k=5)
+        table = nearest.find_neighbours(x, k=5)
     assert table.lists[:, 0].tolist() == [4, 8, 12, 16, 20]
     assert table.lists[:, 9].tolist() == [1, 5, 13, 17, 21]
 
@@ -81,7 +81,7 @@ def test_one_table_serves_all(monkeypatch):
     made = []
     monkeypatch.setitem(nearest.UNITS, "centred", lambda x, f=nearest.unit_rows: made.append(1) or f(x))
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
-    all_pairs({name: measures.get(name) for name in NAMES}, layers)
+    compute_all_pairs({name: measures.get(name) for name in NAMES}, layers)
     assert len(made) == 3
 
 
@@ -101,7 +101,7 @@ def test_all_pairs_in_pieces(monkeypatch):
     """However little is held at a time."""
     layers = [torch.randn(30, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     wanted = {name: measures.get(name) for name in NAMES}
-    whole = all_pairs(wanted, layers)
+    whole = compute_all_pairs(wanted, layers)
     for module, limit, size in (
         (nearest, "BLOCK", 7),
         (nearest, "_TILE", 3),
@@ -110,7 +110,7 @@ def test_all_pairs_in_pieces(monkeypatch):
         (neighbours, "_GATHERED", 500),
     ):
         monkeypatch.setattr(module, limit, size)
-    pieces = all_pairs(wanted, layers)
+    pieces = compute_all_pairs(wanted, layers)
     for name in NAMES:
         torch.testing.assert_close(pieces[name], whole[name], atol=1e-6, rtol=0)
 

@@ -6,7 +6,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 
 
 @pytest.mark.parametrize(("precision", "steps"), [("float16", 3), ("float32", 7)])
@@ -52,7 +52,7 @@ def test_rows_in_blocks_and_in_half_precision():
     x = torch.from_numpy(np.random.default_rng(2).normal(size=(3000, 3))).half()
     y = x + 0.25
     y[2999, 2] += 8
-    found = all_pairs({name: measures.get(name) for name in ("largest_difference", "relative_l2")}, [x, y])
+    found = compute_all_pairs({name: measures.get(name) for name in ("largest_difference", "relative_l2")}, [x, y])
     exact = x.double() - y.double()
     assert float(found["largest_difference"][0, 1]) == float(exact.abs().max())
     assert float(found["relative_l2"][0, 1]) == pytest.approx(float(exact.norm() / y.double().norm()), rel=1e-12)

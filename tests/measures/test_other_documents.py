@@ -12,10 +12,10 @@ from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.base.errors import Degenerate
 from repsim_cli.engine import chance
-from repsim_cli.engine.expected import places_of
-from repsim_cli.engine.pairs import all_pairs, hsic_products
+from repsim_cli.engine.expected import index_row_places
+from repsim_cli.engine.pairs import compute_all_pairs, hsic_products
 from repsim_cli.engine.permuted import permute_pairs
-from repsim_cli.measures.base import MeasureWarning, of_other_documents
+from repsim_cli.measures.base import MeasureWarning, restrict_to_other_documents
 
 NEIGHBOURS = ("mutual_knn", "jaccard_knn", "cycle_knn", "second_order_cosine", "rank_similarity", "lcs_knn")
 FORMS = {
@@ -25,7 +25,7 @@ FORMS = {
 
 
 def bound(name, documents, **settings):
-    return of_other_documents(measures.get(name, **settings), torch.from_numpy(documents))
+    return restrict_to_other_documents(measures.get(name, **settings), torch.from_numpy(documents))
 
 
 def cka(x, y, documents):
@@ -104,7 +104,7 @@ def test_equal_rows_of_other_documents_tie_by_index():
 def test_rows_in_tiles_of_single_precision_give_the_same(name):
     documents, xs = sides([20, 31, 14, 40, 25], width=30, count=3)
     given = {"tile": 16, "documents": torch.from_numpy(documents)}
-    values = all_pairs({name: measures.get(name)}, [torch.from_numpy(x).float() for x in xs], **given)[name]
+    values = compute_all_pairs({name: measures.get(name)}, [torch.from_numpy(x).float() for x in xs], **given)[name]
     for i, x in enumerate(xs):
         for j, y in enumerate(xs):
             assert float(values[i, j]) == pytest.approx(bound(name, documents)(x, y), abs=1e-4)
@@ -132,12 +132,12 @@ def test_too_few_documents_are_refused():
 
 def observed(name, documents, xs, units=None, **settings):
     seen = {}
-    all_pairs(
+    compute_all_pairs(
         {name: measures.get(name, **settings)},
         [*map(torch.from_numpy, xs)],
         tile=7,
         documents=torch.from_numpy(documents),
-        places=None if units is None else places_of(units, len(xs)),
+        places=None if units is None else index_row_places(units, len(xs)),
         observe=lambda label, measure, found, values: seen.update({label: (found, values)}),
     )
     return seen[name]
@@ -211,7 +211,7 @@ def test_chance_is_that_of_cells_between_two_other_documents(lengths):
         total += u[i, j] * np.mean(met) if met else 0
         lost += 0 if met or documents[i] == documents[j] else u[i, j] ** 2
     found, _ = observed("cka_unbiased", documents, xs, Exchange(documents, places, "documents"))
-    exact = chance.exact_mean(found, Exchange(documents, places, "documents"))
+    exact = chance.compute_exact_mean(found, Exchange(documents, places, "documents"))
     if not lost:
         assert float(exact[0, 1]) == pytest.approx(total / np.sqrt((u * u).sum() * (v * v).sum()), abs=1e-6)
     assert float(exact.abs().max()) < 0.2
@@ -232,10 +232,10 @@ def test_unrelated_models_with_effects_of_documents_are_at_0(lengths):
             for _ in range(4)
         ]
         bounds = {name: measures.get(name) for name in ("cka_unbiased", "mutual_knn")}
-        found = all_pairs(bounds, xs, documents=torch.from_numpy(documents))
+        found = compute_all_pairs(bounds, xs, documents=torch.from_numpy(documents))
         across = ~torch.eye(4, dtype=torch.bool)
         values.append(found["cka_unbiased"][across].mean())
-        plain.append(all_pairs({"m": measures.get("cka_unbiased")}, xs)["m"][across].mean())
+        plain.append(compute_all_pairs({"m": measures.get("cka_unbiased")}, xs)["m"][across].mean())
         expected = np.mean(10 / (len(documents) - np.bincount(documents)[documents]))
         assert float(found["mutual_knn"][across].mean()) == pytest.approx(expected, abs=0.01)
     assert np.mean(plain) > 0.15

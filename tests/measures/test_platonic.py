@@ -9,7 +9,7 @@ from reference.neighbours import longest
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.measures.base import of_other_documents
+from repsim_cli.measures.base import restrict_to_other_documents
 
 K = 4
 
@@ -111,7 +111,7 @@ def test_the_card_of_this_setting_says_what_it_sees(name):
 
 def test_neighbours_of_other_documents_are_found_among_such_rows():
     documents, (x, y) = sides([4, 4, 4, 4], seed=3)
-    bound = of_other_documents(measures.get("mutual_knn", k=3, rows="platonic"), torch.from_numpy(documents))
+    bound = restrict_to_other_documents(measures.get("mutual_knn", k=3, rows="platonic"), torch.from_numpy(documents))
     sets = []
     for z in map(prepared, (x, y)):
         similarity = np.where(documents[:, None] == documents, -np.inf, z @ z.T)

@@ -6,7 +6,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 
 COSINE = measures.get("cosine")
 
@@ -20,7 +20,7 @@ def test_the_cosine_of_small_and_large_rows(dtype, size):
     x, y = draw.normal(size=(2, 20, 8)).astype(dtype)
     small = x * dtype(size)
     assert COSINE(small, y) == pytest.approx(COSINE(x, y), abs=1e-6)
-    matrix = all_pairs({"m": COSINE}, [torch.from_numpy(side) for side in (small, y, small * dtype(2))])["m"]
+    matrix = compute_all_pairs({"m": COSINE}, [torch.from_numpy(side) for side in (small, y, small * dtype(2))])["m"]
     assert float(matrix[0, 1]) == pytest.approx(COSINE(x, y), abs=1e-6)
     assert float(matrix[0, 2]) == pytest.approx(0, abs=1e-6)
 

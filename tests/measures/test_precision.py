@@ -7,12 +7,12 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import distance_ranks
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.centring import unit_of
-from repsim_cli.measures.hsic import about_most
-from repsim_cli.measures.rank import SINGLE, precision
+from repsim_cli.measures.centring import choose_power_of_two
+from repsim_cli.measures.hsic import centre_on_inner_half
+from repsim_cli.measures.rank import SINGLE, find_relative_precision
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 HALVES = [(torch.float16, 2**-10), (torch.bfloat16, 2**-7)]
@@ -26,7 +26,7 @@ def parallel(groups: int, n: int, dtype: torch.dtype, seed: int = 0) -> list[tor
 
 
 def of_pair(name: str, x: torch.Tensor, y: torch.Tensor) -> list[float]:
-    return [measures.get(name)(x, y), float(all_pairs({"m": measures.get(name)}, [x, y])["m"][0, 1])]
+    return [measures.get(name)(x, y), float(compute_all_pairs({"m": measures.get(name)}, [x, y])["m"][0, 1])]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -46,15 +46,20 @@ def test_nothing_is_ranked_where_all_distances_tie(dtype):
 @pytest.mark.parametrize(("dtype", "eps"), HALVES)
 def test_the_precision_of_numbers_is_that_of_the_coarsest_type_that_holds_them(dtype, eps):
     x = torch.randn(50, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert precision(x) == torch.finfo(torch.float64).eps
-    assert precision(x.float()) == precision(x.float().double()) == SINGLE
-    assert precision(x.to(dtype)) == precision(x.to(dtype).float()) == precision(x.to(dtype).double()) == eps
-    assert precision((8 * x).round().to(dtype)) == SINGLE  # whole numbers are not rounded ones
+    assert find_relative_precision(x) == torch.finfo(torch.float64).eps
+    assert find_relative_precision(x.float()) == find_relative_precision(x.float().double()) == SINGLE
+    assert (
+        find_relative_precision(x.to(dtype))
+        == find_relative_precision(x.to(dtype).float())
+        == find_relative_precision(x.to(dtype).double())
+        == eps
+    )
+    assert find_relative_precision((8 * x).round().to(dtype)) == SINGLE  # whole numbers are not rounded ones
 
 
 def test_a_run_of_close_cells_is_one_tie_and_a_crowd_is_not():
     cells = torch.tensor([0.0, 1.0, 1.1, 5.0, 5.1, 5.2, 5.3], dtype=torch.float64)
-    assert distance_ranks.exact_ranks(cells, 0.2, 0.01).tolist() == [1, 2.5, 2.5, 4, 5, 6, 7]
+    assert distance_ranks.rank_exactly(cells, 0.2, 0.01).tolist() == [1, 2.5, 2.5, 4, 5, 6, 7]
 
 
 def test_many_ties_in_bins_are_ranked_exactly():
@@ -63,8 +68,8 @@ def test_many_ties_in_bins_are_ranked_exactly():
     for values in (3, 40):
         exact = torch.randint(0, values, (100_000,), generator=draw)
         cells = (exact / values + 1e-8 * torch.rand(len(exact), generator=draw)).float()
-        found = distance_ranks.ranks(cells).values.double()
-        expected = distance_ranks.ranks(exact.double()).values
+        found = distance_ranks.rank_distances(cells).values.double()
+        expected = distance_ranks.rank_distances(exact.double()).values
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
@@ -86,9 +91,9 @@ def test_sizes_change_nothing_where_scale_does_not_count(name):
     if not measures.card(name).infinite_to_itself:
         codes = {key: torch.from_numpy(value) for key, value in labels.items()}
         x, y = (torch.from_numpy(side).float() for side in (x, y))
-        expected = all_pairs({"m": measure}, [x, y], **codes)["m"]
+        expected = compute_all_pairs({"m": measure}, [x, y], **codes)["m"]
         for size in (1e-22, 1e22):
-            found = all_pairs({"m": measure}, [size * x, y], **codes)["m"]
+            found = compute_all_pairs({"m": measure}, [size * x, y], **codes)["m"]
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
@@ -113,7 +118,7 @@ def test_units_are_powers_of_two_and_their_inverses_are_numbers():
     for dtype in (torch.float32, torch.float64):
         ends = torch.finfo(dtype)
         for size in (0.0, ends.smallest_normal, ends.tiny / 4, 1.0, 7.3, ends.max):
-            unit = unit_of(torch.full((3, 2), size, dtype=dtype))
+            unit = choose_power_of_two(torch.full((3, 2), size, dtype=dtype))
             assert float(torch.frexp(unit).mantissa) == 0.5
             assert 0 < float(1 / unit) < torch.inf
 
@@ -155,10 +160,10 @@ def test_mutual_information_does_not_depend_on_a_rotation_in_float32(kind, d):
 def test_a_far_row_leaves_the_others_their_distances():
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(30, 48, generator=draw)
-    assert about_most(x - x.mean(0)) is None
+    assert centre_on_inner_half(x - x.mean(0)) is None
     x[7] *= 1000
     y = x + torch.randn(30, 48, generator=draw)
     single, exact = (
-        all_pairs({"m": measures.get("cka_rbf")}, sides)["m"] for sides in ([x, y], [x.double(), y.double()])
+        compute_all_pairs({"m": measures.get("cka_rbf")}, sides)["m"] for sides in ([x, y], [x.double(), y.double()])
     )
     torch.testing.assert_close(single, exact, atol=5e-7, rtol=0)

@@ -7,11 +7,11 @@ from helpers.streamed import STREAMED
 
 from repsim_cli import measures
 from repsim_cli.engine.moments import moment_pairs
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import rank
 from repsim_cli.measures.base import MeasureWarning
-from repsim_cli.measures.bases import alive, thin_svd
-from repsim_cli.measures.subspaces import orthonormal
+from repsim_cli.measures.bases import drop_dead_neurons, thin_svd
+from repsim_cli.measures.subspaces import make_projector_features
 
 SPANS = ["mean_cca", "yanai_cca", "pillai_trace", "eigenspace_overlap", "gulp", "gaussian_mutual_information"]
 WIDTHS = [24, 20, 16]
@@ -46,9 +46,9 @@ def test_what_counts(dtype):
     """Read as either type: all but the neuron of rounding, the dead one, and the direction that the LayerNorm takes."""
     for x, d, r in zip(language_model_like(), WIDTHS, RANKS, strict=True):
         with pytest.warns(MeasureWarning, match=f"dead neurons were dropped, got 2 of {d} without variance"):
-            assert alive(x.to(dtype)).eps == rank.SINGLE
+            assert drop_dead_neurons(x.to(dtype)).eps == rank.SINGLE
         with pytest.warns(MeasureWarning):
-            assert thin_svd(x.to(dtype)).u.shape[1] == orthonormal(x.to(dtype)).values.shape[1] == r
+            assert thin_svd(x.to(dtype)).u.shape[1] == make_projector_features(x.to(dtype)).values.shape[1] == r
 
 
 @ignore_dead
@@ -85,8 +85,8 @@ def test_the_units_of_a_neuron_do_not_matter(name, scale):
 def test_moments_are_full_after_a_layer_norm(room):
     xs = language_model_like()
     bound = {name: measures.get(name) for name in STREAMED}
-    exact = all_pairs(bound, [x.double() for x in xs])
-    for name, single in all_pairs(bound, xs).items():
+    exact = compute_all_pairs(bound, [x.double() for x in xs])
+    for name, single in compute_all_pairs(bound, xs).items():
         np.testing.assert_allclose(single, exact[name], atol=1e-6, err_msg=name)
     parts = lambda chosen: ([xs[a][i : i + 128] for a in chosen] for i in range(0, len(xs[0]), 128))  # noqa: E731
     found, notices = moment_pairs(bound, parts, names="abc", widths=WIDTHS, room=room)
@@ -113,8 +113,8 @@ def test_float64_keeps_what_float32_cannot_tell():
     x = np.random.default_rng(0).normal(size=(200, 4))
     x[:, 3] = x[:, 2] + 1e-9 * x[:, 3]
     x = torch.from_numpy(x)
-    assert thin_svd(x).u.shape[1] == orthonormal(x).values.shape[1] == 4
-    assert thin_svd(x.float()).u.shape[1] == orthonormal(x.float()).values.shape[1] == 3
+    assert thin_svd(x).u.shape[1] == make_projector_features(x).values.shape[1] == 4
+    assert thin_svd(x.float()).u.shape[1] == make_projector_features(x.float()).values.shape[1] == 3
     for given, expected in ((x, ["a", "b"]), (x.float(), [])):
         notices = moment_pairs(
             {"mean_cca": measures.get("mean_cca")},

@@ -11,14 +11,14 @@ from sklearn.model_selection import LeaveOneGroupOut
 
 from repsim_cli import measures
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.permuted import permute_pairs
-from repsim_cli.measures.base import of_other_documents
-from repsim_cli.measures.ridge import folds_of
+from repsim_cli.measures.base import restrict_to_other_documents
+from repsim_cli.measures.ridge import split_into_folds
 
 
 def bound(documents, **settings):
-    return of_other_documents(measures.get("ridge", **settings), torch.from_numpy(documents))
+    return restrict_to_other_documents(measures.get("ridge", **settings), torch.from_numpy(documents))
 
 
 def planted(seed, n=90, width=6, noise=1.0):
@@ -29,7 +29,7 @@ def planted(seed, n=90, width=6, noise=1.0):
 
 def fold_numbers(n, count, documents=None):
     fold = np.empty(n, int)
-    for f, rows in enumerate(folds_of(n, count, None if documents is None else torch.from_numpy(documents))):
+    for f, rows in enumerate(split_into_folds(n, count, None if documents is None else torch.from_numpy(documents))):
         fold[rows.numpy()] = f
     return fold
 
@@ -72,7 +72,7 @@ def test_equals_the_reference_by_documents_and_for_wide_rows(width):
     documents = np.random.default_rng(0).integers(0, 9, 60)
     fold = fold_numbers(60, 5, documents)
     assert bound(documents)(x, y) == pytest.approx(ridge(x, y, fold=fold), abs=1e-9)
-    found = all_pairs(
+    found = compute_all_pairs(
         {"m": measures.get("ridge")}, [*map(torch.from_numpy, (x, y))], documents=torch.from_numpy(documents)
     )
     assert float(found["m"][0, 1]) == pytest.approx(bound(documents)(x, y), abs=1e-12)
@@ -105,7 +105,7 @@ def test_permuted_rows_are_predicted_anew():
     x, y = planted(5, n=40)
     seen = []
     given = {"observe": lambda label, measure, found, values: seen.append(found)}
-    all_pairs({"m": measures.get("ridge")}, [*map(torch.from_numpy, (x, y))], **given)
+    compute_all_pairs({"m": measures.get("ridge")}, [*map(torch.from_numpy, (x, y))], **given)
     order = np.random.default_rng(1).permutation(40)
     moved = permute_pairs(seen[0], torch.from_numpy(order)[None])[0]
     for (a, first), (b, second) in itertools.product(enumerate((x, y)), repeat=2):

@@ -9,7 +9,7 @@ import torch
 
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.measures import base
 
 TILED = ("cka", "cka_unbiased", "cka_angular", "ensd", "distance_correlation", "gulp", "cka_rbf", "stress")
@@ -26,10 +26,10 @@ def test_a_direct_call_uses_the_tiles_of_a_run(name, monkeypatch):
     """The same bits as a run on float64 rows, from tiles no larger."""
     x, y = sides(1100)
     asked = []
-    original = base.products
-    monkeypatch.setattr(base, "products", lambda *given: asked.append(given[3]) or original(*given))
+    original = base.compute_inner_products
+    monkeypatch.setattr(base, "compute_inner_products", lambda *given: asked.append(given[3]) or original(*given))
     measure = measures.get(name)
-    expected = all_pairs({name: measure}, [torch.from_numpy(side) for side in (x, y)])[name]
+    expected = compute_all_pairs({name: measure}, [torch.from_numpy(side) for side in (x, y)])[name]
     assert measure(x, y) == float(expected[0, 1])
     assert asked == [512]
 

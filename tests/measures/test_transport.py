@@ -32,7 +32,7 @@ SCALES = {"Euclidean distances divided by their maximum": "max", "raw Euclidean 
 def spaces(entry):
     case = np.load(GOLDEN / "inputs" / f"{entry['case']}.npz")
     scale = SCALES[entry["settings"].get("distance", "raw Euclidean distances")]
-    return case, *(gromov_spaces.space(torch.from_numpy(case[side]), cost_scale=scale) for side in "xy")
+    return case, *(gromov_spaces.prepare_space(torch.from_numpy(case[side]), cost_scale=scale) for side in "xy")
 
 
 def named(entry):
@@ -103,7 +103,7 @@ def test_the_order_of_the_rows_is_found(name):
 
 def test_couplings_have_uniform_weights():
     x, y = draw()
-    a, b = (gromov_spaces.space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
+    a, b = (gromov_spaces.prepare_space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
     for coupling in (
         assignment.plan(-np.abs(a - b) - 1.0),
         gromov_descents.descend(np.full((30, 30), 1 / 900), a, b).coupling,
@@ -144,7 +144,7 @@ def test_scale_of_the_costs():
 def test_against_equal_rows(scale):
     """Their distances are 0, so that every coupling costs the mean squared distance of the other side."""
     x, y = np.full((20, 3), 0.1), draw(n=20)[1]
-    distances = gromov_spaces.space(torch.from_numpy(y), cost_scale=scale).distances
+    distances = gromov_spaces.prepare_space(torch.from_numpy(y), cost_scale=scale).distances
     expected = np.mean(distances**2)
     for name in ("gromov_wasserstein", "gromov_wasserstein_entropic"):
         measure = measures.get(name, cost_scale=scale)
@@ -194,7 +194,7 @@ def curve(n=60, layers=4):
     for _ in range(layers - 2):
         found.append(np.tanh(found[-1] @ rng.normal(size=(6, 6))))
     return [
-        gromov_spaces.space(torch.from_numpy(x), cost_scale="mean", bounds=True)
+        gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean", bounds=True)
         for x in (*found, rng.normal(size=(n, 9)))
     ]
 
@@ -204,17 +204,17 @@ PAIRS = list(itertools.combinations(range(4), 2))
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_start_of_pot_ends_where_pot_does(pair):
-    left, right = gromov_spaces.in_one_order(*(curve()[side] for side in pair))
+    left, right = gromov_spaces.order_pair(*(curve()[side] for side in pair))
     uniform = np.full(60, 1 / 60)
     expected = ot.gromov.gromov_wasserstein2(left.distances, right.distances, uniform, uniform)
-    found = gromov_search.best_gromov(left, right, start="pot", restarts=0, seed=0)
+    found = gromov_search.find_best_gromov(left, right, start="pot", restarts=0, seed=0)
     assert found.value == pytest.approx(float(expected), rel=1e-9)
     assert found.steps >= 1
     best, identity = (
-        gromov_search.best_gromov(left, right, start=start, restarts=0, seed=0) for start in ("best", "identity")
+        gromov_search.find_best_gromov(left, right, start=start, restarts=0, seed=0) for start in ("best", "identity")
     )
     assert best.value <= min(found.value, identity.value)
-    assert best.start in gromov_search.starts("best", 0)
+    assert best.start in gromov_search.name_starts("best", 0)
 
 
 def large(seed, n=300, d=6):
@@ -228,16 +228,18 @@ def test_lowered_below_both_starts_and_below_their_minima():
     """On average over pairs, 2 % or more; never above with fewer rows than are blocked (see above)."""
     ratios = []
     for seed in range(4):
-        sides = [gromov_spaces.space(torch.from_numpy(x), cost_scale="mean") for x in large(seed)]
-        of_two = min(gromov.gromov(*sides, start=start, restarts=0, seed=0) for start in ("identity", "pot"))
-        ratios.append(gromov.gromov(*sides, start="best", restarts=0, seed=0) / of_two)
+        sides = [gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean") for x in large(seed)]
+        of_two = min(
+            gromov.compute_gromov_wasserstein(*sides, start=start, restarts=0, seed=0) for start in ("identity", "pot")
+        )
+        ratios.append(gromov.compute_gromov_wasserstein(*sides, start="best", restarts=0, seed=0) / of_two)
     assert np.mean(ratios) < 0.98
 
 
 def test_steps_with_a_diagonal_lower_a_local_minimum():
     """Each of them whole, and below what the descent without a diagonal finds from the same start."""
-    left, right = gromov_spaces.in_one_order(
-        *(gromov_spaces.space(torch.from_numpy(x), cost_scale="max") for x in large(0, n=120))
+    left, right = gromov_spaces.order_pair(
+        *(gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="max") for x in large(0, n=120))
     )
     a, b = left.distances, right.distances
     end = gromov_descents.descend(assignment.make_coupling(np.arange(120)), a, b)
@@ -253,7 +255,7 @@ def test_steps_with_a_diagonal_lower_a_local_minimum():
 
 def test_a_change_of_the_diagonal_changes_the_gradient():
     """Descents with one diagonal after the other end where they do if the second computes its gradient anew."""
-    a, b = (gromov_spaces.space(torch.from_numpy(x), cost_scale="mean").distances for x in large(0, n=100))
+    a, b = (gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean").distances for x in large(0, n=100))
     start = gromov_descents.Trial(
         "identity", np.arange(100), gromov_descents.assignment_objective(a, b, np.arange(100))
     )
@@ -290,7 +292,7 @@ def test_blocks_are_of_close_rows():
     """Pairs against a search through all; blocks of two, of four and so on against means over their rows; the same for
     rows in another order."""
     x = large(2, n=251)[0]
-    state = gromov_spaces.space(torch.from_numpy(x), cost_scale="max", blocks=True)
+    state = gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="max", blocks=True)
     distances = state.distances / state.distances.mean()
     free = np.where(np.eye(251, dtype=bool), np.inf, distances)
     pairs = []
@@ -302,7 +304,7 @@ def test_blocks_are_of_close_rows():
     order = torch.from_numpy(np.random.default_rng(0).permutation(251))
     for each in (state, gromov_spaces.permute(state, order)):
         scaled = each.distances / each.distances.mean()
-        coarsest, middle = gromov_spaces.levels(each)
+        coarsest, middle = gromov_spaces.list_block_levels(each)
         members = [np.concatenate(middle.halves[block]) for block in coarsest.halves]
         assert [len(level.halves) for level in (coarsest, middle)] == [62, 125]
         assert len(set(np.concatenate(members))) == 248
@@ -318,15 +320,18 @@ def test_coordinates_are_those_of_the_rows():
     x -= x.mean(0)
     distances = np.linalg.norm(x[:, None] - x[None], axis=2)
     u, s, _ = np.linalg.svd(x, full_matrices=False)
-    np.testing.assert_allclose(np.abs(gromov_spaces.coordinates(distances)), np.abs(u * s), atol=1e-8)
+    np.testing.assert_allclose(np.abs(gromov_spaces.compute_principal_coordinates(distances)), np.abs(u * s), atol=1e-8)
 
 
 def test_the_rows_own_pairing_is_not_lost_in_blocks():
     """Unrelated noise in each row is far from any structure of blocks: only the pairing of the rows knows it."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(400, 200))
-    best = gromov_search.best_gromov(
-        *(gromov_spaces.space(torch.from_numpy(y), cost_scale="mean") for y in (x, x + 0.3 * rng.normal(size=x.shape))),
+    best = gromov_search.find_best_gromov(
+        *(
+            gromov_spaces.prepare_space(torch.from_numpy(y), cost_scale="mean")
+            for y in (x, x + 0.3 * rng.normal(size=x.shape))
+        ),
         start="best",
         restarts=0,
         seed=0,
@@ -347,22 +352,22 @@ def test_blocks_of_equal_rows():
     x = np.zeros((260, 3))
     x[0] = 1.0
     y = large(3, n=260)[1]
-    a, b = (gromov_spaces.space(torch.from_numpy(side), cost_scale="mean") for side in (x, y))
-    assert gromov.gromov(a, b, start="best", restarts=0, seed=0) <= gromov.gromov(
-        a, b, start="pot", restarts=0, seed=0
-    ) * (1 + 1e-9)
+    a, b = (gromov_spaces.prepare_space(torch.from_numpy(side), cost_scale="mean") for side in (x, y))
+    assert gromov.compute_gromov_wasserstein(
+        a, b, start="best", restarts=0, seed=0
+    ) <= gromov.compute_gromov_wasserstein(a, b, start="pot", restarts=0, seed=0) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_lower_bounds_are_below(pair):
-    left, right = gromov_spaces.in_one_order(*(curve()[side] for side in pair))
+    left, right = gromov_spaces.order_pair(*(curve()[side] for side in pair))
     second, third = gromov.lower_bounds(left, right)
-    assert 0 < second <= third <= gromov_search.best_gromov(left, right, start="best", restarts=5, seed=0).value
+    assert 0 < second <= third <= gromov_search.find_best_gromov(left, right, start="best", restarts=5, seed=0).value
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e50])
 def test_the_third_lower_bound_of_many_rows_is_rounded(scale):
-    x, y = (gromov_spaces.space(scale * torch.from_numpy(x), cost_scale="none", bounds=True) for x in large(0))
+    x, y = (gromov_spaces.prepare_space(scale * torch.from_numpy(x), cost_scale="none", bounds=True) for x in large(0))
     rows = [np.sort(side.distances, axis=1) / scale for side in (x, y)]
     matched = linear_sum_assignment(-rows[0] @ rows[1].T)[1]
     second, third = gromov.lower_bounds(x, y)
@@ -373,7 +378,7 @@ def test_the_third_lower_bound_of_many_rows_is_rounded(scale):
 def test_no_bound_is_above_the_value():
     """Rows moved by less than float32 resolves."""
     x = torch.from_numpy(large(0)[0])
-    sides = [gromov_spaces.space(side, cost_scale="mean", bounds=True) for side in (x, x + 1e-8 * x.flip(0))]
+    sides = [gromov_spaces.prepare_space(side, cost_scale="mean", bounds=True) for side in (x, x + 1e-8 * x.flip(0))]
     solved = gromov.gromov_solved(*sides, start="best", restarts=0, seed=0, bounds=True)
     assert 0 < solved.value < 1e-14
     assert max(solved.details[-2:]) <= solved.value
@@ -382,7 +387,10 @@ def test_no_bound_is_above_the_value():
 def test_lower_bounds_by_hand():
     """Distances 0, 1 and 0, 3: in order (0, 0, 1, 1) against (0, 0, 3, 3), each row (0, 1) against (0, 3)."""
     found = gromov.lower_bounds(
-        *(gromov_spaces.space(torch.tensor([[0.0], [far]]), cost_scale="none", bounds=True) for far in (1.0, 3.0))
+        *(
+            gromov_spaces.prepare_space(torch.tensor([[0.0], [far]]), cost_scale="none", bounds=True)
+            for far in (1.0, 3.0)
+        )
     )
     assert found == pytest.approx((2.0, 2.0))
 
@@ -400,7 +408,7 @@ def test_a_step_that_is_not_whole():
     gaps = []
     for coupling in (start, end.coupling):
         gradient = -4 * a @ coupling @ b
-        gaps.append(np.sum(gradient * (coupling - assignment.vertex(gradient))))
+        gaps.append(np.sum(gradient * (coupling - assignment.find_cheapest_coupling(gradient))))
     assert 0 <= gaps[1] < 0.01 * gaps[0]
     assert gromov_descents.gromov_objective(a, b, end.coupling) < gromov_descents.gromov_objective(a, b, start)
 
@@ -453,10 +461,13 @@ def test_rows_that_only_rounding_tells_apart_are_equal():
     rounded = flat * (1 + 1e-7 * rng.normal(size=flat.shape)).astype(np.float32)
     assert len(np.unique(rounded)) > 1
     x, rounded, wide = (
-        gromov_spaces.space(torch.from_numpy(rows), cost_scale="mean") for rows in (x, rounded, rounded.astype(float))
+        gromov_spaces.prepare_space(torch.from_numpy(rows), cost_scale="mean")
+        for rows in (x, rounded, rounded.astype(float))
     )
     assert not rounded.distances.any()
-    assert gromov.gromov(x, rounded, start="best", restarts=0, seed=0) == pytest.approx(float((x.distances**2).mean()))
+    assert gromov.compute_gromov_wasserstein(x, rounded, start="best", restarts=0, seed=0) == pytest.approx(
+        float((x.distances**2).mean())
+    )
     assert wide.distances.any()  # in float64 the differences are real
 
 
@@ -475,9 +486,11 @@ def test_without_a_folder_for_what_it_compiles(monkeypatch, caplog):
 
 def test_without_numba_the_same_value(monkeypatch):
     left, right = curve()[0], curve()[3]
-    fast = gromov.gromov(left, right, start="best", restarts=0, seed=0)
+    fast = gromov.compute_gromov_wasserstein(left, right, start="best", restarts=0, seed=0)
     monkeypatch.setattr(assignment, "load_compiled", lambda: None)
-    assert gromov.gromov(left, right, start="best", restarts=0, seed=0) == pytest.approx(fast, rel=1e-9)
+    assert gromov.compute_gromov_wasserstein(left, right, start="best", restarts=0, seed=0) == pytest.approx(
+        fast, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -516,9 +529,11 @@ def test_restarts_of_few_rows_depend_on_their_order_no_more(n):
 def test_few_rows_are_lowered_below_the_start_of_pot_and_the_pairing(n):
     ratios = []
     for seed in range(3):
-        sides = [gromov_spaces.space(torch.from_numpy(x), cost_scale="mean") for x in large(seed, n)]
-        of_two = min(gromov.gromov(*sides, start=start, restarts=0, seed=0) for start in ("identity", "pot"))
-        ratios.append(gromov.gromov(*sides, start="best", restarts=0, seed=0) / of_two)
+        sides = [gromov_spaces.prepare_space(torch.from_numpy(x), cost_scale="mean") for x in large(seed, n)]
+        of_two = min(
+            gromov.compute_gromov_wasserstein(*sides, start=start, restarts=0, seed=0) for start in ("identity", "pot")
+        )
+        ratios.append(gromov.compute_gromov_wasserstein(*sides, start="best", restarts=0, seed=0) / of_two)
     assert max(ratios) <= 1 + 1e-9
     assert np.mean(ratios) < 0.97
 
@@ -527,7 +542,7 @@ def test_the_coupling_of_few_rows_is_of_the_rows_as_given():
     x, y = draw(n=40)
     rows = np.random.default_rng(0).permutation(40)
     mass = measures.get("gromov_wasserstein").align(x, y).mass
-    a, b = (gromov_spaces.space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
+    a, b = (gromov_spaces.prepare_space(torch.from_numpy(side), cost_scale="mean").distances for side in (x, y))
     assert gromov_descents.gromov_objective(a, b, mass.numpy()) == pytest.approx(
         measures.get("gromov_wasserstein")(x, y), rel=1e-9
     )

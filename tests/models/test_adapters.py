@@ -16,7 +16,7 @@ from repsim_cli.activations.hook_points import expand
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.models.transformers import load_with_head
 
 transformers = registry.models.get("transformers").function
@@ -29,7 +29,7 @@ def base(shared, tokenizer_folder):
 
     def make(kind, folder):
         torch.manual_seed(5)
-        model = library().AutoModelForCausalLM.from_config(inline_config(TINY[kind]))
+        model = import_transformers().AutoModelForCausalLM.from_config(inline_config(TINY[kind]))
         perturb(model)
         model.save_pretrained(folder)
         shutil.copytree(tokenizer_folder, folder, dirs_exist_ok=True)
@@ -40,7 +40,7 @@ def base(shared, tokenizer_folder):
 def adapted(base, folder, seed=0, headed=True, **settings):
     """Saves an adapter in the folder; the model with it, not merged."""
     torch.manual_seed(seed)
-    auto = library().AutoModelForCausalLM if headed else library().AutoModel
+    auto = import_transformers().AutoModelForCausalLM if headed else import_transformers().AutoModel
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = peft.get_peft_model(auto.from_pretrained(base), peft.LoraConfig(r=4, **settings))
@@ -202,10 +202,10 @@ def test_the_folder_of_an_adapter_as_a_model(base, tmp_path):
 def test_an_adapter_with_a_grown_vocabulary(base, tokenizer_folder, tmp_path, monkeypatch):
     """It is what peft makes of it, and reads with its own tokenizer; on the hub too."""
     folder, path = tmp_path / "lora", str(base("llama"))
-    tokenizer = library().AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = import_transformers().AutoTokenizer.from_pretrained(tokenizer_folder)
     tokenizer.add_tokens([f"<extra {i}>" for i in range(200)])
     torch.manual_seed(0)
-    model = library().AutoModelForCausalLM.from_pretrained(path)
+    model = import_transformers().AutoModelForCausalLM.from_pretrained(path)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

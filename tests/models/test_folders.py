@@ -11,7 +11,7 @@ from helpers.tiny import TINY, perturb
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 
 transformers = registry.models.get("transformers").function
 CAUSAL = "AutoModelForCausalLM"
@@ -21,7 +21,7 @@ CAUSAL = "AutoModelForCausalLM"
 def tiny(request):
     torch.manual_seed(4)
     settings = {**TINY["llama"], **getattr(request, "param", {})}
-    model = library().AutoModelForCausalLM.from_config(inline_config(settings)).eval()
+    model = import_transformers().AutoModelForCausalLM.from_config(inline_config(settings)).eval()
     perturb(model)
     return model
 

@@ -16,7 +16,7 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models import gguf as files
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 
 transformers = registry.models.get("transformers").function
 random = registry.models.get("random").function
@@ -27,7 +27,11 @@ transformer_lens = registry.models.get("transformer_lens").function
 def tiny():
     """A Llama with a head, and its weights as llama.cpp stores them: the rows of q and k in another order."""
     torch.manual_seed(3)
-    model = library().AutoModelForCausalLM.from_config(inline_config({**TINY["llama"], "vocab_size": 400})).eval()
+    model = (
+        import_transformers()
+        .AutoModelForCausalLM.from_config(inline_config({**TINY["llama"], "vocab_size": 400}))
+        .eval()
+    )
     perturb(model)
     return model
 
@@ -211,7 +215,7 @@ def test_merges_are_those_that_transformers_derives():
     for given in ({}, {"vocab_scores": scores}, {"vocab_scores": scores, "skip_tokens": tokens[:9]}):
         derived = tokenization_utils_base.generate_merges(vocab, **given)
         assert len(derived) > 50
-        assert files.merges(vocab, **given) == derived
+        assert files.derive_merges(vocab, **given) == derived
 
 
 def test_a_file_is_read_once_until_it_changes(file, monkeypatch):

@@ -85,13 +85,13 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(file, monkeypatc
 
     monkeypatch.setattr(checkpoints, "_hash", changed)
     hash_files([file])
-    assert not (cache.root() / "hashes").exists()
+    assert not (cache.find_cache_folder() / "hashes").exists()
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"files": 1}', '{"sha256": "1"}'])
 def test_a_damaged_record_is_written_again(content, file, read):
     hash_files([file])
-    (record,) = (cache.root() / "hashes").iterdir()
+    (record,) = (cache.find_cache_folder() / "hashes").iterdir()
     whole = record.read_text()
     record.write_text(content)
     assert hash_files([file]) == of(b"as it was")
@@ -99,7 +99,7 @@ def test_a_damaged_record_is_written_again(content, file, read):
 
 
 def test_a_cache_that_cannot_be_written_leaves_nothing_remembered(file, read):
-    cache.root().write_text("no folder")
+    cache.find_cache_folder().write_text("no folder")
     assert [hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
     assert len(read) == 2
 
@@ -107,7 +107,7 @@ def test_a_cache_that_cannot_be_written_leaves_nothing_remembered(file, read):
 def test_small_files_are_always_read(file, read, monkeypatch):
     monkeypatch.setattr(checkpoints, "REMEMBERED", 1 << 26)
     assert [hash_files([file]) for _ in range(2)] == [of(b"as it was")] * 2
-    assert not cache.root().exists()
+    assert not cache.find_cache_folder().exists()
 
 
 @pytest.fixture

@@ -267,8 +267,8 @@ def test_bad_files_of_vllm(tmp_path):
 
 
 def test_a_model_named_by_its_file(tmp_path):
-    from repsim_cli.config.presets import entry_of
+    from repsim_cli.config.presets import find_model_entry
 
     for write in (npz, parquet, folder):
         place = str(write(tmp_path / write.__name__, NAMES, x=X))
-        assert entry_of(place) == {"kind": "precomputed", "path": place}
+        assert find_model_entry(place) == {"kind": "precomputed", "path": place}

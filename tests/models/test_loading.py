@@ -17,9 +17,9 @@ from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
-from repsim_cli.models.loading import Loading, in_one_place
-from repsim_cli.models.rounding import Quantize, to_steps
+from repsim_cli.models.library import import_transformers
+from repsim_cli.models.loading import Loading, keep_in_one_place
+from repsim_cli.models.rounding import Quantize, round_to_steps
 
 transformers, random = (registry.models.get(kind).function for kind in ("transformers", "random"))
 HALF = Loading(dtype=torch.bfloat16)
@@ -38,7 +38,7 @@ def larger(shared):
     def make(folder):
         settings = {**TINY["llama"], "hidden_size": 512, "vocab_size": 30000, "intermediate_size": 1024}
         with torch.device("meta"):
-            model = library().AutoModel.from_config(inline_config(settings), dtype=torch.bfloat16)
+            model = import_transformers().AutoModel.from_config(inline_config(settings), dtype=torch.bfloat16)
         model.to_empty(device="cpu")
         for weights in model.state_dict().values():
             weights.fill_(0.5)
@@ -83,7 +83,7 @@ def test_rounding_is_done_in_float32_whatever_the_dtype(tiny_folder):
     path = str(tiny_folder("llama"))
     given = transformers(path=path).load(False, HALF).layers[0].mlp.up_proj.weight
     found = transformers(path=path, quantize=Quantize(bits=4)).load(False, HALF).layers[0].mlp.up_proj.weight
-    assert torch.equal(found, to_steps(given.detach().float(), 4, inputs=1).bfloat16())
+    assert torch.equal(found, round_to_steps(given.detach().float(), 4, inputs=1).bfloat16())
 
 
 def test_the_key_of_activations_holds_dtype_rounding_and_adapter(tiny_folder, tmp_path):
@@ -93,7 +93,7 @@ def test_the_key_of_activations_holds_dtype_rounding_and_adapter(tiny_folder, tm
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = peft.LoraConfig(target_modules=["q_proj"])
-        peft.get_peft_model(library().AutoModel.from_pretrained(path), settings).save_pretrained(tmp_path)
+        peft.get_peft_model(import_transformers().AutoModel.from_pretrained(path), settings).save_pretrained(tmp_path)
     extract = Extract(hook_points=["resid_post"])
     entries = [{}, {"quantize": Quantize(bits=8)}, {"quantize": Quantize(bits=4)}, {"adapter": str(tmp_path)}]
     entries.append({"quantize": Quantize(bits=8), "adapter": str(tmp_path)})
@@ -108,4 +108,4 @@ def test_the_key_of_activations_holds_dtype_rounding_and_adapter(tiny_folder, tm
 def test_a_run_loads_in_its_dtype_on_its_device():
     found = choose_loading(Hardware(dtype="bfloat16", device="meta"), "cpu")
     assert found == Loading(dtype=torch.bfloat16, device="cpu")
-    assert in_one_place(replace(found, spread={"cpu": 10})) == found
+    assert keep_in_one_place(replace(found, spread={"cpu": 10})) == found

@@ -23,7 +23,7 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.models.architectures import LENS
 from repsim_cli.models.checkpoints import SHIPPED
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 
 transformers = registry.models.get("transformers").function
 random = registry.models.get("random").function
@@ -278,7 +278,9 @@ def test_checkpoints_with_a_head_give_their_backbone(tmp_path, kind, auto):
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(1)
-        headed = getattr(library(), f"AutoModelFor{auto}").from_config(inline_config({**TINY[kind], "pad_token_id": 0}))
+        headed = getattr(import_transformers(), f"AutoModelFor{auto}").from_config(
+            inline_config({**TINY[kind], "pad_token_id": 0})
+        )
         perturb(headed)
         headed.eval().save_pretrained(tmp_path)
     ids = torch.randint(1, 400, (2, 9), generator=torch.Generator().manual_seed(2))
@@ -560,7 +562,7 @@ def test_processed_weights_are_the_same_function_in_other_coordinates(tmp_path, 
     else:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = library().AutoModelForCausalLM.from_config(inline_config(TINY[kind]))
+            model = import_transformers().AutoModelForCausalLM.from_config(inline_config(TINY[kind]))
         perturb(model)
         model.save_pretrained(tmp_path)
         arguments = {"path": str(tmp_path)}

@@ -7,7 +7,7 @@ import torch
 from helpers.tiny import perturb
 
 from repsim_cli.base import registry
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 
 transformers = registry.models.get("transformers").function
 random = registry.models.get("random").function
@@ -53,8 +53,8 @@ TYPES = {
 def test_the_text_backbone_is_that_of_the_whole_model(tmp_path, kind, caplog):
     text, vision = TYPES[kind]
     torch.manual_seed(1)
-    config = library().AutoConfig.for_model(kind, text_config={**TEXT, **text}, vision_config=vision)
-    whole = library().AutoModelForMultimodalLM.from_config(config).eval()
+    config = import_transformers().AutoConfig.for_model(kind, text_config={**TEXT, **text}, vision_config=vision)
+    whole = import_transformers().AutoModelForMultimodalLM.from_config(config).eval()
     perturb(whole)
     whole.save_pretrained(tmp_path)
     source = transformers(path=str(tmp_path))

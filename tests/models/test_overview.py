@@ -46,13 +46,13 @@ def test_the_list_is_that_of_the_tables():
     assert set(content["types"]) == set(ARCHITECTURES)
     assert content["refused"] == dict(sorted(REFUSED.items()))
     assert set(ARCHITECTURES) <= {name for names in NAMES.values() for name in names}
-    number = overview.counts(content)
+    number = overview.count_model_types(content)
     assert number["texts"] >= 100
     assert number["attention"] >= 70
 
 
 def test_the_numbers_of_the_readme():
-    number = overview.counts(overview.read())
+    number = overview.count_model_types(overview.read())
     (found,) = re.findall(
         r"(\d+) types of transformers\s+have hook points, (\d+) of them with `q`, `k`", PAGE.read_text()
     )

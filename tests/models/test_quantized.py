@@ -9,9 +9,9 @@ from repsim_cli.activations.hook_points import expand
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
-from repsim_cli.models.loading import Loading, like_inputs
-from repsim_cli.models.quantized import bits_of
+from repsim_cli.models.library import import_transformers
+from repsim_cli.models.loading import Loading, make_input_template
+from repsim_cli.models.quantized import read_weight_bits
 from repsim_cli.models.rounding import Quantize
 from repsim_cli.models.sizes import weight_bytes
 
@@ -26,7 +26,7 @@ def folder(shared):
     def make(folder):
         torch.manual_seed(7)
         settings = {**TINY["llama"], "hidden_size": 128, "intermediate_size": 256}
-        model = library().AutoModelForCausalLM.from_config(inline_config(settings))
+        model = import_transformers().AutoModelForCausalLM.from_config(inline_config(settings))
         model.save_pretrained(folder)
 
     return str(shared("of-width-128", make))
@@ -46,7 +46,7 @@ def test_activations_are_close_to_those_of_the_file(folder, method, bits, error,
     plain, source = transformers(path=folder), transformers(path=folder, quantize=Quantize(method=method, bits=bits))
     expected = stream(plain, plain.load(False))
     model = source.load(False, Loading(dtype=dtype))
-    assert like_inputs(model).dtype == dtype
+    assert make_input_template(model).dtype == dtype
     found = stream(source, model)
     assert 1e-4 < (found - expected).norm() / expected.norm() < error
     assert source.identity()["quantize"] == f"{method} to {bits} bits"
@@ -98,8 +98,8 @@ def test_packages_and_devices_that_are_missing(folder, monkeypatch):
 
 
 def test_bits_of_checkpoints():
-    assert bits_of(None) is None
-    assert bits_of({"quant_method": "gptq", "bits": 4}) == 4
-    assert bits_of({"quant_method": "bitsandbytes", "load_in_8bit": True}) == 8
-    assert bits_of({"quant_method": "bitsandbytes", "load_in_4bit": True}) == 4
-    assert bits_of({"quant_method": "fp8"}) is None
+    assert read_weight_bits(None) is None
+    assert read_weight_bits({"quant_method": "gptq", "bits": 4}) == 4
+    assert read_weight_bits({"quant_method": "bitsandbytes", "load_in_8bit": True}) == 8
+    assert read_weight_bits({"quant_method": "bitsandbytes", "load_in_4bit": True}) == 4
+    assert read_weight_bits({"quant_method": "fp8"}) is None

@@ -6,8 +6,8 @@ from helpers.tiny import TINY
 
 from repsim_cli.base import registry
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
-from repsim_cli.models.rounding import Quantize, round_weights, to_steps
+from repsim_cli.models.library import import_transformers
+from repsim_cli.models.rounding import Quantize, round_to_steps, round_weights
 
 transformers = registry.models.get("transformers").function
 
@@ -16,14 +16,14 @@ transformers = registry.models.get("transformers").function
 def test_steps_of_a_matrix(bits):
     weights = torch.randn(5, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weights[2] = 0
-    found = to_steps(weights, bits, inputs=1)
+    found = round_to_steps(weights, bits, inputs=1)
     most = 2 ** (bits - 1) - 1
     for row, given in zip(found, weights, strict=True):
         step = given.abs().max() / most
         assert len(set(row.tolist())) <= 2 * most + 1
         assert (row - given).abs().max() <= step / 2 * (1 + 1e-9)
-    torch.testing.assert_close(to_steps(weights.T, bits, inputs=0), found.T)
-    torch.testing.assert_close(to_steps(found, bits, inputs=1), found)
+    torch.testing.assert_close(round_to_steps(weights.T, bits, inputs=0), found.T)
+    torch.testing.assert_close(round_to_steps(found, bits, inputs=1), found)
 
 
 @pytest.mark.parametrize("kind", TINY)
@@ -47,7 +47,7 @@ def test_matrices_of_the_blocks_are_rounded_and_nothing_else(tiny_folder, kind):
 @pytest.mark.parametrize(("kind", "inputs"), [("mixtral", 2), ("gpt_oss", 1)])
 def test_experts_are_rounded_by_output(kind, inputs):
     config = {**TINY["llama"], "model_type": kind, "num_local_experts": 4, "head_dim": 8}
-    model = library().AutoModel.from_config(inline_config(config))
+    model = import_transformers().AutoModel.from_config(inline_config(config))
     round_weights(model, 3)
     experts = model.layers[1].mlp.experts.gate_up_proj.detach()
     assert experts.ndim == 3
@@ -66,7 +66,7 @@ def test_the_identity_says_how(tiny_folder):
 
 
 def test_the_head_is_not_rounded(tmp_path):
-    model = library().AutoModelForCausalLM.from_config(inline_config(TINY["llama"]))
+    model = import_transformers().AutoModelForCausalLM.from_config(inline_config(TINY["llama"]))
     model.save_pretrained(tmp_path)
     whole = transformers(path=str(tmp_path), quantize=Quantize(bits=2)).with_head("AutoModelForCausalLM")
     assert torch.equal(whole.lm_head.weight, model.lm_head.weight)

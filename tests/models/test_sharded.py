@@ -13,9 +13,9 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Hardware
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
-from repsim_cli.models.loading import Loading, like_inputs
-from repsim_cli.models.sizes import check_spread, find_spread, placement, resident_bytes
+from repsim_cli.models.library import import_transformers
+from repsim_cli.models.loading import Loading, make_input_template
+from repsim_cli.models.sizes import check_spread, describe_placement, find_spread, resident_bytes
 
 transformers = registry.models.get("transformers").function
 POINTS = ["embed", "resid_pre", "resid_post", "mlp_out", "q", "final_norm"]
@@ -28,7 +28,7 @@ def folder(shared, tokenizer_folder):
     def make(folder):
         torch.manual_seed(6)
         settings = {**TINY["llama"], "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8}
-        model = library().AutoModelForCausalLM.from_config(inline_config(settings))
+        model = import_transformers().AutoModelForCausalLM.from_config(inline_config(settings))
         perturb(model)
         model.save_pretrained(folder)
         for file in tokenizer_folder.iterdir():
@@ -53,7 +53,7 @@ def test_a_spread_model_gives_the_same_bits(folder, spread, dtype):
     off = [x for x in model.parameters() if x.device.type == "meta"]
     assert bool(off) is (spread["cpu"] < 10**9)
     assert (len(off) == len([*model.parameters()])) is (spread["cpu"] == 0)
-    assert like_inputs(model).dtype == dtype
+    assert make_input_template(model).dtype == dtype
     found, expected = read(source, model), read(source, source.load(False, Loading(dtype=dtype)))
     assert found.keys() == expected.keys()
     for name, x in found.items():
@@ -86,8 +86,8 @@ def test_where_shards_go(folder):
     assert find_spread(Hardware(shard="auto", memory_gb=8.0))["cpu"] == 4_000_000_000
     assert resident_bytes([source], hardware) == 2e6 < size
     assert resident_bytes([source], Hardware(shard="auto")) == size
-    assert placement(source, Hardware()) == ""
-    parts = dict(reversed(part.split(" GB on ")) for part in placement(source, hardware).split(", "))
+    assert describe_placement(source, Hardware()) == ""
+    parts = dict(reversed(part.split(" GB on ")) for part in describe_placement(source, hardware).split(", "))
     assert list(parts) == ["cpu", "disk"]
     assert float(parts["cpu"]) <= 0.002
     assert 1e9 * sum(map(float, parts.values())) == pytest.approx(size, rel=0.01)

@@ -7,8 +7,8 @@ import torch
 from helpers.tiny_configs import tiny_config
 
 from repsim_cli.activations.capture import capture
-from repsim_cli.activations.hook_points import expand, head_width, heads_of
-from repsim_cli.activations.readings import width
+from repsim_cli.activations.hook_points import count_heads, expand, head_width
+from repsim_cli.activations.readings import find_point_width
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.models import attention
@@ -61,27 +61,27 @@ def parts():
 def test_attention_however_it_is_written(attend, parts):
     q, k, v = parts
     found = seen(attend, *parts)
-    assert torch.equal(attention.queries(found, HEADS), q.transpose(1, 2).flatten(2))
-    assert torch.equal(attention.keys(found, HEADS), k.transpose(1, 2).flatten(2))
-    assert torch.equal(attention.values(found, HEADS), v.transpose(1, 2).flatten(2))
+    assert torch.equal(attention.read_queries(found, HEADS), q.transpose(1, 2).flatten(2))
+    assert torch.equal(attention.read_keys(found, HEADS), k.transpose(1, 2).flatten(2))
+    assert torch.equal(attention.read_values(found, HEADS), v.transpose(1, 2).flatten(2))
     if attend is not batched:
-        assert torch.equal(attention.keys(found, 2), k[:, ::2].transpose(1, 2).flatten(2))
+        assert torch.equal(attention.read_keys(found, 2), k[:, ::2].transpose(1, 2).flatten(2))
     if attend is fused:
         with pytest.raises(RunFailed, match="the model returns no attention weights, got None; use one that runs with"):
-            attention.pattern(found, HEADS)
+            attention.read_pattern(found, HEADS)
     else:
-        sums = attention.pattern(found, HEADS).sum(-1)
+        sums = attention.read_pattern(found, HEADS).sum(-1)
         assert (sums < 1).all() if attend is with_a_sink else torch.allclose(sums, torch.ones_like(sums))
-        torch.testing.assert_close(attention.pattern(found, HEADS) @ v, attend(*parts).view_as(v))
+        torch.testing.assert_close(attention.read_pattern(found, HEADS) @ v, attend(*parts).view_as(v))
 
 
 def test_a_module_without_attention():
     found = seen(lambda x: (x @ x).softmax(-1), torch.ones(2, 2))
-    for pick in (attention.queries, attention.keys, attention.values):
+    for pick in (attention.read_queries, attention.read_keys, attention.read_values):
         with pytest.raises(RunFailed, match="no attention was computed by a product, a softmax and a product"):
             pick(found, HEADS)
     with pytest.raises(RunFailed, match="no attention was computed"):
-        attention.queries(Attended(), HEADS)
+        attention.read_queries(Attended(), HEADS)
 
 
 def source_of(name):
@@ -115,8 +115,8 @@ def test_fused_attention_gives_the_same(name):
     for point in expand(names, "all", source):
         found = fast[str(point)]
         torch.testing.assert_close(found, plain[str(point)], atol=1e-5, rtol=1e-5)
-        assert found.shape == (2, 7, width(point, source))
-        assert width(point, source) == heads_of(point, source) * head_width(point, source)
+        assert found.shape == (2, 7, find_point_width(point, source))
+        assert find_point_width(point, source) == count_heads(point, source) * head_width(point, source)
 
 
 def test_blocks_that_lack_a_point():

@@ -69,12 +69,12 @@ def test_units_are_the_errors_of_both_runs(runs, repsim):
     assert out.splitlines()[1] == "  the same settings, texts, models"
     assert f"largest      0.05 ({0.05 / (np.sqrt(2) * se[0, 1]):.2g} se)" in out
     assert f" at {of.where[0]} x {of.where[1]}\n" in out
-    assert {tuple(row["where"]) for row in differences.table(found) if row["largest"]} == {of.where}
+    assert {tuple(row["where"]) for row in differences.tabulate_differences(found) if row["largest"]} == {of.where}
     assert of._replace(error=None).in_errors is None
 
 
 def test_models_of_one_run_alone(runs):
     first, second = runs
     changed(second, lambda manifest: manifest["models"].pop("tiny_b"))
-    assert differences.inputs(first, second).models == {"tiny_b": "in the first run alone"}
-    assert differences.inputs(second, first).models == {"tiny_b": "in the second run alone"}
+    assert differences.find_input_differences(first, second).models == {"tiny_b": "in the first run alone"}
+    assert differences.find_input_differences(second, first).models == {"tiny_b": "in the second run alone"}

@@ -83,7 +83,7 @@ def test_bad_words(repsim, run, words, message):
 
 def test_cells():
     sheet = export.Sheet("t", "of 50 %", ["a_b", "n"], [["x & y", 3], ["~", None]])
-    assert export.as_latex(sheet).decode().splitlines()[1:] == [
+    assert export.convert_to_latex(sheet).decode().splitlines()[1:] == [
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"a\_b & n \\",
@@ -93,9 +93,9 @@ def test_cells():
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    assert export.as_csv(sheet) == b"a_b,n\nx & y,3\n~,\n"
+    assert export.convert_to_csv(sheet) == b"a_b,n\nx & y,3\n~,\n"
     mixed = export.Sheet("t", "", ["x", "y", "z"], [[1, "a", [1]], [2.5, 3, None]])
-    read = pyarrow.parquet.read_table(pyarrow.BufferReader(export.as_parquet(mixed)))
+    read = pyarrow.parquet.read_table(pyarrow.BufferReader(export.convert_to_parquet(mixed)))
     assert read.to_pylist() == [{"x": 1.0, "y": "a", "z": "[1]"}, {"x": 2.5, "y": "3", "z": None}]
 
 

@@ -153,7 +153,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, wrong):
     with results.amend(copy) as run:
         run.write_text(TEXTS, json.dumps(about))
     with pytest.raises(BadInput, match=r"rows.json: .*; the run is damaged, run it again"):
-        report.page([copy])
+        report.build_page([copy])
     (folder / TEXTS).write_text(json.dumps(about))
     with pytest.raises(BadInput, match="rows.json: not as the run left it"):
-        report.page([folder])
+        report.build_page([folder])

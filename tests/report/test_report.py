@@ -98,7 +98,7 @@ def test_the_page_holds_every_number_in_full(tmp_path):
 
 
 def test_colours_come_from_the_card(tmp_path):
-    (run,) = inside(report.page([made(tmp_path / "run")]))["runs"]
+    (run,) = inside(report.build_page([made(tmp_path / "run")]))["runs"]
     scales = {m["label"]: m["scales"] for m in run["measures"]}
     assert scales["procrustes"]["values"] == {"low": 0.0, "high": 2.0, "colours": "viridis_r"}
     assert scales["cka"]["values"] == {"low": 0.0, "high": 1.0, "colours": "viridis"}
@@ -108,13 +108,13 @@ def test_colours_come_from_the_card(tmp_path):
 
 def test_the_page_depends_on_the_files_alone(tmp_path):
     folder = made(tmp_path / "run")
-    page = report.page([folder])
+    page = report.build_page([folder])
     saved(folder)
-    assert report.page([folder]) == page
+    assert report.build_page([folder]) == page
 
 
 def test_only_what_the_policy_names_can_run(tmp_path):
-    elements = Elements(report.page([made(tmp_path / "run", extra=HOSTILE)]))
+    elements = Elements(report.build_page([made(tmp_path / "run", extra=HOSTILE)]))
     counts = {
         tag: sum(found == tag for found, _ in elements.found) for tag in ("script", "style", "img", "link", "iframe")
     }
@@ -133,7 +133,7 @@ def test_only_what_the_policy_names_can_run(tmp_path):
 
 
 def test_hostile_text_survives_as_text(tmp_path):
-    page = report.page([made(tmp_path / "run", extra=HOSTILE)])
+    page = report.build_page([made(tmp_path / "run", extra=HOSTILE)])
     assert HOSTILE not in page
     assert not {"\u2028", "\u2029"} & set(page)
     (run,) = inside(page)["runs"]
@@ -143,7 +143,7 @@ def test_hostile_text_survives_as_text(tmp_path):
 
 def test_what_is_embedded_is_what_was_published():
     table = dict(re.findall(r"^\| `(\S+)` \| \d+ \| `(\w+)` \|$", (report.ASSETS / "README.md").read_text(), re.M))
-    assert {name: reader.sha256(report.ASSETS / name) for name in table} == table
+    assert {name: reader.hash_file(report.ASSETS / name) for name in table} == table
     assert set(table) == {"uPlot.iife.min.js", "uPlot.min.css"}
     assert "Copyright" in (report.ASSETS / "uPlot.LICENSE").read_text()
     for name in (*report.STYLES, *report.SCRIPTS):
@@ -298,12 +298,12 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path, array, message):
     folder = made(tmp_path / "run")
     np.save(folder / "arrays" / "cka-0-0.npy", array)
     with pytest.raises(BadInput, match="cka-0-0.npy: not as the run left it"):
-        report.page([folder])
+        report.build_page([folder])
     manifest = reader.read_manifest(folder)
     manifest["files"] = {"results.json": manifest["files"]["results.json"]}
     (folder / "manifest.json").write_text(results.dumps(manifest))
     with pytest.raises(BadInput, match=message):
-        report.page([folder])
+        report.build_page([folder])
 
 
 # ---- in a browser ----

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.made_runs import made, saved
 
-from repsim_cli.report.studies import leads
+from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import Axis, Curve, Results, Table
 
@@ -111,7 +111,7 @@ COURSE = Curve(
     ],
 )
 def test_a_study_says_what_it_found(study, parts, said):
-    assert leads(Results(study=study, **parts)) == said
+    assert say_main_findings(Results(study=study, **parts)) == said
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,10 @@ def test_its_page_begins_with_them(tmp_path, opened, study, parts, first):
     page = opened(saved(folder), width=390, height=844, mobile=True)
     ids = page.evaluate("[...document.querySelectorAll('main > section')].map((s) => s.id)")
     assert ids[:3] == ["results", "warnings", first]
-    assert page.evaluate("document.querySelector('.lead').textContent") == leads(Results(study=study, **parts))[0]
+    assert (
+        page.evaluate("document.querySelector('.lead').textContent")
+        == say_main_findings(Results(study=study, **parts))[0]
+    )
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     if study == "convergence":
         slider = "document.querySelector('#checkpoints input')"

@@ -139,7 +139,7 @@ def recorded(seed):
     """The rows of a small model on two windows: computed, or from the cache -> (a tensor per layer, windows computed)."""
     import torch
 
-    from repsim_cli.activations.stored import Recorder, from_entry
+    from repsim_cli.activations.stored import Recorder, open_entry
 
     layers, windows = ["resid_post@0", "resid_post@1"], [slice(0, 4), slice(4, 8)]
     rows = torch.arange(2 * 8 * 3).reshape(2, 8, 3) / 7 + seed
@@ -153,7 +153,7 @@ def recorded(seed):
                     recorder.write(window, list(rows[:, window]))
                     computed += 1
             recorder.finish(layers, windows)
-        found = from_entry(entry, {})
+        found = open_entry(entry, {})
         return torch.stack([found.read(name, slice(0, found.rows)) for name in found.names]), computed
 
 
@@ -275,7 +275,7 @@ def test_a_disk_that_is_full_while_a_model_is_saved(own_cache):
 def test_the_least_recently_used_goes_first():
     for number, key in enumerate(("old", "newer", "newest")):
         filled(key)
-        os.utime(cache.root() / "work" / key, (number, number))
+        os.utime(cache.find_cache_folder() / "work" / key, (number, number))
     with cache.use("work", ["old"]):
         pass  # used now
     assert cache.trim(2500) == (1, pytest.approx(2000, abs=400))
@@ -292,7 +292,7 @@ def test_what_a_process_reads_is_never_removed():
 
 def test_a_dead_reader_does_not_count():
     filled("k1")
-    mark = cache.root() / "work" / f"k1.using-{cache.socket.gethostname()}-999999999"
+    mark = cache.find_cache_folder() / "work" / f"k1.using-{cache.socket.gethostname()}-999999999"
     mark.touch()
     assert cache.trim(0) == (1, 0)
     assert not mark.exists()
@@ -354,7 +354,7 @@ def test_a_second_measure_runs_no_model(repsim, newest):
 
 def test_a_sweep_over_measures_extracts_once(repsim, tmp_path):
     assert repsim("run", "-m", "-q", *SMALL, "measure=[cka],[procrustes],[cka_unbiased]")[0] == 0
-    runs = folders.runs(tmp_path / "outputs")
+    runs = folders.list_run_folders(tmp_path / "outputs")
     assert [models_run(folder) for folder in runs] == [["tiny_a"], [], []]
 
 

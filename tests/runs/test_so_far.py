@@ -90,7 +90,7 @@ def test_the_maps_of_two_models_have_the_names_of_results(tmp_path, always):
     writer(tmp_path)("cka", lambda: values, 0)
     (given,) = so_far.read(tmp_path)
     assert given.state == "4 of 9 cells"
-    measured, arrays = so_far.by_pairs(given)
+    measured, arrays = so_far.split_into_pairs(given)
     ((only, array),) = zip(measured.matrices, arrays.values(), strict=True)
     assert (only.rows.model, only.rows.layers, only.columns.model) == ("a", ["x", "y"], "a")
     np.testing.assert_array_equal(array, [[1.0, 0.5], [0.5, 1.0]])
@@ -98,7 +98,7 @@ def test_the_maps_of_two_models_have_the_names_of_results(tmp_path, always):
     writer(tmp_path, one_way)("cka", lambda: np.arange(9.0).reshape(3, 3), 3)
     (given,) = so_far.read(tmp_path)
     assert given.state == "mean over 3 of 4 batches"
-    measured, arrays = so_far.by_pairs(given)
+    measured, arrays = so_far.split_into_pairs(given)
     assert [(m.rows.model, m.columns.model) for m in measured.matrices] == [
         ("a", "a"),
         ("a", "b"),
@@ -144,6 +144,6 @@ def test_a_terminal_shows_shades(tmp_path, always):
 
 
 def test_a_terminal_draws_in_place(capsys):
-    assert follow.redrawn("INFO data\n", [], ["1", "2"]) == ("INFO data\n1\n2\n", ["1", "2"])
-    assert follow.redrawn("", ["1", "2"], ["1", "2"]) == ("", ["1", "2"])
-    assert follow.redrawn("", ["1", "2"], []) == ("\x1b[2F\x1b[J", [])
+    assert follow.redraw_lines("INFO data\n", [], ["1", "2"]) == ("INFO data\n1\n2\n", ["1", "2"])
+    assert follow.redraw_lines("", ["1", "2"], ["1", "2"]) == ("", ["1", "2"])
+    assert follow.redraw_lines("", ["1", "2"], []) == ("\x1b[2F\x1b[J", [])

@@ -13,21 +13,21 @@ import torch
 from repsim_cli import measures
 from repsim_cli.activations.exchange import Exchange
 from repsim_cli.activations.maps import AttentionMaps
-from repsim_cli.activations.segments import BOTH, segments
+from repsim_cli.activations.segments import BOTH, find_segments
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.settings import Extract, Hardware, Significance
 from repsim_cli.engine import chance, significance
 from repsim_cli.engine.attention import estimate_attention
 from repsim_cli.engine.counterparts import estimate_counterparts
-from repsim_cli.engine.curves import curve
-from repsim_cli.engine.estimates import estimate_all_pairs, of_sums
-from repsim_cli.engine.expected import places_of
+from repsim_cli.engine.curves import make_curve
+from repsim_cli.engine.estimates import compute_from_sums, estimate_all_pairs
+from repsim_cli.engine.expected import index_row_places
 from repsim_cli.engine.grams import BatchShape, kernels_by_batch, pack_batches
 from repsim_cli.engine.moments import moment_pairs
-from repsim_cli.engine.pairs import all_pairs
+from repsim_cli.engine.pairs import compute_all_pairs
 from repsim_cli.engine.without_value import Lacking, NoValue, measures_with_values
-from repsim_cli.figures.heatmap import heatmap, note_lacking
+from repsim_cli.figures.heatmap import draw_heatmap, note_lacking
 from repsim_cli.findings.analyse import draw
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.complete import complete
@@ -38,8 +38,8 @@ from repsim_cli.report import export
 from repsim_cli.report.record import block_means, record
 from repsim_cli.runs import reader, results
 from repsim_cli.runs.content import WITHOUT_VALUE, to_json
-from repsim_cli.studies.training_run.study_training_view import _to_others
-from repsim_cli.studies.universality.study import between
+from repsim_cli.studies.training_run.study_training_view import _average_to_others
+from repsim_cli.studies.universality.study import compare_by_closest_layers
 
 INNER, SINGLY, BOTH_WAYS, SLOW = "cka", "procrustes", "linear_regression", "gromov_wasserstein"
 NAMES = ["a x", "a y", "b x"]
@@ -78,9 +78,9 @@ def test_the_cells_of_a_constant_layer_have_no_value_and_all_others_keep_their_b
 
 def test_all_pairs_refuses_them_unless_it_is_told_what_to_do():
     with pytest.raises(Degenerate, match=f"^{CONSTANT}$"):
-        all_pairs(bound(INNER), rows(), NAMES)
+        compute_all_pairs(bound(INNER), rows(), NAMES)
     told = {}
-    all_pairs(bound(INNER), rows(), NAMES, lack=lambda label, undefined: told.update({label: list(undefined)}))
+    compute_all_pairs(bound(INNER), rows(), NAMES, lack=lambda label, undefined: told.update({label: list(undefined)}))
     assert sorted(told[INNER]) == ROW_AND_COLUMN
 
 
@@ -102,7 +102,7 @@ def test_an_interrupted_estimate_resumes_with_its_reasons():
 
 def test_sums_without_variance_have_no_value():
     told = {}
-    values = of_sums(measures.get(INNER), torch.tensor([[1.0, 0], [0, 0]]), ["a", "b"], told.update)
+    values = compute_from_sums(measures.get(INNER), torch.tensor([[1.0, 0], [0, 0]]), ["a", "b"], told.update)
     assert lacking(values) == sorted(told) == [(0, 1), (1, 0), (1, 1)]
     assert str(told[1, 1]).startswith("b: cka: self-similarity is not positive")
 
@@ -165,20 +165,20 @@ def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
         trading = None
         beside = {}
         if method == "permutation":
-            trading = segments([np.arange(24)], [np.full(24, BOTH)], least=4)
+            trading = find_segments([np.arange(24)], [np.full(24, BOTH)], least=4)
             more = {"seed": 0, "tile": 512, "labels": lambda batch: None}
             notes = lambda batch, label, shape: np.full(shape, np.nan)  # noqa: E731
             beside = {
                 "beside": significance.draw_pairings(settings, bound(INNER), trading, names=NAMES, notes=notes, **more)
             }
         by_chance = chance.observe_chance(ALONE, lambda batch: np.arange(24), 1, 0)
-        observed = significance.statistics(settings, lambda batch: np.arange(24), by_chance)
+        observed = significance.make_statistics_observer(settings, lambda batch: np.arange(24), by_chance)
         made, _ = estimate_all_pairs(
             bound(INNER), lambda seen, x=x: [x], names=NAMES, estimate="full", statistics=observed,
-            places=lambda batch: places_of(ALONE, 3), **beside,
+            places=lambda batch: index_row_places(ALONE, 3), **beside,
         )  # fmt: skip
         judged.append(significance.judge(settings, measures.get(INNER), made[INNER], trading, places))
-        levels.append(chance.level(made[INNER], ALONE, "").cells)
+        levels.append(chance.compute_chance_level(made[INNER], ALONE, "").cells)
     some, whole = judged
     assert [lacking(level) for level in levels] == [ROW_AND_COLUMN, []]
     known = np.ix_([0, 2], [0, 2])
@@ -189,7 +189,7 @@ def test_their_cells_have_no_test_and_the_others_keep_theirs(method):
 
 
 def test_means_of_curves_and_of_models_do_without_them():
-    made = curve(
+    made = make_curve(
         quantity="q", label="l", point="p", model="m", parameters=1, steps=[0, 1], layers=["x", "y"],
         values={0: [0.5, math.nan], 1: [math.nan, math.nan]},
     )  # fmt: skip
@@ -197,9 +197,11 @@ def test_means_of_curves_and_of_models_do_without_them():
     assert made.mean == [0.5, None]
     assert made.bands["quartiles"].low == [0.5, None]
     square = np.array([[1, 0.5, np.nan], [0.5, 1, np.nan], [np.nan] * 3])
-    np.testing.assert_array_equal(_to_others(square), [0.5, 0.5, np.nan])
+    np.testing.assert_array_equal(_average_to_others(square), [0.5, 0.5, np.nan])
     card = measures.get(INNER).card
-    np.testing.assert_array_equal(between(square, [slice(0, 1), slice(1, 3)], card), [[1, 0.5], [0.5, 1]])
+    np.testing.assert_array_equal(
+        compare_by_closest_layers(square, [slice(0, 1), slice(1, 3)], card), [[1, 0.5], [0.5, 1]]
+    )
 
 
 # ---- a run ----
@@ -266,7 +268,7 @@ def test_a_run_lists_them_warns_once_and_goes_on(compared):
     }
     for measured in found.measures:
         for matrix in measured.matrices:
-            mask = reader.without_value(found, measured, matrix)
+            mask = reader.mark_missing_cells(found, measured, matrix)
             for path in matrix.cells.values():
                 np.testing.assert_array_equal(np.isnan(reader.read_array(made.folder, path)), mask)
     assert "NaN" not in (made.folder / "results.json").read_text()
@@ -282,11 +284,11 @@ def test_a_run_lists_them_warns_once_and_goes_on(compared):
 
 def test_the_page_the_export_and_the_figures_show_them(compared):
     made, _ = compared(INNER)
-    cells = {name: sheet for sheet in export.sheets(made.folder) for name in [str(sheet.name)]}
+    cells = {name: sheet for sheet in export.build_sheets(made.folder) for name in [str(sheet.name)]}
     mine = cells["cka-mine-mine"]
     assert mine.rows[0] == ["embed", None, None, None]
-    assert export.as_csv(mine).decode().splitlines()[1] == "embed,,,"
-    assert "embed & -- & -- & -- \\\\" in export.as_latex(mine).decode()
+    assert export.convert_to_csv(mine).decode().splitlines()[1] == "embed,,,"
+    assert "embed & -- & -- & -- \\\\" in export.convert_to_latex(mine).decode()
     assert record(made.folder)["measures"][0]["closest"][0][2] != "embed"
     drawn = draw(made.folder)
     assert "cka-all.png" in {file.name for file in drawn}
@@ -300,7 +302,7 @@ def test_a_cell_that_is_not_listed_is_damage(compared):
     document["tables"][WITHOUT_VALUE]["rows"].pop()
     (made.folder / "results.json").write_text(json.dumps(document))
     manifest = json.loads((made.folder / "manifest.json").read_text())
-    manifest["files"]["results.json"] = reader.sha256(made.folder / "results.json")
+    manifest["files"]["results.json"] = reader.hash_file(made.folder / "results.json")
     (made.folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BadInput, match="a value is not finite, got nan or inf; the run is damaged"):
         record(made.folder)
@@ -345,10 +347,10 @@ def test_hatches_and_means_over_blocks():
     values = np.array([[1.0, np.nan], [0.0, 1.0]])
     assert note_lacking("x", values) == "x\nhatched: no value, in 1 of 4 cells"
     assert note_lacking("x", np.eye(2)) == "x"
-    _, axes = heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}")
+    _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}")
     assert axes.patch.get_hatch()
     crossed = np.isnan(values)
-    _, axes = heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}", crossed=crossed)
+    _, axes = draw_heatmap(values, ["a", "b"], ["a", "b"], "t", "bar", (0, 1), "viridis", "{:.1f}", crossed=crossed)
     assert not axes.patch.get_hatch()
     assert block_means(values, 2).tolist() == [[pytest.approx(2 / 3)]]
     assert np.isnan(block_means(np.full((1, 1), np.nan), 1)).all()
@@ -357,7 +359,7 @@ def test_hatches_and_means_over_blocks():
 def test_permutations_without_a_value_are_not_computed_again():
     noted, of = {}, bound(INNER, SINGLY)
     settings = Significance(method="permutation", permutations=9, clusters="row")
-    trading = segments([np.arange(24)], [np.full(24, BOTH)], least=4)
+    trading = find_segments([np.arange(24)], [np.full(24, BOTH)], least=4)
     steps = []
 
     def drawn():

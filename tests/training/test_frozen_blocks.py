@@ -8,10 +8,10 @@ from torch import nn
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
 from repsim_cli.base.errors import BadInput
-from repsim_cli.models.configs import inline_config, source
-from repsim_cli.models.library import library
-from repsim_cli.training.blocks import Freeze, first_blocks, freeze_blocks, is_frozen
-from repsim_cli.training.finetune import adamw, classifier, label_config
+from repsim_cli.models.configs import build_source_from_config, inline_config
+from repsim_cli.models.library import import_transformers
+from repsim_cli.training.blocks import Freeze, freeze_blocks, is_frozen, keep_first_blocks
+from repsim_cli.training.finetune import label_config, make_adamw, make_classifier
 
 IDS = torch.arange(3, 19).view(2, 8)
 # the last are a relative bias and relative embeddings that all blocks share
@@ -36,12 +36,12 @@ def config_of(name):
 
 def of_config(config):
     """The source, without weights."""
-    return source(config, dict, lambda eager, how=None: nn.Module(), dict, None)
+    return build_source_from_config(config, dict, lambda eager, how=None: nn.Module(), dict, None)
 
 
 def trained(config, freeze):
     """The weights of a classifier before and after a step, and whether a gradient reaches each block's input."""
-    bare, model = of_config(config), classifier(config, None, None, 0)
+    bare, model = of_config(config), make_classifier(config, None, None, 0)
     freeze_blocks(model.base_model, is_frozen(bare, freeze))
     before = {name: weights.clone() for name, weights in model.named_parameters()}
     reached = []
@@ -49,7 +49,7 @@ def trained(config, freeze):
     for block in blocks:
         block.register_forward_hook(lambda module, given, out: reached.append((out[0] if isinstance(out, tuple) else out).requires_grad))  # fmt: skip
     model.train()
-    optimiser = adamw(model, 0.1, 0.1)
+    optimiser = make_adamw(model, 0.1, 0.1)
     nn.functional.cross_entropy(model(input_ids=IDS).logits, torch.tensor([0, 1])).backward()
     optimiser.step()
     same = {name: torch.equal(before[name], weights) for name, weights in model.named_parameters()}
@@ -103,10 +103,10 @@ def test_the_first_blocks_are_those_of_the_whole_encoder(name, count, tmp_path):
     config = config_of(name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        whole = library().AutoModel.from_config(config)
+        whole = import_transformers().AutoModel.from_config(config)
     whole.save_pretrained(tmp_path)
-    cut = first_blocks(config, count)
-    bare, model = of_config(cut), classifier(cut, str(tmp_path), None, 1).base_model.eval()
+    cut = keep_first_blocks(config, count)
+    bare, model = of_config(cut), make_classifier(cut, str(tmp_path), None, 1).base_model.eval()
     assert (bare.layers, config.num_hidden_layers) == (count, 3)
     names = ["embed"] + ["resid_post"] * bool(count)
     points = expand(names, "all", bare)
@@ -131,9 +131,11 @@ def test_encoders_that_cannot_be_cut():
     with pytest.raises(
         BadInput, match="config: no classifier can be made of it, got model_type modernbert; use an enc"
     ):
-        classifier(first_blocks(config_of("modernbert"), 0), None, None, 0)  # its weights are scaled by the depth
+        make_classifier(
+            keep_first_blocks(config_of("modernbert"), 0), None, None, 0
+        )  # its weights are scaled by the depth
     with pytest.raises(BadInput, match="blocks: more than the encoder has, got 4; at most 3"):
-        first_blocks(config_of("bert"), 4)
+        keep_first_blocks(config_of("bert"), 4)
     shared = inline_config({**tiny_config("albert"), "num_hidden_groups": 3})
     with pytest.raises(BadInput, match="blocks: layers share weights by their number, got 1 of 3; use another encoder"):
-        first_blocks(shared, 1)
+        keep_first_blocks(shared, 1)

@@ -14,7 +14,7 @@ from repsim_cli.config.run import validate
 from repsim_cli.models.configs import inline_config
 from repsim_cli.training import encoder as training_encoder
 from repsim_cli.training import loop, masked, trained
-from repsim_cli.training.finetune import EncoderRecipe, classifier, label_config
+from repsim_cli.training.finetune import EncoderRecipe, label_config, make_classifier
 
 CONFIG = "{model_type: bert, vocab_size: 520, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32, max_position_embeddings: 64}"  # fmt: skip
 TEXT = "data: {kind: embedded_text, split: train}, recipe: {length: 32, steps: 6, batch_size: 4, learning_rate: 0.01}"
@@ -76,7 +76,7 @@ def test_what_a_text_spells_out_is_predicted():
     text = registry.data.get("embedded_text").function(split="train")
     given = type(text)(documents=lambda: (d for d in ["a [SEP] b [MASK] \u4e00"] * 40), source="spelled")
     tokenizer = masked.mark_tokenizer("word_pieces")
-    sequences = masked.sequences_of(given, tokenizer, 8)
+    sequences = masked.pack_masked_text(given, tokenizer, 8)
     words = ["[SEP]", "a", "[SEP]", "b", "[MASK]", "[UNK]"]  # a separator and a document
     assert tokenizer.convert_ids_to_tokens(sequences.held_out[0]) == ["[CLS]", *words, "[SEP]"]
     expected = [False, False, True, True, True, True, False, False]
@@ -89,7 +89,7 @@ def test_what_a_text_spells_out_is_predicted():
 def test_metrics_are_those_of_plain_computations():
     text = registry.data.get("embedded_text").function(split="train")
     tokenizer = masked.mark_tokenizer("word_pieces")
-    sequences = masked.sequences_of(text, tokenizer, 16)
+    sequences = masked.pack_masked_text(text, tokenizer, 16)
     assert (len(sequences.seen), len(sequences.held_out)) == (380, 20)
     assert (sequences.seen[:, 0] == tokenizer.cls_token_id).all()
     assert (sequences.seen[:, -1] == tokenizer.sep_token_id).all()
@@ -103,7 +103,7 @@ def test_metrics_are_those_of_plain_computations():
                 counts[i] += i not in tokenizer.all_special_ids
             return type("Out", (), {"logits": counts.log().expand(*input_ids.shape, 513)})
 
-    found = masked.scores(Unigram(), sequences, tokenizer, EncoderRecipe(batch_size=6))
+    found = masked.score_masked_tokens(Unigram(), sequences, tokenizer, EncoderRecipe(batch_size=6))
     assert found["masked_loss"] == pytest.approx(found["unigram_loss"], abs=1e-5)
     assert found["masked_accuracy"] == pytest.approx(found["unigram_accuracy"])
     assert found["unigram_accuracy"] < 0.2
@@ -133,7 +133,7 @@ def test_an_encoder_learns_and_a_killed_training_ends_with_the_same_bits(monkeyp
     monkeypatch.setattr(masked, "_predict", stopping)
     with pytest.raises(KeyboardInterrupt):
         models(MODEL)["e"].identity()
-    monkeypatch.setattr(masked, "scores", lambda *given: {})
+    monkeypatch.setattr(masked, "score_masked_tokens", lambda *given: {})
     assert models(MODEL)["e"].identity()["weights_hash"] == wanted
     assert len(asked) == 4 + 3  # the other half
 
@@ -142,12 +142,12 @@ def test_classifiers_start_from_the_encoder(monkeypatch):
     found = models("study=finetune", "measure=[]", CLASSIFIER)["c_0"]
     first = found.with_head("AutoModelForSequenceClassification")
     calls = []
-    monkeypatch.setattr(training_encoder, "with_fresh_weights", lambda *given: calls.append(given))
+    monkeypatch.setattr(training_encoder, "make_fresh_model", lambda *given: calls.append(given))
     encoder = models(MODEL)["e"]
     folder = trained.find_stored(encoder.identity()["trained"])
     assert not calls  # it is trained already, as what the classifier starts from
     assert encoder.tokenizer()("a", "b").input_ids == found.tokenizer()("a", "b").input_ids
-    start = classifier(label_config(inline_config(json.loads((folder / "config.json").read_text())), ["a", "b"]), str(folder), None, 0)  # fmt: skip
+    start = make_classifier(label_config(inline_config(json.loads((folder / "config.json").read_text())), ["a", "b"]), str(folder), None, 0)  # fmt: skip
     backbone = encoder.load(False).state_dict()
     for name, weights in start.base_model.state_dict().items():
         assert torch.equal(weights, backbone[name]) == ("pooler" not in name), name  # the checkpoint has none
@@ -180,11 +180,11 @@ def test_a_type_without_masked_tokens():
     with pytest.raises(
         BadInput, match="config: it cannot predict masked tokens, got model_type gpt2; use model_type: bert"
     ):
-        masked.with_fresh_weights(inline_config({"model_type": "gpt2"}), masked.MASKED_TOKENS, 0)
+        masked.make_fresh_model(inline_config({"model_type": "gpt2"}), masked.MASKED_TOKENS, 0)
 
 
 def test_too_little_text():
     text = registry.data.get("embedded_text").function(split="train")
     few = type(text)(documents=lambda: (d for d in ["one word"]), source="few")
     with pytest.raises(BadInput, match="data: too little text to train on, got . sequences of 16; give more"):
-        masked.sequences_of(few, masked.mark_tokenizer("word_pieces"), 16)
+        masked.pack_masked_text(few, masked.mark_tokenizer("word_pieces"), 16)

@@ -12,14 +12,14 @@ from helpers.recorded import recorded
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.activations.readings import readings
+from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import Forward
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.cli.anatomy import hook_points
 from repsim_cli.runs import reader
-from repsim_cli.training.resnet_model import ResNetShape, fresh, load, ready, resnet9, save
+from repsim_cli.training.resnet_model import ResNetShape, freeze_model, load, make_fresh_resnet, resnet9, save
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 5], image_size=16, classes=10)
 EXTRACT = {**yaml.safe_load((Path(__file__).parents[2] / "conf/extract/resnet9.yaml").read_text()), "at_most": []}
@@ -32,12 +32,12 @@ def digits(side=16):
 @pytest.fixture(scope="module")
 def model():
     """With running statistics, scales and shifts that say something."""
-    made = fresh(SHAPE, 0)
+    made = make_fresh_resnet(SHAPE, 0)
     generator = torch.Generator().manual_seed(1)
     for name, values in made.state_dict().items():
         if "norm" in name and values.is_floating_point():
             values.copy_(0.5 + torch.rand(values.shape, generator=generator))
-    return ready(made)
+    return freeze_model(made)
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +69,12 @@ def test_hook_points_of_table_3_in_the_order_of_the_network(read):
     assert len(modules) == 27
     large = resnet9(shape=ResNetShape(widths=[64, 128, 256, 128]))
     assert large.parameters == 2_274_880
-    (reading,) = readings({"m": large}, Extract(**EXTRACT))
+    (reading,) = plan_readings({"m": large}, Extract(**EXTRACT))
     sides = {0: (32, 64), **dict.fromkeys((1, 2, 3), (16, 128)), 4: (16, 256), 5: (8, 256), 6: (8, 256), 7: (6, 128)}
     widths = [side**2 * channels for side, channels in sides.values() for _ in range(3)]
     widths[15:15] = [8**2 * 256]
     assert [layer.width for layer in reading.layers] == [*widths, 128, 10]
-    (pooled,) = readings({"m": large}, Extract(**{**EXTRACT, "unit": "mean"}))
+    (pooled,) = plan_readings({"m": large}, Extract(**{**EXTRACT, "unit": "mean"}))
     assert [layer.width for layer in pooled.layers][::8] == [64, 128, 256, 128]
 
 
@@ -129,7 +129,7 @@ def test_batch_norm_of_random_weights_passes_on_its_input():
 def test_a_row_is_a_flattened_or_averaged_map(folder, read, unit):
     source, extract = resnet9(path=str(folder)), Extract(**{**EXTRACT, "unit": unit, "sequences": 3})
     sequences = digits().sequences(source.tokenizer(), extract, 0)
-    (reading,) = readings({"m": source}, extract)
+    (reading,) = plan_readings({"m": source}, extract)
     module = source.load(False)
     with capture(module, source, reading.points) as reader:
         found = Forward(reading, reader, module, sequences, extract, Hardware()).rows(slice(0, 3))

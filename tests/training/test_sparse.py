@@ -4,22 +4,22 @@ import pytest
 import torch
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.config.presets import entries
+from repsim_cli.config.presets import read_table_entries
 from repsim_cli.models.configs import inline_config
-from repsim_cli.models.library import library
+from repsim_cli.models.library import import_transformers
 from repsim_cli.training.sparse import (
     BlockUnits,
     SparseTraining,
     Sparsity,
-    alikeness,
-    blocks_of,
     compute_achieved,
-    connectivity,
-    counts,
+    compute_head_similarities,
+    compute_penalty_weights,
+    count_units_to_remove,
     find_dominating,
+    find_prunable_blocks,
     heads_in_order,
+    measure_connectivity,
     neurons_in_order,
-    penalties,
     progress_at,
     shrink_heads,
     shrink_neurons,
@@ -44,7 +44,7 @@ DISTIL = {"vocab_size": 32, "dim": 24, "n_layers": 2, "n_heads": 6, "hidden_dim"
 def encoder(kind="bert"):
     torch.manual_seed(0)
     config = inline_config({"model_type": kind, **(DISTIL if kind == "distilbert" else SIZES)})
-    return library().AutoModelForSequenceClassification.from_config(config).eval()
+    return import_transformers().AutoModelForSequenceClassification.from_config(config).eval()
 
 
 def trained(model, sparsity, steps, stop=None, training=None, start=0):
@@ -67,7 +67,7 @@ def trained(model, sparsity, steps, stop=None, training=None, start=0):
 def test_the_target_is_met_within_a_neuron_in_every_block(kind, target, heads):
     model = encoder(kind)
     trained(model, Sparsity(target=target), 12)
-    whole, by_block = compute_achieved(blocks_of(model.config, model.base_model))
+    whole, by_block = compute_achieved(find_prunable_blocks(model.config, model.base_model))
     neuron = 2 * 24 / (4 * 24 * 24 + 2 * 24 * 96)
     for metrics in (whole, *by_block):
         assert target <= metrics["sparsity"] < target + neuron, metrics
@@ -75,16 +75,16 @@ def test_the_target_is_met_within_a_neuron_in_every_block(kind, target, heads):
 
 
 def test_what_is_removed_grows_with_the_target_and_during_the_training():
-    block = blocks_of(encoder().config, encoder().base_model)[0]
+    block = find_prunable_blocks(encoder().config, encoder().base_model)[0]
     for target in (0.0, 0.1, 0.25, 0.5, 0.7, 0.95, 0.99, 0.999):
-        heads, neurons = counts(block, target)
+        heads, neurons = count_units_to_remove(block, target)
         zero = heads * block.heads.size + neurons * block.neurons.size
         wanted = target * (6 * block.heads.size + 96 * block.neurons.size)
         assert wanted <= zero < wanted + block.neurons.size
         assert (heads, neurons) <= (6, 96)
-    heads = [counts(block, target)[0] for target in torch.linspace(0, 0.99, 40).tolist()]
+    heads = [count_units_to_remove(block, target)[0] for target in torch.linspace(0, 0.99, 40).tolist()]
     assert heads == sorted(heads)
-    assert counts(block, 0.0) == (0, 0)
+    assert count_units_to_remove(block, 0.0) == (0, 0)
     grown = [progress_at(step, 10) for step in range(13)]
     assert grown == sorted(grown)
     assert grown[0] == 0
@@ -114,7 +114,7 @@ def test_removed_groups_are_whole_and_stay_zero():
 
 def test_a_group_that_is_already_zero_goes_first_and_the_function_stays():
     model = encoder()
-    block = blocks_of(model.config, model.base_model)[0]
+    block = find_prunable_blocks(model.config, model.base_model)[0]
     block.heads.clear(torch.tensor([False, True, False, False, True, False]))
     block.neurons.clear(torch.arange(96) % 3 == 1)
     ids = torch.arange(5, 15)[None]
@@ -124,10 +124,10 @@ def test_a_group_that_is_already_zero_goes_first_and_the_function_stays():
     assert sorted(neurons_in_order(block.neurons)[:32].tolist()) == list(range(1, 96, 3))
     training = SparseTraining(model.config, model.base_model, Sparsity(target=0.25, penalty=0.0), 10)
     training.blocks = training.blocks[:1]
-    assert counts(block, 0.25)[0] <= 2
-    assert counts(block, 0.25)[1] <= 32
+    assert count_units_to_remove(block, 0.25)[0] <= 2
+    assert count_units_to_remove(block, 0.25)[1] <= 32
     training.update(7)
-    assert int(training.removed["heads.0"].sum()) == counts(block, 0.25)[0]
+    assert int(training.removed["heads.0"].sum()) == count_units_to_remove(block, 0.25)[0]
     with torch.no_grad():
         assert torch.equal(model(ids).logits, before)
 
@@ -154,8 +154,8 @@ def neurons(first, last):
 def test_connected_neurons_are_penalised_less():
     """By hand: 3 neurons of 4 weights, the mean magnitude is 24 / 12 = 2, and 3, 1 and 2 weights are above it."""
     some = neurons([[3.0, -3.0], [-4.0, 1.0], [2.5, -1.5]], [[3.0, 0.0], [1.0, 1.0], [2.5, 1.5]])
-    assert connectivity(some).tolist() == [0.75, 0.25, 0.5]
-    assert penalties(connectivity(some)).tolist() == pytest.approx([2 / 3, 2.0, 1.0])
+    assert measure_connectivity(some).tolist() == [0.75, 0.25, 0.5]
+    assert compute_penalty_weights(measure_connectivity(some)).tolist() == pytest.approx([2 / 3, 2.0, 1.0])
     shrink_neurons(some, 0.25)  # by 0.25 * 2 times the penalty: 1/3, 1, 1/2
     expected = [[3 - 1 / 3, -3 + 1 / 3], [-3.0, 0.0], [2.0, -1.0]]
     assert some.weights[0].flatten().tolist() == pytest.approx([x for row in expected for x in row])
@@ -167,7 +167,7 @@ def test_removed_and_unconnected_neurons():
     """A removed neuron counts neither in the mean magnitude nor in the mean connectivity; one without any connection is
     removed by the penalty."""
     some = neurons([[0.0], [4.0], [0.1]], [[0.0], [4.0], [0.1]])
-    assert connectivity(some).tolist() == [0.0, 1.0, 0.0]
+    assert measure_connectivity(some).tolist() == [0.0, 1.0, 0.0]
     shrink_neurons(some, 0.1)
     assert some.weights[0].flatten().tolist() == pytest.approx([0.0, 4 - 0.1 * 2.05, 0.0])
     still = neurons([[0.0], [4.0], [0.1]], [[0.0], [4.0], [0.1]])
@@ -188,7 +188,7 @@ def test_heads_are_alike_whatever_their_basis():
     turn, _ = torch.linalg.qr(torch.randn(4, 4))
     for part in (value, query, key, output):
         part[1] = turn @ part[0]
-    found = alikeness(BlockUnits([value, query, key, output], []))
+    found = compute_head_similarities(BlockUnits([value, query, key, output], []))
     assert found.diagonal().tolist() == pytest.approx([1, 1, 1])
     assert float(found[0, 1]) == pytest.approx(1, abs=1e-5)
     maps = [query[i].T @ key[i] for i in (0, 2)], [output[i].T @ value[i] for i in (0, 2)]
@@ -228,10 +228,10 @@ def test_a_training_resumes_with_what_was_removed():
 def test_other_architectures_are_refused(kind):
     with torch.device("meta"):
         config = inline_config({"model_type": kind})
-        backbone = library().AutoModel.from_config(config)
+        backbone = import_transformers().AutoModel.from_config(config)
     message = f"recipe.sparsity: the blocks are not of six linear maps .*, got model_type '{kind}'; drop it, or use"
     with pytest.raises(BadInput, match=message):
-        blocks_of(config, backbone)
+        find_prunable_blocks(config, backbone)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_other_architectures_are_refused(kind):
     ],
 )
 def test_dense_and_sparse_entries_differ_in_the_target_alone(dense, sparse):
-    known = entries("model")
+    known = read_table_entries("model")
     for percent in (25, 70, 95):
         entry = known[sparse.format(percent)]
         assert entry["recipe"].pop("sparsity") == {"target": percent / 100}

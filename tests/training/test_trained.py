@@ -31,7 +31,7 @@ def test_a_model_is_trained_once_and_stays():
 
     one = Trained({"seed": 0}, train)
     folder = one.folder()
-    assert folder.parent == cache.root() / "models" / one.key
+    assert folder.parent == cache.find_cache_folder() / "models" / one.key
     assert (folder / "weights").read_text() == "w"
     assert json.loads((folder / "metrics.json").read_text()) == one.metrics() == {"accuracy": 0.5}
     assert Trained({"seed": 0}, train).folder() == folder
@@ -64,7 +64,7 @@ def test_small_language_models():
     kind = registry.models.get("pretrained").function
     settings = {"config": CONFIG, "tokenizer": "tiny_a", "recipe": TextRecipe(length=16, steps=3, warm_up=1)}
     found = kind(**settings)
-    assert not (cache.root() / "models").exists()
+    assert not (cache.find_cache_folder() / "models").exists()
     assert found.trained  # its similarity with other models is not what chance gives
     seen = []
 
@@ -82,7 +82,7 @@ def test_small_language_models():
     backbone = found.load(False)
     assert torch.equal(model(ids).logits, backbone.bridge(ids, return_type="logits"))
     assert kind(**settings, seed=1).identity()["weights_hash"] != identity["weights_hash"]
-    cache.Entry("models", identity["source"].split("/")[1]).folder.rename(cache.root() / "elsewhere")
+    cache.Entry("models", identity["source"].split("/")[1]).folder.rename(cache.find_cache_folder() / "elsewhere")
     assert kind(**settings).identity() == identity
 
 
@@ -92,14 +92,14 @@ def test_the_state_of_a_training_that_was_changed_is_dropped(tmp_path, monkeypat
     model = torch.nn.Linear(2, 2)
     optimiser, draw = torch.optim.SGD(model.parameters(), momentum=0.9), np.random.default_rng(0)
     state.save_state(file, model, optimiser, draw, {"losses": torch.ones(3)})
-    assert state.resumable(file)
+    assert state.is_resumable(file)
     assert state.restore_state(file, model, optimiser, draw)["losses"].tolist() == [1, 1, 1]
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    assert not state.resumable(file)
+    assert not state.is_resumable(file)
     assert (said, file.exists()) == (
         [f"{file}: the state of a training is damaged; it is dropped, and the training begins again"],
         False,
     )
-    assert not state.resumable(None)
+    assert not state.is_resumable(None)

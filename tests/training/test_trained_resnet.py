@@ -7,14 +7,21 @@ import numpy as np
 import pytest
 import torch
 
-from repsim_cli.activations.outputs import in_order, outputs
+from repsim_cli.activations.outputs import batch_in_order, compute_logits
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.runs.results import quiet
 from repsim_cli.training import loop
 from repsim_cli.training import resnet as training
-from repsim_cli.training.resnet import ImageRecipe, LabelledImages, augment, scores, train_classifier, trained_resnet9
-from repsim_cli.training.resnet_model import ResNetShape, fresh, resnet9
+from repsim_cli.training.resnet import (
+    ImageRecipe,
+    LabelledImages,
+    augment,
+    score_resnet,
+    train_classifier,
+    trained_resnet9,
+)
+from repsim_cli.training.resnet_model import ResNetShape, make_fresh_resnet, resnet9
 
 SHAPE = ResNetShape(widths=[4, 6, 8, 6], image_size=16)
 RECIPE = ImageRecipe(epochs=3, batch_size=20, learning_rate=0.1, shift=1)
@@ -68,7 +75,7 @@ def test_a_step_is_that_of_the_optimiser():
     given = some(20)
     recipe = replace(RECIPE, epochs=1, flip=False, shift=0, weight_decay=0.01)
     model, curves = train_classifier(SHAPE, given, given, recipe, 0)
-    before = fresh(SHAPE, 0).train()
+    before = make_fresh_resnet(SHAPE, 0).train()
     order = torch.from_numpy(np.random.default_rng(0).permutation(20))
     loss = torch.nn.functional.cross_entropy(before(given.pixels[order]), given.codes[order], label_smoothing=0.1)
     loss.backward()
@@ -86,7 +93,7 @@ def test_the_steps_of_two_epochs_are_those_of_a_plain_loop():
     """To the bit: batches, shifts and mirrorings from one generator, whose order of an epoch is drawn before them."""
     seen, recipe = some(50), replace(RECIPE, epochs=2, label_smoothing=0.0)
     model, curves = train_classifier(SHAPE, seen, some(20, 1), recipe, 0)
-    plain, draw = fresh(SHAPE, 0).train(), np.random.default_rng(0)
+    plain, draw = make_fresh_resnet(SHAPE, 0).train(), np.random.default_rng(0)
     optimiser = torch.optim.SGD(plain.parameters(), lr=1, momentum=0.9, weight_decay=5e-4, nesterov=True)
     losses = []
     for epoch in range(2):
@@ -167,13 +174,13 @@ def test_it_learns_and_is_found_again(tmp_path, monkeypatch):
     } == metrics
     train = digits("train").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=9999), 0)
     seen = LabelledImages(torch.from_numpy(train.inputs), torch.from_numpy(train.labels.codes))
-    assert scores(source.load(False), seen)[1] == metrics["training_accuracy"]
+    assert score_resnet(source.load(False), seen)[1] == metrics["training_accuracy"]
     test = digits("test").sequences(source.tokenizer(), training.Extract(hook_points=["conv@0"], sequences=999), 0)
     again = resnet9(path=str(folder)).load(False)
     given = LabelledImages(torch.from_numpy(test.inputs), torch.from_numpy(test.labels.codes))
-    assert scores(again, given) == (metrics["loss"], metrics["accuracy"])
+    assert score_resnet(again, given) == (metrics["loss"], metrics["accuracy"])
     assert torch.equal(again.blocks[4].conv.weight, source.load(False).blocks[4].conv.weight)
-    answers = outputs(source.with_head("any"), test, in_order(test, 100), segments=False)
+    answers = compute_logits(source.with_head("any"), test, batch_in_order(test, 100), segments=False)
     assert torch.equal(torch.cat(list(answers)), again(given.pixels))
     monkeypatch.setattr(training, "train_classifier", None)
     assert entry(shape=shape, recipe=recipe).identity() == identity

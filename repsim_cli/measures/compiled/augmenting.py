@@ -77,7 +77,7 @@ def augment(cost, prices, last, tolerance, far):  # noqa: C901 - compiled loops 
 
 @numba.njit(cache=True, fastmath=FAST_MATH)
 @no_type_check
-def near_prices(cost, prices, widths):  # noqa: C901 - compiled loops stay one function
+def estimate_prices(cost, prices, widths):  # noqa: C901 - compiled loops stay one function
     """Column prices near the optimal ones: potentials of ever narrower entropic couplings, in float32.
 
     widths: in standard deviations of the cost. Any prices start `augment` rightly, so nothing depends on their accuracy

@@ -10,7 +10,7 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.heatmap import colour_range, colours, heatmap
+from repsim_cli.figures.heatmap import choose_card_colours, colour_range, draw_heatmap
 from repsim_cli.findings.analysis import Job
 from repsim_cli.runs.content import Matrix, Measured, Results
 from repsim_cli.runs.reader import read_array
@@ -63,14 +63,14 @@ def _figure(
 ) -> Any:
     card = measure.card
     values = read_array(folder, matrix.values)[row.place, column.place]
-    figure, axes = heatmap(
+    figure, axes = draw_heatmap(
         values,
         row.names,
         column.names,
         title=f"{card['label']} of heads (dots: best matches)\n{measure.estimate['rows']:,} {measure.estimate['unit']}",
         bar_label=matrix.label,
         limits=colour_range(values, card, "values"),
-        colours=colours(card, "values"),
+        colours=choose_card_colours(card, "values"),
         form="{:.2f}",
     )
     for start in row.starts[1:]:

@@ -11,12 +11,12 @@ from repsim_cli.activations.attention import (
     Special,
     attention_readings,
     check_units,
+    cut_sentence_windows,
     head_places,
-    maps,
+    stream_attention_maps,
     units,
-    windows_of,
 )
-from repsim_cli.activations.batching import TokenTally, most_places
+from repsim_cli.activations.batching import TokenTally, count_batch_places
 from repsim_cli.activations.cached import Identities, entries_of
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.readings import Reading
@@ -27,23 +27,23 @@ from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.attention import estimate_attention
-from repsim_cli.engine.bounds import check_disk, check_memory, describe_models, enough
+from repsim_cli.engine.bounds import check_disk, check_memory, describe_models, suggest_memory_limit
 from repsim_cli.engine.cached import Content, open_matrices
 from repsim_cli.engine.comparison import Comparison
-from repsim_cli.engine.cost import Cost, forward_cost, needs, products
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_products, forward_cost
 from repsim_cli.engine.estimates import join
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.matrices import resume
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.record import measure_record
-from repsim_cli.engine.rows import free, hash_models, load_model, prepare, tally
+from repsim_cli.engine.rows import free_memory, hash_models, load_model, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.without_value import keep_matrices
 from repsim_cli.measures import Measure, OfAttention
-from repsim_cli.models.sizes import all_at_once, resident_bytes
+from repsim_cli.models.sizes import are_resident_together, resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.runs import results
-from repsim_cli.runs.cache import key
+from repsim_cli.runs.cache import make_cache_key
 from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Run
@@ -87,7 +87,7 @@ class Attention(Study):
             raise BadInput(
                 f"extract.estimate: attention is compared over all sentences at once, got {extract.estimate}; use full"
             )
-        self.extraction = extraction_of(given, read=attention_readings)
+        self.extraction = make_extraction(given, read=attention_readings)
         self.models, self.readings = self.extraction.live, self.extraction.readings
         self.extract, self.hardware = extract, given["hardware"]
         self.of_maps = {label: bound for label, bound in measure.items() if isinstance(bound, OfAttention)}
@@ -95,7 +95,9 @@ class Attention(Study):
         self.special: Special = special
         need = sum(self.memory().values())
         one = "hardware.resident=one needs less, " if len(self.models) > 1 and len(self._turns()) == 1 else ""
-        advice = f"{enough(need)}, {one}or lower hardware.batch_size or extract.length, or use fewer models"
+        advice = (
+            f"{suggest_memory_limit(need)}, {one}or lower hardware.batch_size or extract.length, or use fewer models"
+        )
         check_memory(need, self.hardware, advice)
         check_disk(
             self.count_stored(),
@@ -107,7 +109,7 @@ class Attention(Study):
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, the maps of a batch (by tokens of one model, by words of all), the sums."""
         heads = {reading.label: sum(layer.width for layer in reading.layers) for reading in self.readings}
-        cells = most_places(self.extract.length, self.hardware) * self.extract.length
+        cells = count_batch_places(self.extract.length, self.hardware) * self.extract.length
         return {
             "Python and its libraries": 0.5e9,
             "weights": max(resident_bytes(turn, self.hardware, together=True) for turn in self._turns()),
@@ -118,7 +120,7 @@ class Attention(Study):
     def _turns(self) -> list[list[Source]]:
         """Which models are in memory together."""
         models = [*self.models.values()]
-        return [models] if all_at_once(models, self.hardware) else [[source] for source in models]
+        return [models] if are_resident_together(models, self.hardware) else [[source] for source in models]
 
     def count_stored(self) -> float:
         """Bytes of the maps in files, estimated."""
@@ -127,7 +129,7 @@ class Attention(Study):
 
     def _cells(self) -> float:
         """Cells of the maps of a head, estimated: a word has two tokens or so, with the special ones."""
-        return self.extract.sequences * (footprint.length_of(self.extraction) / 2) ** 2
+        return self.extract.sequences * (footprint.find_sequence_length(self.extraction) / 2) ** 2
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, heads, pairs, forward passes, memory in GB."""
@@ -146,7 +148,7 @@ class Attention(Study):
             "special tokens": self.special,
             "sentences, at most": extract.sequences,
             "forward passes": footprint.passes_of_all(self.extraction),
-            **needs(
+            **describe_needs(
                 self.costs(heads),
                 self.hardware,
                 memory=self.memory(),
@@ -157,11 +159,11 @@ class Attention(Study):
 
     def costs(self, heads: int) -> dict[str, Cost]:
         """Every pair of heads reads every cell of every sentence, some with a logarithm."""
-        sentences, length = self.extract.sequences, footprint.length_of(self.extraction)
+        sentences, length = self.extract.sequences, footprint.find_sequence_length(self.extraction)
         each = sum(40.0 if label.endswith("_js") else 2.0 for label in self.measures)
         return {
             "forward passes": forward_cost(self.models.values(), sentences, length, self.hardware),
-            "similarity": products(each * self._cells() * heads**2 / 2, self.hardware),
+            "similarity": estimate_products(each * self._cells() * heads**2 / 2, self.hardware),
         }
 
     def run(self, run: Run) -> Results:
@@ -196,7 +198,7 @@ class Attention(Study):
         run.manifest["models_run"] = list(self.models)
         counts, alone = tally(run, self.models), len(self._turns()) > 1
         file = run.folder / STATE
-        state, save = resume(file, key({"models": identities}))
+        state, save = resume(file, make_cache_key({"models": identities}))
         with ExitStack() as held:
             recorders = {}
             if alone:
@@ -218,7 +220,7 @@ class Attention(Study):
 
             def stream(seen: int) -> Iterator[AttentionMaps]:
                 running = Running(modules, sequences, recorders, counts)
-                return maps(self.readings, running, self.special, self.hardware, progress, seen)
+                return stream_attention_maps(self.readings, running, self.special, self.hardware, progress, seen)
 
             layers = [str(layer) for reading in self.readings for layer in reading.layers]
             with run.stage(STAGE):
@@ -235,7 +237,7 @@ class Attention(Study):
         self, run: Run, reading: Reading, sequences: Mapping[str, Sequences], recorder: Recorder, counts: TokenTally
     ) -> None:
         """Runs a model that is in memory no longer than that, and writes its maps into files."""
-        label, names = reading.label, {window_name(window) for window in windows_of(sequences, self.hardware)}
+        label, names = reading.label, {window_name(window) for window in cut_sentence_windows(sequences, self.hardware)}
         if names <= set(recorder.entry.files):
             return
         with run.stage("models"):
@@ -243,9 +245,9 @@ class Attention(Study):
         with run.stage("attention"):
             progress = partial(run.progress, label=f"attention of {label}", unit="batches")
             running = Running(modules, sequences, {label: recorder}, counts)
-            deque(maps([reading], running, self.special, self.hardware, progress), maxlen=0)
+            deque(stream_attention_maps([reading], running, self.special, self.hardware, progress), maxlen=0)
         modules.clear()
-        free()
+        free_memory()
         if not names <= set(recorder.entry.files):
             raise RunFailed(
                 f"model.{label}: its maps cannot be kept while the next model runs, got no room at "

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.figures.frame import legend_beside, line_styles
-from repsim_cli.figures.lines import from_zero, gaps, name_bands, plain
-from repsim_cli.figures.panels import headline, list_models, pages, panels
+from repsim_cli.figures.lines import draw_light_grid, mark_gaps, name_bands, start_at_zero
+from repsim_cli.figures.panels import list_models, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import NEAREST, Axis, Curve, Numbers, Table
@@ -29,7 +29,7 @@ class BarycentreOptions:
     """Says which models are closest to their common shape and furthest, with a map. There are no settings."""
 
 
-def by_depth(table: Table) -> dict[str, list[Row]]:
+def group_by_depth(table: Table) -> dict[str, list[Row]]:
     rows = (dict(zip(table.columns, values, strict=True)) for values in table.rows)
     return {depth: list(some) for depth, some in groupby(rows, key=lambda row: row["depth"])}
 
@@ -52,7 +52,7 @@ def place_models(apart: Float[np.ndarray, "m m"]) -> tuple[Float[np.ndarray, "m 
 
 def sentences(run: Finished) -> Iterator[list[str]]:
     """Says of each depth how far the models are from their common shape, and what chance gives."""
-    for depth, rows in by_depth(run.results.tables[FROM_SHAPE]).items():
+    for depth, rows in group_by_depth(run.results.tables[FROM_SHAPE]).items():
         first, *_, last = sorted(rows, key=lambda row: row["distance"])
         chance = f"rows paired at random: {np.mean([row['chance'] for row in rows]):.2f}"
         if len(rows) == 2:
@@ -77,7 +77,7 @@ def _number(row: Row) -> str:
     return f"{row['distance']:.3f}" + ("" if row["se"] is None else f" (se {row['se']:.2g})")
 
 
-def over_depth(depths: Mapping[str, Sequence[Row]]) -> Curve:
+def make_depth_curve(depths: Mapping[str, Sequence[Row]]) -> Curve:
     """A curve of all models over depth."""
     of_models: dict[str, list[Row]] = {}
     for rows in depths.values():
@@ -102,33 +102,33 @@ def over_depth(depths: Mapping[str, Sequence[Row]]) -> Curve:
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """barycentre: how far models are from their common shape, over depth; barycentre-map: where they are about it"""
     for curve in run.results.curves.values():
-        yield "barycentre", partial(_over_depth, curve, run)
-    for name, depths in pages("barycentre-map", list(by_depth(run.results.tables[MAP])), ACROSS):
+        yield "barycentre", partial(_draw_depth_curve, curve, run)
+    for name, depths in split_into_pages("barycentre-map", list(group_by_depth(run.results.tables[MAP])), ACROSS):
         yield name, partial(_map, depths, run)
 
 
-def _over_depth(curve: Curve, run: Finished) -> Any:
+def _draw_depth_curve(curve: Curve, run: Finished) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=LINES)
     panel = figure.add_axes((0, 0, 1, 1))
     models = [name for name in curve.lines if name != CHANCE]
     for model, style in zip(models, line_styles(len(models)), strict=True):
-        values = gaps(curve.lines[model])
+        values = mark_gaps(curve.lines[model])
         if model in curve.errors:
-            error = gaps(curve.errors[model])
+            error = mark_gaps(curve.errors[model])
             panel.fill_between(curve.at, values - error, values + error, color=style["color"], alpha=0.15, linewidth=0)
         panel.plot(curve.at, values, **style, markersize=3.5, linewidth=1.3, label=model)
-    panel.plot(curve.at, gaps(curve.lines[CHANCE]), color="grey", linestyle=":", linewidth=1.2, label=CHANCE)
-    from_zero([panel])
+    panel.plot(curve.at, mark_gaps(curve.lines[CHANCE]), color="grey", linestyle=":", linewidth=1.2, label=CHANCE)
+    start_at_zero([panel])
     if curve.errors:
         name_bands(panel, ["one standard error"])
     panel.set_xlabel(str(curve.x), fontsize=8)
     panel.set_ylabel(str(curve.y), fontsize=8)
     panel.tick_params(labelsize=7)
-    plain(panel)
+    draw_light_grid(panel)
     legend_beside(panel)
-    headline(figure, f"{list_models(models)}: distance from the shape that they share", _rows(run))
+    set_headline(figure, f"{list_models(models)}: distance from the shape that they share", _rows(run))
     return figure
 
 
@@ -139,13 +139,13 @@ def _rows(run: Finished) -> str:
 
 def _map(shown: Sequence[str], run: Finished) -> Any:
     table = run.results.tables[MAP]
-    depths = by_depth(table)
+    depths = group_by_depth(table)
     models = list(dict.fromkeys(table.column("model")))
     style_of = dict(zip(models, line_styles(len(models)), strict=True))
     chance = {depth: np.mean([row["chance"] for row in rows])
-              for depth, rows in by_depth(run.results.tables[FROM_SHAPE]).items()}  # fmt: skip
+              for depth, rows in group_by_depth(run.results.tables[FROM_SHAPE]).items()}  # fmt: skip
     reach = 1.15 * max(*chance.values(), *(np.hypot(row["first"], row["second"]) for x in depths.values() for row in x))
-    figure, axes = panels(len(shown), len(shown), PANEL, PANEL, gaps=(0.6, 0.75))
+    figure, axes = make_panels(len(shown), len(shown), PANEL, PANEL, gaps=(0.6, 0.75))
     around = np.linspace(0, 2 * np.pi, 200)
     for panel, depth in zip(axes, shown, strict=True):
         rows = depths[depth]
@@ -164,9 +164,9 @@ def _map(shown: Sequence[str], run: Finished) -> Any:
         panel.set_aspect("equal")
         panel.locator_params(nbins=5)
         panel.tick_params(labelsize=7)
-        plain(panel)
+        draw_light_grid(panel)
     legend_beside(axes[-1])
-    headline(
+    set_headline(
         figure,
         f"{list_models(models)} about the shape that they share",
         f"{_rows(run)}; each axis with its share of squared distances",
@@ -185,7 +185,7 @@ def barycentre(run: Finished, options: BarycentreOptions, claims: Sequence[Claim
                 [matrix.about["depth"], label, *map(float, place), *map(float, shares)]
                 for label, place in zip(matrix.rows.layers, places, strict=True)
             ]
-    curve = over_depth(by_depth(run.results.tables[FROM_SHAPE]))
+    curve = make_depth_curve(group_by_depth(run.results.tables[FROM_SHAPE]))
     columns = ["depth", "model", "first", "second", "share of the first", "share of the second"]
     return Part(
         tables={

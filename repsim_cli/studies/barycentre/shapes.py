@@ -42,7 +42,7 @@ class Common(NamedTuple):
         return found
 
 
-def of_one_width(rows: Sequence[Float[Tensor, "n _"]]) -> list[Rows]:
+def convert_to_one_width(rows: Sequence[Float[Tensor, "n _"]]) -> list[Rows]:
     """Brings representations to one width, which changes no distance: more features than rows are rotated into as many
     as there are rows, fewer than the widest has are padded with zeros. Float64."""
     narrow = [x.double() if x.shape[1] <= len(x) else torch.linalg.qr(x.double().T, mode="r").R.T for x in rows]
@@ -50,12 +50,12 @@ def of_one_width(rows: Sequence[Float[Tensor, "n _"]]) -> list[Rows]:
     return [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in narrow]
 
 
-def shapes_of(rows: Sequence[Rows]) -> list[Rows]:
+def normalise_shapes(rows: Sequence[Rows]) -> list[Rows]:
     """Takes out the mean row and brings each representation to Frobenius norm 1. Raises Degenerate for equal rows."""
     return [centre(x)[0] / len(x) ** 0.5 for x in rows]
 
 
-def pairwise(shapes: Sequence[Rows]) -> Float[np.ndarray, "m m"]:
+def compute_squared_procrustes(shapes: Sequence[Rows]) -> Float[np.ndarray, "m m"]:
     """Computes the squared Procrustes distances of all pairs, in [0, 2]."""
     found = np.zeros((len(shapes), len(shapes)))
     for a, b in itertools.combinations(range(len(shapes)), 2):
@@ -63,16 +63,16 @@ def pairwise(shapes: Sequence[Rows]) -> Float[np.ndarray, "m m"]:
     return found
 
 
-def at_least(squared: Float[np.ndarray, "m m"]) -> float:
+def bound_mean_distance(squared: Float[np.ndarray, "m m"]) -> float:
     """Bounds the mean squared distance from the mean shape from below: as turned, no pair is closer than after the best
     rotation of that pair. squared: the Procrustes distances of all pairs."""
     return float(squared.sum()) / 2 / len(squared) ** 2
 
 
-def common_shape(shapes: Sequence[Rows], first: Sequence[Tensor], falls: float = FALLS) -> Common:
+def find_common_shape(shapes: Sequence[Rows], first: Sequence[Tensor], falls: float = FALLS) -> Common:
     """Rotates every shape onto the mean of all, which is then taken anew, until their mean squared distance from it
     stops falling (Gower 1975, without scaling). No step raises it; a lower place that another start leads to is not
-    ruled out, but none is below `at_least`.
+    ruled out, but none is below `bound_mean_distance`.
 
     shapes: of one width, Frobenius norm 1. first: the rotations to begin with. falls: the share of itself by which the
         objective falls until then: distances of unrelated rows are within 1e-4 of where more steps lead at 1e-6, within
@@ -80,7 +80,7 @@ def common_shape(shapes: Sequence[Rows], first: Sequence[Tensor], falls: float =
 
     >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 2.0], [0.0, -2.0]]).double() / 10**0.5
     >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]).double()
-    >>> bool(common_shape([x, x @ turn, x], onto_middle([x, x @ turn, x])).distances.max() < 1e-12)
+    >>> bool(find_common_shape([x, x @ turn, x], rotate_onto_middle([x, x @ turn, x])).distances.max() < 1e-12)
     True
     """
     rotations, objective = list(first), list[float]()
@@ -99,14 +99,20 @@ def rotation(x: Rows, onto: Rows) -> Float[Tensor, "d d"]:
     return u @ vt
 
 
-def onto_middle(shapes: Sequence[Rows], squared: Float[np.ndarray, "m m"] | None = None) -> list[Float[Tensor, "d d"]]:
-    """Rotates every shape onto the one that is closest to all others: where `common_shape` begins. squared: the
+def rotate_onto_middle(
+    shapes: Sequence[Rows], squared: Float[np.ndarray, "m m"] | None = None
+) -> list[Float[Tensor, "d d"]]:
+    """Rotates every shape onto the one that is closest to all others: where `find_common_shape` begins. squared: the
     Procrustes distances of all pairs, where these are known."""
-    middle = shapes[int(np.argmin((pairwise(shapes) if squared is None else squared).sum(0).round(9)))]
+    middle = shapes[
+        int(np.argmin((compute_squared_procrustes(shapes) if squared is None else squared).sum(0).round(9)))
+    ]
     return [rotation(x, middle) for x in shapes]
 
 
-def errors(rows: Sequence[Rows], documents: Int[np.ndarray, " n"], common: Common) -> Float[np.ndarray, " m"] | None:
+def estimate_distance_errors(
+    rows: Sequence[Rows], documents: Int[np.ndarray, " n"], common: Common
+) -> Float[np.ndarray, " m"] | None:
     """Estimates the standard error of each distance from leaving out one group of documents at a time, where shapes,
     rotations and mean are made anew; None for fewer than `FEWEST` documents. rows: of one width."""
     _, place = np.unique(documents, return_inverse=True)
@@ -116,12 +122,12 @@ def errors(rows: Sequence[Rows], documents: Int[np.ndarray, " n"], common: Commo
     found = []
     for group in range(groups):
         kept = torch.from_numpy(np.flatnonzero(place % groups != group))
-        found.append(common_shape(shapes_of([x[kept] for x in rows]), common.rotations, ROUGHLY).distances)
+        found.append(find_common_shape(normalise_shapes([x[kept] for x in rows]), common.rotations, ROUGHLY).distances)
     return np.sqrt((groups - 1) * np.var(found, axis=0))
 
 
-def by_chance(shapes: Sequence[Rows], seed: int) -> Float[np.ndarray, " m"]:
+def compute_chance_distances(shapes: Sequence[Rows], seed: int) -> Float[np.ndarray, " m"]:
     """Computes the distances where the rows of every shape are paired at random, once."""
     draw = np.random.default_rng(seed)
     mixed = [x[torch.from_numpy(draw.permutation(len(x)))] for x in shapes]
-    return common_shape(mixed, onto_middle(mixed), ROUGHLY).distances
+    return find_common_shape(mixed, rotate_onto_middle(mixed), ROUGHLY).distances

@@ -13,9 +13,9 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, describe_models, most_rows
-from repsim_cli.engine.cost import Cost, needs, products
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_products
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
@@ -62,13 +62,13 @@ class Barycentre(StudyOfRows):
             raise BadInput(f"extract.estimate: shapes are of one sample, got {extract.estimate}; use full")
         if depths is not None and layers is not None:
             raise BadInput("options.layers: they stand in place of depths, got both; drop one")
-        self.extraction = extraction_of(given)
+        self.extraction = make_extraction(given)
         self.readings, self.hardware, self.seed = self.extraction.readings, given["hardware"], given["seed"]
-        self.places = self._by_depth(depths) if layers is None else self._find_named(layers)
-        self.most = min(extract.rows, most_rows(models, extract))
+        self.places = self._find_layers_at_depths(depths) if layers is None else self._find_named(layers)
+        self.most = min(extract.rows, count_most_rows(models, extract))
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
-    def _by_depth(self, depths: Sequence[float] | None) -> dict[str, list[int]]:
+    def _find_layers_at_depths(self, depths: Sequence[float] | None) -> dict[str, list[int]]:
         """Finds by depth the number of a layer of each model, among all; depths that have the same layers are one."""
         found: dict[tuple[int, ...], str] = {}
         for depth in DEPTHS if depths is None else depths:
@@ -94,12 +94,12 @@ class Barycentre(StudyOfRows):
             ]
         return found
 
-    def _widest(self, rows: int) -> int:
+    def _bound_width(self, rows: int) -> int:
         return min(rows, max(self.extraction.layers[at].width for of in self.places.values() for at in of))
 
     def memory(self, rows: int) -> dict[str, float]:
         """Bytes, estimated: libraries, weights, the rows, and the shapes of one depth, whole, turned and in groups."""
-        models, wide = len(self.readings), self._widest(rows)
+        models, wide = len(self.readings), self._bound_width(rows)
         return {
             "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * source.parameters for source in self.extraction.live.values()),
@@ -113,7 +113,7 @@ class Barycentre(StudyOfRows):
             "models": describe_models(self.extraction.models, self.hardware),
             "depths": {name: [str(layers[at]) for at in of] for name, of in self.places.items()},
             "rows, at most": self.most,
-            **needs(
+            **describe_needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(self.most),
@@ -123,11 +123,11 @@ class Barycentre(StudyOfRows):
         }
 
     def _costs(self) -> dict[str, Cost]:
-        wide = self._widest(self.most)
+        wide = self._bound_width(self.most)
         turns = STEPS * len(self.readings) * len(self.places) * (4.0 * self.most * wide**2 + 60.0 * wide**3)
         return {
             "forward passes": footprint.cost_of_passes(self.extraction),
-            "rotations": products(turns, self.hardware),
+            "rotations": estimate_products(turns, self.hardware),
         }
 
     def run(self, run: Run) -> Results:
@@ -143,7 +143,9 @@ class Barycentre(StudyOfRows):
         with run.stage("common shapes"):
             for name, of in run.progress(list(self.places.items()), label="common shapes", unit="depths"):
                 layers = [extraction.layers[at] for at in of]
-                common, errors, chance, least = self._common(run, [taken[at] for at in of], layers, documents)
+                common, errors, chance, least = self._measure_common_shape(
+                    run, [taken[at] for at in of], layers, documents
+                )
                 for i, (layer, distance) in enumerate(zip(layers, common.distances, strict=True)):
                     error = None if errors is None else float(errors[i])
                     distances.append([name, layer.model, layer.name, float(distance), error, float(chance[i])])
@@ -168,26 +170,26 @@ class Barycentre(StudyOfRows):
             },
         )
 
-    def _common(
+    def _measure_common_shape(
         self, run: Run, rows: Sequence[Tensor], layers: Sequence[Layer], documents: np.ndarray
     ) -> tuple[shapes.Common, np.ndarray | None, np.ndarray, float]:
         """Makes the common shape of these layers, the errors of the distances from it, what chance gives, and the bound
         by pairs."""
-        whole = shapes.of_one_width(rows)
+        whole = shapes.convert_to_one_width(rows)
         for layer, x in zip(layers, whole, strict=True):
             if bool((x == x[0]).all()):
                 raise BadInput(
                     f"options.depths: rows that differ have a shape, got one vector in all rows of {layer.name} of "
                     f"'{layer.model}'; leave it out"
                 )
-        made = shapes.shapes_of(whole)
-        squared = shapes.pairwise(made)
-        common = shapes.common_shape(made, shapes.onto_middle(made, squared))
+        made = shapes.normalise_shapes(whole)
+        squared = shapes.compute_squared_procrustes(made)
+        common = shapes.find_common_shape(made, shapes.rotate_onto_middle(made, squared))
         if len(common.objective) > shapes.MOST:
             run.warn(f"common shapes: the mean distance still falls after {shapes.MOST} steps")
         try:
-            errors = shapes.errors(whole, documents, common)
+            errors = shapes.estimate_distance_errors(whole, documents, common)
         except Degenerate as error:
             run.warn(f"common shapes: no errors are known ({error})")
             errors = None
-        return common, errors, shapes.by_chance(made, self.seed), shapes.at_least(squared)
+        return common, errors, shapes.compute_chance_distances(made, self.seed), shapes.bound_mean_distance(squared)

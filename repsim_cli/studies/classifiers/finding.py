@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.figures.frame import SHADES, shades
-from repsim_cli.figures.lines import gaps, plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.frame import SHADES, choose_shades
+from repsim_cli.figures.lines import draw_light_grid, mark_gaps
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_chance
+from repsim_cli.findings.evidence import weigh_against_null
 from repsim_cli.runs.content import Curve, Table
 
 Metrics = Mapping[str, float]
@@ -50,11 +50,11 @@ def seeds_differ_beyond_their_training(classifiers: Sequence[Metrics]) -> Weighe
     # the ratio, whose error does not depend on the deviations themselves
     ratio, null = hans / (accuracy + SPREAD), others[:, 0] / (others[:, 1] + SPREAD)
     how = f"{len(both)} seeds against normal ones whose deviations are {SPREAD:g} apart"
-    evidence = by_chance(float(ratio), np.append(null, ratio), how, len(both), f"{FIT} seeds")
+    evidence = weigh_against_null(float(ratio), np.append(null, ratio), how, len(both), f"{FIT} seeds")
     return Weighed(float(hans - accuracy), evidence)
 
 
-def by_model(metrics: Mapping[str, Metrics]) -> Table:
+def make_model_table(metrics: Mapping[str, Metrics]) -> Table:
     """A row per model: accuracy where it was trained to be right, and by heuristic and label."""
     given = [name for name in next(iter(metrics.values())) if all(name in scores for scores in metrics.values())]
     names = [name for name in given if name.count("_") == 0 or name.endswith("entailment")]
@@ -62,7 +62,7 @@ def by_model(metrics: Mapping[str, Metrics]) -> Table:
     return Table(columns=["model", *names], rows=rows)
 
 
-def over_models(table: Table) -> Table:
+def summarise_columns(table: Table) -> Table:
     """The mean, the standard deviation and the ends of every column of numbers."""
     rows = []
     for name in table.columns[1:]:
@@ -97,7 +97,7 @@ def _metrics(table: Table) -> Any:
     axes.set_ylabel("accuracy")
     axes.grid(axis="y", alpha=0.25, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
-    headline(figure, f"{len(table.rows)} classifiers: accuracy by data set", f"bright: {by}" if by else "")
+    set_headline(figure, f"{len(table.rows)} classifiers: accuracy by data set", f"bright: {by}" if by else "")
     return figure
 
 
@@ -107,12 +107,12 @@ def _loss(curves: Sequence[Curve], table: Table) -> Any:
     figure = Figure(figsize=PANEL)
     axes = figure.add_subplot()
     for curve, colour in zip(curves, _shades(table)[0], strict=True):
-        axes.plot(curve.at, gaps(curve.lines["loss"]), color=colour, linewidth=1)
+        axes.plot(curve.at, mark_gaps(curve.lines["loss"]), color=colour, linewidth=1)
     axes.set_xlabel(str(curves[0].x))
     axes.set_ylabel(str(curves[0].y))
     axes.set_ylim(0, None)
-    plain(axes)
-    headline(figure, f"{len(curves)} classifiers: {curves[0].y} over the training")
+    draw_light_grid(axes)
+    set_headline(figure, f"{len(curves)} classifiers: {curves[0].y} over the training")
     return figure
 
 
@@ -121,7 +121,7 @@ def _shades(table: Table) -> tuple[Any, str]:
     from matplotlib import colormaps
 
     if BY not in table.columns:
-        return shades(len(table.rows)), ""
+        return choose_shades(len(table.rows)), ""
     values = np.array(table.column(BY))
     scaled = (values - values.min()) / (np.ptp(values) or 1.0)
     return colormaps["viridis"](SHADES[0] + (SHADES[1] - SHADES[0]) * scaled), "right on lexical overlap, not entailed"
@@ -130,6 +130,6 @@ def _shades(table: Table) -> tuple[Any, str]:
 @analysis(studies=("finetune",), unasked=lambda planned: True, figures=figures)
 def classifiers(run: Finished, options: ClassifierOptions, claims: Sequence[Claim]) -> Part:
     metrics = {label: identity["metrics"] for label, identity in run.manifest["models"].items()}
-    table = by_model(metrics)
+    table = make_model_table(metrics)
     verdicts = [each.verdict("accuracy", list(metrics.values())) for each in claims]
-    return Part(tables={TABLE: table, "over seeds": over_models(table)}, claims=verdicts)
+    return Part(tables={TABLE: table, "over seeds": summarise_columns(table)}, claims=verdicts)

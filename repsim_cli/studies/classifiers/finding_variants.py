@@ -13,10 +13,10 @@ from jaxtyping import Float
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.frame import COLOURS, MARKERS, cycle, legend_beside
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_units
+from repsim_cli.findings.evidence import weigh_mean
 from repsim_cli.runs.content import Facts, Table
 
 TABLE = "variants"
@@ -51,13 +51,13 @@ class Variants:
                     f"name '{self.reference}', or set reference"
                 )
             for variant, entry in entries.items():
-                if not seeds(entry, planned.models):
+                if not list_entry_models(entry, planned.models):
                     raise BadInput(
                         f"models.{task}.{variant}: no such model, got '{entry}'; {did_you_mean(entry, planned.models)}"
                     )
 
 
-def seeds(entry: str, models: Mapping[str, Facts]) -> list[str]:
+def list_entry_models(entry: str, models: Mapping[str, Facts]) -> list[str]:
     """The models of an entry: those of its seeds, or the one of its label."""
     return [label for label, about in models.items() if entry in (label, about.entry)]
 
@@ -81,7 +81,7 @@ class VariantScores(NamedTuple):
         named = {variant: re.fullmatch(rf"{end} (\d+)", variant) for variant in self.values[task]}
         return {int(match[1]): variant for variant, match in named.items() if match}
 
-    def at_share(self, end: str, share: float) -> dict[str, str]:
+    def find_frozen_at_share(self, end: str, share: float) -> dict[str, str]:
         """By task, the variant named `END N` with N this share of the blocks, where there is one."""
         wanted = {task: round(share * blocks) for task in self.values if (blocks := self.blocks.get(task))}
         named = {task: self.find_frozen(task, end).get(count) for task, count in wanted.items()}
@@ -103,7 +103,7 @@ def freezing_the_bottom_costs_less(scores: VariantScores) -> Weighed | Untestabl
             gaps[task] = [scores.changes(task, bottom[n]) - scores.changes(task, top[n]) for n in both]
     if not gaps:
         return Untestable("no task has variants `top N` and `bottom N` of equal N")
-    return _over_tasks(scores, gaps, 0.0)
+    return _average_over_tasks(scores, gaps, 0.0)
 
 
 @claim(
@@ -118,7 +118,9 @@ def frozen_bottom_layers_cost_little(scores: VariantScores) -> Weighed | Untesta
     most = {task: max(bottom.items())[1] for task in scores.values if (bottom := scores.find_frozen(task, "bottom"))}
     if not most:
         return Untestable("no task has a variant `bottom N`")
-    return _over_tasks(scores, {task: [-scores.changes(task, variant)] for task, variant in most.items()}, LITTLE)
+    return _average_over_tasks(
+        scores, {task: [-scores.changes(task, variant)] for task, variant in most.items()}, LITTLE
+    )
 
 
 @claim(
@@ -130,7 +132,7 @@ def frozen_bottom_layers_cost_little(scores: VariantScores) -> Weighed | Untesta
 )
 def freezing_two_thirds_costs_little(scores: VariantScores) -> Weighed | Untestable:
     """Fine-tuning blocks 9 to 12 of 12 and the classifier alone makes no significant difference in performance."""
-    if not (chosen := scores.at_share("bottom", 2 / 3)):
+    if not (chosen := scores.find_frozen_at_share("bottom", 2 / 3)):
         return Untestable("no task has a variant `bottom N` with N two thirds of the blocks")
     return _compute_lost(scores, chosen)
 
@@ -144,17 +146,17 @@ def freezing_two_thirds_costs_little(scores: VariantScores) -> Weighed | Untesta
 )
 def a_third_of_the_blocks_is_enough(scores: VariantScores) -> Weighed | Untestable:
     """With the first 4 of 12 blocks similarly good performance is achieved."""
-    if not (chosen := scores.at_share("first", 1 / 3)):
+    if not (chosen := scores.find_frozen_at_share("first", 1 / 3)):
         return Untestable("no task has a variant `first N` with N a third of the blocks")
     return _compute_lost(scores, chosen)
 
 
 def _compute_lost(scores: VariantScores, chosen: Mapping[str, str]) -> Weighed | Untestable:
     gaps = {task: [-scores.changes(task, variant)] for task, variant in chosen.items()}
-    return _over_tasks(scores, gaps, HALF_A_POINT)
+    return _average_over_tasks(scores, gaps, HALF_A_POINT)
 
 
-def _over_tasks(
+def _average_over_tasks(
     scores: VariantScores, by_task: Mapping[str, Sequence[np.ndarray]], threshold: float
 ) -> Weighed | Untestable:
     """The mean of the tasks' means, with its error over tasks; of a single task over its seeds. A task that several
@@ -167,14 +169,14 @@ def _over_tasks(
         ((task, values),), unit = by_task.items(), "seed"
         alike = len({len(each) for each in scores.values[task].values()}) == 1
         units = np.mean(values, 0).tolist() if alike else units
-    return Weighed(float(np.mean(units)), replace(by_units(units, threshold, unit), unit=unit))
+    return Weighed(float(np.mean(units)), replace(weigh_mean(units, threshold, unit), unit=unit))
 
 
-def of_rows(first: float, second: float, rows: int | None) -> float | None:
+def bound_difference_error(first: float, second: float, rows: int | None) -> float | None:
     """Standard error of the difference of two shares of the same rows that are right, at most: as if each had rows of
     its own. None where the number of rows is not known.
 
-    >>> round(of_rows(0.9, 0.8, 1000), 4)
+    >>> round(bound_difference_error(0.9, 0.8, 1000), 4)
     0.0158
     """
     if rows is None:
@@ -192,7 +194,10 @@ def tabulate(scores: VariantScores) -> Table:
             spread = float(values.std(ddof=1)) if len(values) > 1 else None
             change = error = None
             if variant != scores.reference:
-                change, error = float(scores.changes(task, variant).mean()), of_rows(mean, whole, scores.rows.get(task))
+                change, error = (
+                    float(scores.changes(task, variant).mean()),
+                    bound_difference_error(mean, whole, scores.rows.get(task)),
+                )
             lines.append([task, variant, len(values), mean, spread, change, error])
     return Table(columns=COLUMNS, rows=lines)
 
@@ -239,7 +244,7 @@ def _changes(table: Table, metric: str, reference: str) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     known = any(record["standard error of rows"] is not None for record in compared)
     bars = "bars: one standard error of the evaluation rows" if known else ""
-    headline(figure, f"What each variant changes against '{reference}'", bars)
+    set_headline(figure, f"What each variant changes against '{reference}'", bars)
     return figure
 
 
@@ -251,12 +256,14 @@ def variants(run: Finished, options: Variants, claims: Sequence[Claim]) -> Part:
     for task, entries in options.models.items():
         values[task] = {}
         for variant, entry in entries.items():
-            labels = seeds(entry, run.models)
+            labels = list_entry_models(entry, run.models)
             if lacking := [label for label in labels if options.metric not in metrics[label]]:
                 known = ", ".join(metrics[lacking[0]])
                 raise BadInput(f"metric: '{lacking[0]}' was saved without it, got {options.metric}; known: {known}")
             values[task][variant] = np.array([metrics[label][options.metric] for label in labels])
-    references = {task: seeds(entries[options.reference], run.models)[0] for task, entries in options.models.items()}
+    references = {
+        task: list_entry_models(entries[options.reference], run.models)[0] for task, entries in options.models.items()
+    }
     shares = options.metric == "accuracy"
     rows = {task: evaluated.get(label) if shares else None for task, label in references.items()}
     blocks = {task: run.models[label].blocks for task, label in references.items()}

@@ -7,7 +7,7 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Hardware
 from repsim_cli.engine.bounds import describe_models
-from repsim_cli.engine.cost import trainings
+from repsim_cli.engine.cost import describe_trainings
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
 from repsim_cli.runs.content import Axis, Curve, Results
@@ -41,7 +41,7 @@ class Finetune(Study):
         return {
             "models": describe_models(self.models, Hardware()),
             "labels": list(next(iter(self.models.values())).labels),
-            **trainings(self.models.values(), Hardware()),
+            **describe_trainings(self.models.values(), Hardware()),
         }
 
     def run(self, run: Run) -> Results:

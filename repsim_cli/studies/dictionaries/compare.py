@@ -35,7 +35,9 @@ def explain(x: Float[Tensor, "n d"], predicted: Float[Tensor, "n d"], centre: Fl
     return 1 - float((x - predicted).double().square().sum() / (x - centre).double().square().sum())
 
 
-def quality(dictionary: Dictionary, x: Float[Tensor, "n d"], held_out: Float[Tensor, "k d"]) -> Quality:
+def measure_dictionary_quality(
+    dictionary: Dictionary, x: Float[Tensor, "n d"], held_out: Float[Tensor, "k d"]
+) -> Quality:
     """On rows that were not trained on; whether latents are alive, on all rows."""
     code = encode(dictionary, held_out)
     alive = (code > 0).any(0) | torch.stack([(dictionary.encode(part) > 0).any(0) for part in x.split(BLOCK)]).any(0)
@@ -58,13 +60,13 @@ class Matched(NamedTuple):
     agree: Bool[np.ndarray, " m"]
 
 
-def cosines(a: Float[Tensor, "m d"], b: Float[Tensor, "l d"], absolute: bool) -> Float[np.ndarray, "m l"]:
+def compute_cosines(a: Float[Tensor, "m d"], b: Float[Tensor, "l d"], absolute: bool) -> Float[np.ndarray, "m l"]:
     a, b = (x.double() / x.double().norm(dim=1, keepdim=True).clamp_min(1e-30) for x in (a, b))
     values = (a @ b.T).cpu().numpy()
     return np.abs(values) if absolute else values
 
 
-def one_to_one(values: Float[np.ndarray, "m l"]) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
+def match_one_to_one(values: Float[np.ndarray, "m l"]) -> tuple[Int[np.ndarray, " p"], Int[np.ndarray, " p"]]:
     """The matching of largest sum (Hungarian algorithm)."""
     rows, columns = scipy.optimize.linear_sum_assignment(values, maximize=True)
     return rows, columns
@@ -76,13 +78,13 @@ def match_latents(
     """a, b: directions of the decoder and of the encoder."""
     if len(a["decoder"]) > len(b["decoder"]):
         a, b = b, a
-    values = {side: cosines(a[side], b[side], absolute) for side in ("decoder", "encoder")}
-    partners = {side: one_to_one(cosine) for side, cosine in values.items()}
+    values = {side: compute_cosines(a[side], b[side], absolute) for side in ("decoder", "encoder")}
+    partners = {side: match_one_to_one(cosine) for side, cosine in values.items()}
     decoder, encoder = (values[side][partners[side]] for side in ("decoder", "encoder"))
     return Matched(decoder, encoder, partners["decoder"][1] == partners["encoder"][1])
 
 
-def directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"]) -> dict[str, Tensor]:
+def take_alive_directions(dictionary: Dictionary, alive: Bool[np.ndarray, " m"]) -> dict[str, Tensor]:
     kept = torch.from_numpy(alive).to(dictionary.decoder.device)
     return {"decoder": dictionary.decoder[kept], "encoder": dictionary.encoder.T[kept]}
 
@@ -121,13 +123,13 @@ def correlate(a: Float[Tensor, "n m"], b: Float[Tensor, "n l"]) -> Float[np.ndar
     return (standardise(a).T @ standardise(b)).double().cpu().numpy()
 
 
-def spaces(
+def compare_feature_spaces(
     codes: tuple[Tensor, Tensor], decoders: tuple[Tensor, Tensor], *, least: float, pairings: int, seed: int
 ) -> Spaces | None:
     """Features paired one to one by the correlation of their activations, of those at least `least`; the similarity of
     the paired decoder rows, and that under random pairings. None where fewer than four pairs are left."""
     values = correlate(*codes)
-    rows, columns = one_to_one(values)
+    rows, columns = match_one_to_one(values)
     kept = values[rows, columns] >= least
     rows, columns = rows[kept], columns[kept]
     if len(rows) < LEAST_PAIRS:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 
 CONFIGS = ("config.json", "cfg.json")
 # of the largest decoder norm: below for all others, above for all; relative norms of 0.1 and 0.4 of Minder et al. 2025
@@ -98,7 +98,7 @@ def load(path: str | Path) -> Crosscoder:
 
     Raises BadInput for what holds none, or one that does more than a `Crosscoder` does.
     """
-    file = _file_of(local(path))
+    file = _file_of(expand_path(path))
     with refuse(f"path: {file.name} cannot be read", path, "write it again"):
         tensors = {name: x.float() for name, x in safetensors.torch.load_file(file).items()}
     name = next((name for name in LAYOUTS if name in tensors), None)

@@ -10,13 +10,13 @@ from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.base.settings import Fraction
-from repsim_cli.figures.frame import legend_beside, shades
-from repsim_cli.figures.heatmap import choose_colours, heatmap
-from repsim_cli.figures.lines import plain
-from repsim_cli.figures.panels import columns, headline, list_models, panels
+from repsim_cli.figures.frame import choose_shades, legend_beside
+from repsim_cli.figures.heatmap import choose_colours, draw_heatmap
+from repsim_cli.figures.lines import draw_light_grid
+from repsim_cli.figures.panels import count_columns, list_models, make_panels, set_headline
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, LEVEL, by_jackknife, by_units
+from repsim_cli.findings.evidence import FEWEST, LEVEL, weigh_by_jackknife, weigh_mean
 from repsim_cli.runs.content import CROSS, MATCHED, SPACES, Matrix, Table
 
 OfPairs = Mapping[tuple[str, str], Sequence[float]]  # by pair of models, of every layer or pair of layers
@@ -41,14 +41,14 @@ class FeatureOptions:
     cosine: Fraction = 0.7
 
 
-def shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
+def compute_matched_shares(values: Float[np.ndarray, "sides m"], cosine: float) -> list[float]:
     """Of latents matched by decoder and by encoder, and by both with the same partner."""
     decoder, encoder = values[0] >= cosine, values[1] >= cosine
     return [float(x.mean()) for x in (decoder, encoder, decoder & encoder & (values[2] > 0))]
 
 
 def make_shared_row(matrix: Matrix, values: Float[np.ndarray, "sides m"], cosine: float) -> list[Any]:
-    shared, chance = shares(values[:3], cosine), shares(values[3:], cosine)
+    shared, chance = compute_matched_shares(values[:3], cosine), compute_matched_shares(values[3:], cosine)
     names = " and ".join(matrix.about["dictionaries"])
     means = values[:2].mean(1).tolist()
     return [matrix.rows.model, matrix.about["layer"], names, values.shape[1], *means, *shared, chance[0], chance[2]]
@@ -70,7 +70,7 @@ def seeds_share_few_latents(shared: Mapping[str, Sequence[float]]) -> Weighed | 
     if not shared:
         return Untestable(f"needs dictionaries of two seeds of {FEWEST} models")
     means = [float(np.mean(each)) for each in shared.values()]
-    return Weighed(float(np.mean(means)), by_units(means, 0.5, "model"))
+    return Weighed(float(np.mean(means)), weigh_mean(means, 0.5, "model"))
 
 
 @claim(
@@ -84,7 +84,7 @@ def feature_spaces_are_alike(spaces: OfPairs) -> Weighed | Untestable:
     """Feature spaces of different models are similar under transformations that keep distances."""
     if not spaces:
         return Untestable(f"needs layers of {FEWEST} models with features that correlate")
-    return _over_models(spaces)
+    return _average_over_pairs(spaces)
 
 
 @claim(
@@ -98,10 +98,10 @@ def one_code_serves_other_models(values: OfPairs) -> Weighed | Untestable:
     """The code of one model reconstructs activations of another."""
     if not values:
         return Untestable(f"needs a dictionary of {FEWEST} models (options.universal)")
-    return _over_models(values)
+    return _average_over_pairs(values)
 
 
-def _over_models(values: OfPairs) -> Weighed:
+def _average_over_pairs(values: OfPairs) -> Weighed:
     """The mean over pairs of models, which share models: one model is left out at a time."""
 
     def mean(left_out: str = "") -> float:
@@ -109,19 +109,21 @@ def _over_models(values: OfPairs) -> Weighed:
         return float(np.mean(rest)) if rest else float("nan")
 
     models = dict.fromkeys(model for pair in values for model in pair)
-    return Weighed(mean(), by_jackknife(mean(), 0.0, [mean(model) for model in models], "model"))
+    return Weighed(mean(), weigh_by_jackknife(mean(), 0.0, [mean(model) for model in models], "model"))
 
 
-def seeds_of(run: Finished) -> dict[str, list[float]]:
+def read_seed_shares(run: Finished) -> dict[str, list[float]]:
     """By model, the share of latents that two seeds share, of every pair of seeds and layer."""
     models: dict[str, list[float]] = {}
     for matrix in run.select_kind(MATCHED):
         if all(name.startswith("seed ") for name in matrix.about["dictionaries"]):
-            models.setdefault(matrix.rows.model, []).append(shares(run.array(matrix.values)[:3], PUBLISHED)[2])
+            models.setdefault(matrix.rows.model, []).append(
+                compute_matched_shares(run.array(matrix.values)[:3], PUBLISHED)[2]
+            )
     return models
 
 
-def spaces_of(run: Finished) -> dict[tuple[str, str], list[float]]:
+def read_rsa_excess(run: Finished) -> dict[tuple[str, str], list[float]]:
     """By pair of models, RSA beyond random pairings of every pair of layers."""
     if SPACES not in run.results.tables:
         return {}
@@ -156,10 +158,10 @@ def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[st
     """The share of latents of at least each cosine of decoder rows; a panel per model, a line per layer, the mean over
     pairs of dictionaries. Dotted: random directions."""
     models = list(dict.fromkeys(matrix.rows.model for matrix in matrices))
-    figure, axes = panels(len(models), columns(len(models)), *PANEL, gaps=(0.4, 0.7))
+    figure, axes = make_panels(len(models), count_columns(len(models)), *PANEL, gaps=(0.4, 0.7))
     at = np.linspace(0, 1, 201)
     names = list(dict.fromkeys(matrix.about["layer"] for matrix in matrices))
-    colours = dict(zip(names, shades(len(names)), strict=True))
+    colours = dict(zip(names, choose_shades(len(names)), strict=True))
     for number, (panel, model) in enumerate(zip(axes, models, strict=True)):
         of_model = [matrix for matrix in matrices if matrix.rows.model == model]
         for layer in dict.fromkeys(matrix.about["layer"] for matrix in of_model):
@@ -172,16 +174,16 @@ def _draw_matched(run: Finished, matrices: Sequence[Matrix], options: Mapping[st
         panel.text(options["cosine"], 0.99, "shared ", fontsize=7, **place)
         panel.set_title(model, loc="left", fontsize=9, parse_math=False)
         panel.set_xlabel("cosine of decoder directions", fontsize=8)
-        panel.tick_params(labelsize=7, labelleft=number % columns(len(models)) == 0)
+        panel.tick_params(labelsize=7, labelleft=number % count_columns(len(models)) == 0)
         panel.set_ylim(0, 1.02)
-        plain(panel)
+        draw_light_grid(panel)
     axes[0].set_ylabel("share of latents of at least this", fontsize=8)
-    last = axes[min(len(axes), columns(len(models))) - 1]
+    last = axes[min(len(axes), count_columns(len(models))) - 1]
     for layer in names:
         last.plot([], [], color=colours[layer], label=layer)
     last.plot([], [], color="0.4", ls=":", label="random directions")
     legend_beside(last)
-    headline(
+    set_headline(
         figure,
         f"{list_models(models)}: how many latents two dictionaries share",
         "dictionaries of other seeds, mean over pairs",
@@ -198,7 +200,7 @@ def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
     for row in rows:
         place = layers.index(row[1]), others.index(row[3])
         values[place], p[place] = row[at["rsa"]], row[at["rsa p"]]
-    figure, _ = heatmap(
+    figure, _ = draw_heatmap(
         values,
         layers,
         others,
@@ -214,7 +216,7 @@ def _spaces(table: Table, rows: Sequence[Sequence[Any]]) -> Any:
 
 def _cross(run: Finished, matrix: Matrix) -> Any:
     values = run.array(matrix.values)
-    figure, _ = heatmap(
+    figure, _ = draw_heatmap(
         values,
         matrix.rows.layers,
         matrix.columns.layers,
@@ -244,7 +246,7 @@ def features(run: Finished, options: FeatureOptions, claims: Sequence[Claim]) ->
     for _, encoded, decoded, value, _ in codes:
         if encoded != decoded:
             across.setdefault((encoded, decoded), []).append(value)
-    given = {"seeds": seeds_of(run), "spaces": spaces_of(run), "codes": across}
+    given = {"seeds": read_seed_shares(run), "spaces": read_rsa_excess(run), "codes": across}
     verdicts = [
         each.verdict("dictionaries", values) for on, values in given.items() for each in select_claims(claims, on)
     ]

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float
 
 from repsim_cli.figures.frame import legend_beside, line_styles
-from repsim_cli.figures.lines import plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_light_grid
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import CODED, Axis, Curve, Table
@@ -50,7 +50,7 @@ def _dead(row: Any) -> str:
     return "" if row["never active"] is None else f" ({row['never active']:.0%} of them never active)"
 
 
-def shares(norms: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:
+def compute_norm_shares(norms: Float[np.ndarray, "m s"]) -> Float[np.ndarray, "m s"]:
     """Divides the decoder norms of each latent by their sum over sides."""
     return norms / np.maximum(norms.sum(1, keepdims=True), np.finfo(float).tiny)
 
@@ -62,7 +62,7 @@ def curves(run: Finished) -> Iterator[Curve]:
     ends = np.linspace(0, 1, BINS + 1)
     sides = matrix.columns.layers
     for at, side in list(enumerate(sides))[-1 if len(sides) == 2 else 0 :]:
-        share = shares(norms)[:, at]
+        share = compute_norm_shares(norms)[:, at]
         counts = {
             "active": np.histogram(share[active > 0], ends)[0],
             "never active": np.histogram(share[active == 0], ends)[0],
@@ -96,12 +96,12 @@ def _draw(curves: Sequence[Curve], run: Finished) -> Any:
         panel.set_xlabel(str(curve.x), fontsize=8, parse_math=False)
         panel.set_xlim(0, 1)
         panel.tick_params(labelsize=7)
-        plain(panel)
+        draw_light_grid(panel)
     axes[0].set_ylabel("latents", fontsize=8)
     legend_beside(axes[-1])
     sides = run.results.tables[OF_SIDES]
     explained = ", ".join(f"{row[3]:.2f} of {row[0]}" for row in sides.rows)
-    headline(
+    set_headline(
         figure,
         f"A crosscoder explains {explained}",
         f"{sides.rows[0][6]:,} rows of {sides.rows[0][7]:,} documents; norms in spreads of each side's rows",

@@ -7,8 +7,8 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from repsim_cli.figures.lines import quantities
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_quantities
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import REUSED, Axis, Curve, Table
@@ -37,11 +37,11 @@ class DictionaryTransferOptions:
     """Says what each dictionary is worth in each model. There are no settings."""
 
 
-def rows_of(table: Table) -> list[Row]:
+def list_table_rows(table: Table) -> list[Row]:
     return [dict(zip(table.columns, values, strict=True)) for values in table.rows]
 
 
-def sentence(row: Row, base: Row) -> str:
+def say_dictionary_worth(row: Row, base: Row) -> str:
     """Says what a dictionary is worth in a model, beside the base."""
     said = [_say(row, base, EXPLAINED, "explains", "of the variance")]
     if row[RECOVERED] is not None:
@@ -51,10 +51,10 @@ def sentence(row: Row, base: Row) -> str:
 
 def _say(row: Row, base: Row, score: str, verb: str, of: str) -> str:
     beside = f"{row[f'{score} {BY_SHUFFLED}']:.2f} shuffled"
-    return f"{verb} {row[score]:.2f} {of}, {_against(row, base, score)} ({beside})"
+    return f"{verb} {row[score]:.2f} {of}, {_say_difference_from_base(row, base, score)} ({beside})"
 
 
-def _against(row: Row, base: Row, score: str) -> str:
+def _say_difference_from_base(row: Row, base: Row, score: str) -> str:
     """Says how far a score is from the base's, with the error of their difference over documents."""
     if base[score] is None:
         return "which is not known of the base"
@@ -75,7 +75,7 @@ def say_beyond(documents: int) -> float:
     return float(stdtrit(documents - 1, (1 + LEVEL) / 2))
 
 
-def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+def pair_with_base(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
     """Pairs the rows of models that are not the base with those of the same dictionary in the base."""
     base = {row["dictionary"]: row for row in rows if row["model"] == rows[0]["model"]}
     for row in rows:
@@ -108,15 +108,15 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     for curve in run.results.curves.values():
         if curve.analysis == "dictionary_transfer":
             groups.setdefault(curve.about["quantity"], []).append(curve)
-    yield "dictionaries", partial(_draw, list(groups.values()), rows_of(run.results.tables[IN_MODELS]))
+    yield "dictionaries", partial(_draw, list(groups.values()), list_table_rows(run.results.tables[IN_MODELS]))
 
 
 def _draw(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
-    figure = quantities(groups, ())
-    least = min((row for row, _ in pairs(rows)), key=lambda row: row[EXPLAINED], default=rows[0])
+    figure = draw_quantities(groups, ())
+    least = min((row for row, _ in pair_with_base(rows)), key=lambda row: row[EXPLAINED], default=rows[0])
     base, *others = (row for row in rows if row["dictionary"] == least["dictionary"])
     whose = [f"{row[EXPLAINED]:.2f} of that of {row['model']}" for row in others[:NAMED]]
-    headline(
+    set_headline(
         figure,
         f"{least['dictionary']}: a dictionary of {base['model']} explains {base[EXPLAINED]:.2f} of its variance"
         + "".join(f", {each}" for each in whose),
@@ -129,8 +129,11 @@ def _draw(groups: Sequence[Sequence[Curve]], rows: Sequence[Row]) -> Any:
 @analysis(studies=("dictionary_transfer",), unasked=lambda planned: True, figures=figures)
 def dictionary_transfer(run: Finished, options: DictionaryTransferOptions, claims: Sequence[Claim]) -> Part:
     """Says what each dictionary of the base is worth in the other models, and draws it."""
-    rows = rows_of(run.results.tables[IN_MODELS])
-    said = [[f"{row['dictionary']} in {row['model']}", sentence(row, base)] for row, base in pairs(rows)]
+    rows = list_table_rows(run.results.tables[IN_MODELS])
+    said = [
+        [f"{row['dictionary']} in {row['model']}", say_dictionary_worth(row, base)]
+        for row, base in pair_with_base(rows)
+    ]
     return Part(
         tables={REUSED: Table(columns=["dictionary", "what"], rows=said)},
         curves={f"{curve.about['quantity']}, {curve.about['model']}": curve for curve in curves(rows)},

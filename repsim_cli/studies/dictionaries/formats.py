@@ -22,7 +22,7 @@ from torch import Tensor
 
 from repsim_cli.base.documents import Unreadable, read_json
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, refuse
+from repsim_cli.base.files import expand_path, refuse
 from repsim_cli.runs.results import dumps
 
 WEIGHTS, CONFIG, ALONE = "sae_weights.safetensors", "cfg.json", "params.npz"
@@ -109,7 +109,7 @@ def load(path: str | Path) -> Dictionary:
 
     Raises BadInput for what holds none, or one that does more than a `Dictionary` does.
     """
-    file, form = _file_of(local(path))
+    file, form = _file_of(expand_path(path))
     with refuse(f"path: {file.name} cannot be read", path, "write it again"):
         given = _arrays(file) if file.suffix == ".npz" else safetensors.torch.load_file(file)
     tensors = {name: x.float() for name, x in given.items()}
@@ -125,7 +125,7 @@ def load(path: str | Path) -> Dictionary:
 def _file_of(place: Path) -> "tuple[Path, Callable[[Config, Tensors], Form]]":
     """Finds the file that holds the tensors, and what says how they are used."""
     if place.is_file():
-        return place, FILES.get(place.name, _by_names)
+        return place, FILES.get(place.name, _guess_form)
     for name, form in FILES.items():
         if (place / name).is_file():
             return place / name, form
@@ -186,7 +186,7 @@ def _refuse(config: Config, plain: Mapping[str, Any]) -> None:
             raise BadInput(f"path: {CONFIG} asks for more than is supported, got {key}={config[key]}; fold it first")
 
 
-def _whole(value: Any) -> int | None:
+def _read_integer(value: Any) -> int | None:
     """An integer that JSON or a tensor may hold; 0 where it holds another value, which `load` refuses."""
     if value is None or isinstance(value, bool):
         return None
@@ -198,32 +198,32 @@ def _saelens(config: Config, tensors: Tensors) -> Form:
     if kind not in ARCHITECTURES:
         raise BadInput(f"path: unknown architecture of a dictionary, got {kind!r}; use {', '.join(ARCHITECTURES)}")
     _refuse(config, {"normalize_activations": "none", "rescale_acts_by_decoder_norm": False})
-    k = (_whole(config.get("k")) or 0) if kind == "topk" else None
+    k = (_read_integer(config.get("k")) or 0) if kind == "topk" else None
     return Form(k, bool(config.get("apply_b_dec_to_input", True)), kind == "jumprelu")
 
 
 def _sparsify(config: Config, tensors: Tensors) -> Form:
     _refuse(config, {"activation": "topk", "transcode": False, "skip_connection": False})
-    return Form(_whole(config.get("k")) or 0, True, False)
+    return Form(_read_integer(config.get("k")) or 0, True, False)
 
 
 def _gemma_scope(config: Config, tensors: Tensors) -> Form:
     return Form(None, False, True)
 
 
-def _by_names(config: Config, tensors: Tensors) -> Form:
+def _guess_form(config: Config, tensors: Tensors) -> Form:
     """Of dictionary_learning, and of files without a config: a threshold of a batch's TopK comes with its k, and one
     of a JumpReLU alone, which takes rows as they are; a decoder that has a bias of its own does too."""
     k, threshold = tensors.get("k"), tensors.get("threshold")
     learned = threshold is not None and bool((threshold >= 0).all())  # -1: it was never set
     centred = "decoder.bias" not in tensors and (k is not None or threshold is None)
-    return Form(None if learned or k is None else _whole(k.item()), centred, learned)
+    return Form(None if learned or k is None else _read_integer(k.item()), centred, learned)
 
 
 FILES: Mapping[str, Callable[[Config, Tensors], Form]] = {
     WEIGHTS: _saelens,
     "sae.safetensors": _sparsify,
     ALONE: _gemma_scope,
-    "ae.safetensors": _by_names,
+    "ae.safetensors": _guess_form,
 }
 CONFIGURED = (_saelens, _sparsify)

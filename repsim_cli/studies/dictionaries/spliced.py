@@ -9,17 +9,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import tensors
+from repsim_cli.activations.batching import make_input_tensors
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
-from repsim_cli.activations.next_token import by_sequence, compare, find_next
+from repsim_cli.activations.next_token import average_by_sequence, compare, find_next
 from repsim_cli.activations.places import row_places
 from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.settings import Extract
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.calls import Hooks, exchange, find_entering
-from repsim_cli.models.loading import like_inputs
-from repsim_cli.models.points import Point, copy_tensor, first
+from repsim_cli.models.loading import make_input_template
+from repsim_cli.models.points import Point, copy_tensor, take_hidden_states
 from repsim_cli.models.source import Source, backbone_path
 from repsim_cli.studies.dictionaries.columns import MEAN, SAID, SHUFFLED
 from repsim_cli.studies.dictionaries.formats import Dictionary
@@ -28,10 +28,10 @@ KINDS = (SAID, SHUFFLED, MEAN)
 CELLS = 2**24  # of a code held at a time
 
 
-def refusal(point: HookPoint, source: Source) -> str | None:
+def say_why_unreplaceable(point: HookPoint, source: Source) -> str | None:
     """Says why what passes at a hook point cannot be replaced; None: it can."""
     place = locate(point, source)
-    if place.side == "attention" or place.pick not in (first, copy_tensor) or place.call:
+    if place.side == "attention" or place.pick not in (take_hidden_states, copy_tensor) or place.call:
         return f"what passes at {point} of {source.model_type} cannot be replaced"
     return None
 
@@ -52,13 +52,13 @@ class SpliceReader:
 
     @property
     def device(self) -> str:
-        return str(like_inputs(self.model).device)
+        return str(make_input_template(self.model).device)
 
     def rows(self, batches: Sequence[Sequences], points: Sequence[HookPoint]) -> Iterator[dict[HookPoint, Tensor]]:
         """Reads the rows of these layers, (n, d) each."""
         backbone = self.model.get_submodule(backbone_path(self.model, self.source)) if self.head else self.model
         for batch in self.progress(batches):
-            inputs, mask, more = tensors(batch, self.source, like_inputs(backbone))
+            inputs, mask, more = make_input_tensors(batch, self.source, make_input_template(backbone))
             with capture(backbone, self.source, points) as read:
                 found = read(inputs, mask, **more)
             self.count(batch.mask)
@@ -74,12 +74,12 @@ class SpliceReader:
     ) -> Any:
         """Runs the model, with its head where it has one, with these rows in place of its own; None: with its own.
         Reads its logits, and these hook points."""
-        inputs, mask, given = tensors(batch, self.source, like_inputs(self.model))
+        inputs, mask, given = make_input_tensors(batch, self.source, make_input_template(self.model))
         hooks = Hooks()
         if place is not None and rows is not None:
             backbone = self.model.get_submodule(backbone_path(self.model, self.source))
             module, at = self.source.modules(backbone)[place.module], self.places(batch)
-            (hooks.after if place.side == "output" else hooks.before)(module, _make_hook(rows, at))
+            (hooks.call_after if place.side == "output" else hooks.call_before)(module, _make_hook(rows, at))
         try:
             with capture(self.model, self.source, [*more, *([LOGITS] if self.head else [])]) as read:
                 return read(inputs, mask, **given)
@@ -125,7 +125,9 @@ class Told(NamedTuple):
     alive: Bool[np.ndarray, " m"]
 
 
-def means(reader: SpliceReader, batches: Sequence[Sequences], points: Sequence[HookPoint]) -> dict[HookPoint, Tensor]:
+def compute_layer_means(
+    reader: SpliceReader, batches: Sequence[Sequences], points: Sequence[HookPoint]
+) -> dict[HookPoint, Tensor]:
     """Computes the mean row of each layer."""
     total: dict[HookPoint, Tensor] = {}
     count = 0
@@ -151,7 +153,7 @@ def tell(
 ) -> dict[str, Told]:
     """Measures dictionaries in a model, each at its hook point. members: the numbers of the sequences of each batch."""
     points = list(dict.fromkeys(point for point, _ in dictionaries.values()))
-    middle = means(reader, batches, points)
+    middle = compute_layer_means(reader, batches, points)
     sums = {name: _Sums(sum(map(len, members)), each.width) for name, (_, each) in dictionaries.items()}
     others = {name: shuffle(each, seed) for name, (_, each) in dictionaries.items()}
     for batch, numbers in zip(reader.progress(batches), members, strict=True):
@@ -209,7 +211,7 @@ class _Sums:
 
     def lose(self, kind: str, found: Sequence[Tensor], places: np.ndarray, numbers: Int[np.ndarray, " b"]) -> None:
         known = places.any(1)
-        of_each = by_sequence(torch.stack(list(found)).cpu(), places)[:, torch.from_numpy(known)].numpy()
+        of_each = average_by_sequence(torch.stack(list(found)).cpu(), places)[:, torch.from_numpy(known)].numpy()
         for part, values in zip(("kl", "loss"), of_each, strict=True):
             self.of_next[part][kind][numbers[known]] = values
 

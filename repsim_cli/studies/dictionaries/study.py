@@ -14,11 +14,11 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Medium, Share, Tries
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models, most_rows
+from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, dictionaries_cost, needs
+from repsim_cli.engine.cost import Cost, describe_needs, dictionaries_cost
 from repsim_cli.engine.estimates import Notices, file_warnings
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
@@ -28,17 +28,17 @@ from repsim_cli.studies.dictionaries.compare import (
     MEASURES,
     Matched,
     Quality,
+    compare_feature_spaces,
     cross_reconstruction,
-    directions,
     encode,
     linear_maps,
     match_latents,
-    quality,
+    measure_dictionary_quality,
     random_directions,
-    spaces,
+    take_alive_directions,
 )
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
-from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, train_dictionary
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
 
 HELD_OUT = 10  # one row of so many
 LEAST = 100  # rows
@@ -106,7 +106,7 @@ class Features(StudyOfRows):
         absolute: bool = False,
         **given: Unpack[OfRows],
     ):
-        self.extraction = extraction_of(given)
+        self.extraction = make_extraction(given)
         self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
         if self.extract.estimate != "full":
             got = self.extract.estimate
@@ -119,7 +119,7 @@ class Features(StudyOfRows):
         if self.universal:
             self._check_depths()
         self.given = self._read(dictionaries or {})
-        self.most = min(self.extract.rows, most_rows(self.extraction.models, self.extract))
+        self.most = min(self.extract.rows, count_most_rows(self.extraction.models, self.extract))
         self._check_rows(self.most)
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live, least=LEAST)
 
@@ -198,7 +198,7 @@ class Features(StudyOfRows):
             "latents of each": self.recipe.width,
             "rows, at most": self.most,
             "forward passes, unless stored": footprint.passes_of_all(self.extraction),
-            **needs(
+            **describe_needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(self.most),
@@ -262,7 +262,7 @@ class Features(StudyOfRows):
             return run.progress(items, label=label, unit=unit)
 
         trained.folder(lambda items, **_: progress(items))
-        return [load(folder).to(self.hardware.device) for folder in folders(trained, len(rows))]
+        return [load(folder).to(self.hardware.device) for folder in list_model_folders(trained, len(rows))]
 
     def _compare_known(self, run: Run, layer: Layer, seen: Tensor, held_out: Tensor) -> list[Known]:
         made = {
@@ -273,12 +273,15 @@ class Features(StudyOfRows):
         for name, dictionary in read.items():
             _check_width(name, dictionary, layer, seen.shape[1])
         every = {**made, **{name: dictionary.to(self.hardware.device) for name, dictionary in read.items()}}
-        return [Known(name, dictionary, quality(dictionary, seen, held_out)) for name, dictionary in every.items()]
+        return [
+            Known(name, dictionary, measure_dictionary_quality(dictionary, seen, held_out))
+            for name, dictionary in every.items()
+        ]
 
     def _match_shared(self, run: Run, layer: Layer, known: Sequence[Known]) -> Any:
         """The matched latents of every two dictionaries of a layer, of those that are alive."""
         for first, second in combinations(known, 2):
-            a, b = (directions(each.dictionary, each.quality.alive) for each in (first, second))
+            a, b = (take_alive_directions(each.dictionary, each.quality.alive) for each in (first, second))
             if not (len(a["decoder"]) and len(b["decoder"])):
                 run.warn(f"{layer}: no latent of {first.name} or of {second.name} is alive; they are not matched")
                 continue
@@ -309,7 +312,7 @@ class Features(StudyOfRows):
         notices: Notices = {}
         for a, b in run.progress(pairs, label="feature spaces", unit="pairs of layers"):
             with file_warnings(notices, ["feature spaces"]):
-                compared = spaces(
+                compared = compare_feature_spaces(
                     (codes[a], codes[b]),
                     (firsts[a].decoder, firsts[b].decoder),
                     least=self.least_correlation,

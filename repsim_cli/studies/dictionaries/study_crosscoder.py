@@ -11,10 +11,10 @@ from torch import Tensor
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, describe_models, most_rows
+from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, dictionaries_cost, needs, products
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.cost import Cost, describe_needs, dictionaries_cost, estimate_products
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
@@ -32,7 +32,7 @@ from repsim_cli.studies.dictionaries.columns import (
 from repsim_cli.studies.dictionaries.crosscoders import BETWEEN, OF_ALL, Crosscoder, load, tell_whose
 from repsim_cli.studies.dictionaries.formats import Dictionary
 from repsim_cli.studies.dictionaries.formats import load as load_dictionary
-from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, train_dictionary
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
 from repsim_cli.studies.dictionaries.worth import explain, jackknife
 
 CELLS = 2**24  # of a code held at a time
@@ -88,7 +88,7 @@ class CrosscoderStudy(StudyOfRows):
         models, extract = given["model"], given["extract"]
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: rows of one sample are said, got {extract.estimate}; use full")
-        self.extraction = extraction_of(given)
+        self.extraction = make_extraction(given)
         self.readings, self.hardware, self.seed = self.extraction.readings, given["hardware"], given["seed"]
         self.recipe, self.given = recipe, None
         if path is not None:
@@ -104,7 +104,7 @@ class CrosscoderStudy(StudyOfRows):
             raise BadInput(f"model: the sides of a crosscoder have one width, got {sorted(widths)}; name other layers")
         if self.given is not None:
             self._check(self.given)
-        self.most = min(extract.rows, most_rows(models, extract))
+        self.most = min(extract.rows, count_most_rows(models, extract))
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
     def _places(self, sides: Sequence[Sequence[str]] | None) -> list[int]:
@@ -163,7 +163,7 @@ class CrosscoderStudy(StudyOfRows):
             "latents": self.latents,
             "trained here": self.given is None,
             "rows, at most": self.most,
-            **needs(
+            **describe_needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(self.most),
@@ -176,7 +176,7 @@ class CrosscoderStudy(StudyOfRows):
         features = sum(self.extraction.layers[at].width for at in self.places)
         costs = {
             "forward passes": footprint.cost_of_passes(self.extraction),
-            "codes": products(2.0 * 5 * self.most * features * self.latents, self.hardware),
+            "codes": estimate_products(2.0 * 5 * self.most * features * self.latents, self.hardware),
         }
         if self.given is None:
             seen = self.recipe.steps * self.recipe.batch_size
@@ -248,7 +248,7 @@ class CrosscoderStudy(StudyOfRows):
         with run.stage("training"):
             trained = train_dictionary([joined], self.recipe, seed=self.seed, digest=digest([joined.numpy()]))
             trained.folder(lambda items, **_: run.progress(items, label="crosscoder", unit="steps"))
-            made = load_dictionary(folders(trained, 1)[0])
+            made = load_dictionary(list_model_folders(trained, 1)[0])
         return part_sides(made, means, spreads)
 
 

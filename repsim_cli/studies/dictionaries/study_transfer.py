@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from repsim_cli.activations.batching import lengths_of, of_similar_length
+from repsim_cli.activations.batching import batch_by_length, measure_lengths
 from repsim_cli.activations.hook_points import HookPoint, expand
-from repsim_cli.activations.next_token import HEAD, documents_of
-from repsim_cli.activations.places import rows_of
-from repsim_cli.activations.readings import choose_loading, width
+from repsim_cli.activations.next_token import HEAD, number_documents
+from repsim_cli.activations.places import count_kept_rows
+from repsim_cli.activations.readings import choose_loading, find_point_width
 from repsim_cli.activations.rows import find_used
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
@@ -21,8 +21,8 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
 from repsim_cli.engine.cached import digest
-from repsim_cli.engine.cost import Cost, dictionaries_cost, forward_cost, needs
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.cost import Cost, describe_needs, dictionaries_cost, forward_cost
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.models.source import Source
@@ -31,9 +31,9 @@ from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.dictionaries.columns import COLUMNS, IN_MODELS
 from repsim_cli.studies.dictionaries.formats import Dictionary, load
-from repsim_cli.studies.dictionaries.spliced import CELLS, KINDS, SpliceReader, Told, refusal, tell
-from repsim_cli.studies.dictionaries.train import DictionaryRecipe, folders, train_dictionary
-from repsim_cli.studies.dictionaries.worth import check_told, numbers_of
+from repsim_cli.studies.dictionaries.spliced import CELLS, KINDS, SpliceReader, Told, say_why_unreplaceable, tell
+from repsim_cli.studies.dictionaries.train import DictionaryRecipe, list_model_folders, train_dictionary
+from repsim_cli.studies.dictionaries.worth import check_told, make_worth_cells
 
 LEAST = 8  # sequences
 TRAINED_ON = 0.75  # of the sequences, where dictionaries are trained here
@@ -89,7 +89,7 @@ class DictionaryTransfer(Study):
         for label, source in given["model"].items():
             if not isinstance(source, Source):
                 raise BadInput(f"model.{label}: its layers are replaced in passes, got stored rows; give a model")
-        self.base, self.recipe, self.extraction = base, recipe, extraction_of(given)
+        self.base, self.recipe, self.extraction = base, recipe, make_extraction(given)
         self.live = self.extraction.live
         self.given, self.points = self._read(dictionaries or {})
         for name, point in self.points.items():
@@ -119,12 +119,14 @@ class DictionaryTransfer(Study):
         """Raises BadInput where a dictionary does not fit a layer of a model, or the layer cannot be replaced."""
         try:
             expand([str(point)], "all", self.live[label])
-            features = width(point, self.live[label])
+            features = find_point_width(point, self.live[label])
         except BadInput as error:
             raise BadInput(f"model.{label}: {error}") from None
-        if why := refusal(point, self.live[label]):
+        if why := say_why_unreplaceable(point, self.live[label]):
             raise BadInput(f"model.{label}: {why}; use resid_post, mlp_out or attn_out")
-        wanted = self.given[name].decoder.shape[1] if name in self.given else width(point, self.live[self.base])
+        wanted = (
+            self.given[name].decoder.shape[1] if name in self.given else find_point_width(point, self.live[self.base])
+        )
         if features != wanted:
             raise BadInput(
                 f"options.dictionaries: '{name}' says {wanted} features, got {features} at {point} of '{label}'; "
@@ -142,8 +144,8 @@ class DictionaryTransfer(Study):
 
     def memory(self) -> dict[str, float]:
         """Bytes, estimated: weights, a batch with logits of two passes, codes, rows of a training."""
-        features = max(width(point, self.live[self.base]) for point in self.points.values())
-        batch = self.hardware.batch_size * footprint.length_of(self.extraction)
+        features = max(find_point_width(point, self.live[self.base]) for point in self.points.values())
+        batch = self.hardware.batch_size * footprint.find_sequence_length(self.extraction)
         vocabulary = max(source.vocabulary for source in self.live.values())
         return {
             "Python and its libraries": 0.6e9,
@@ -161,11 +163,11 @@ class DictionaryTransfer(Study):
             "trained here": not self.given,
             "latents of each, at most": self.latents,
             "loss of the next token": [label for label, source in self.live.items() if predicts_next(source)],
-            **needs(self._costs(), self.hardware, memory=self.memory(), figures=2),
+            **describe_needs(self._costs(), self.hardware, memory=self.memory(), figures=2),
         }
 
     def _costs(self) -> dict[str, Cost]:
-        length, count = footprint.length_of(self.extraction), self.extract.sequences
+        length, count = footprint.find_sequence_length(self.extraction), self.extract.sequences
         costs = {"forward passes": Cost()}
         for source in self.live.values():
             replaced = len(KINDS) * len(self.points) if predicts_next(source) else 0
@@ -173,7 +175,7 @@ class DictionaryTransfer(Study):
                 [source], count, length, self.hardware, vocabularies=predicts_next(source)
             )
         if not self.given:
-            features = sum(width(point, self.live[self.base]) for point in self.points.values())
+            features = sum(find_point_width(point, self.live[self.base]) for point in self.points.values())
             seen = self.recipe.steps * self.recipe.batch_size
             costs["training"] = dictionaries_cost(features, self.recipe.width, seen, self.hardware)
         return costs
@@ -183,12 +185,12 @@ class DictionaryTransfer(Study):
         with run.stage("data"):
             sequences = self.extraction.sequences(run)
             self.extraction.count_rows(run, sequences)
-        texts = rows_of(sequences[self.base], self.extract) > 0
+        texts = count_kept_rows(sequences[self.base], self.extract) > 0
         chosen = np.flatnonzero(texts)
         if len(chosen) < LEAST:
             raise BadInput(f"extract.sequences: {LEAST} texts are needed, the data have {len(chosen)}; give more")
         kept = 0 if self.given else round(TRAINED_ON * len(chosen))
-        documents = documents_of(sequences[self.base], run.warn, "data")[chosen[kept:]]
+        documents = number_documents(sequences[self.base], run.warn, "data")[chosen[kept:]]
         found: dict[str, dict[str, Told]] = {}
         dictionaries = dict(self.given)
         for label in [self.base, *(label for label in self.live if label != self.base)]:
@@ -203,7 +205,7 @@ class DictionaryTransfer(Study):
                 check_told(told, f"{label}@{self.points[name]}")
         rows = [
             [label, name, str(point), len(np.unique(documents)),
-             *numbers_of(found[label][name], found[self.base][name] if label != self.base else None, documents)]
+             *make_worth_cells(found[label][name], found[self.base][name] if label != self.base else None, documents)]
             for name, point in self.points.items() for label in found
         ]  # fmt: skip
         return Results(study="dictionary_transfer", tables={IN_MODELS: Table(columns=COLUMNS, rows=rows)})
@@ -230,8 +232,8 @@ class DictionaryTransfer(Study):
         )
 
     def _batches(self, given: Sequences) -> tuple[list[Sequences], list[Int[np.ndarray, " b"]]]:
-        lengths = lengths_of(find_used(given, self.extract))
-        members = list(of_similar_length(lengths, self.hardware))
+        lengths = measure_lengths(find_used(given, self.extract))
+        members = list(batch_by_length(lengths, self.hardware))
         return [given.take(part, int(lengths[part].max())) for part in members], members
 
     def _train(self, run: Run, reader: SpliceReader, given: Sequences) -> dict[str, Dictionary]:
@@ -248,5 +250,5 @@ class DictionaryTransfer(Study):
                 trained = train_dictionary([x], self.recipe, seed=self.seed, digest=digest([x.numpy()]))
                 label = f"{self.base}@{point}"
                 trained.folder(lambda items, *, label=label, **_: run.progress(items, label=label, unit="steps"))
-                made[name] = load(folders(trained, 1)[0])
+                made[name] = load(list_model_folders(trained, 1)[0])
         return made

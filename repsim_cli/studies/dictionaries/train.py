@@ -91,20 +91,20 @@ class Autoencoder(nn.Module):
         return F.relu((x - self.biases[model]) @ self.encoders[model] + self.encoder_biases[model])
 
 
-def largest(values: Float[Tensor, "n m"], k: int) -> Float[Tensor, "n m"]:
+def keep_largest(values: Float[Tensor, "n m"], k: int) -> Float[Tensor, "n m"]:
     """The k largest values per row, on average over the batch; the others are 0."""
     least = values.flatten().topk(min(k * len(values), values.numel()), sorted=False).values.min()
     return torch.where(values >= least, values, 0.0)
 
 
-def loss_of(
+def compute_dictionary_loss(
     autoencoder: Autoencoder, recipe: DictionaryRecipe, rows: Sequence[Tensor], step: int, draw: np.random.Generator
 ) -> Tensor:
     """The share of variance that is not explained, summed over models, and the auxiliary loss of dead latents."""
     chosen = torch.from_numpy(draw.integers(len(rows[0]), size=recipe.batch_size)).to(rows[0].device)
     batch, source = [x[chosen] for x in rows], int(draw.integers(len(rows)))
     values = autoencoder.encode(batch[source], source)
-    code, directions = largest(values, recipe.k), autoencoder.directions()
+    code, directions = keep_largest(values, recipe.k), autoencoder.directions()
     left = [x - code @ decoder - bias for x, decoder, bias in zip(batch, directions, autoencoder.biases, strict=True)]
     loss = torch.stack([x.square().mean() for x in left]).sum()
     with torch.no_grad():
@@ -133,7 +133,7 @@ def train_dictionary(
     return Trained(parts, partial(_fit, rows, recipe, seed))
 
 
-def folders(trained: Trained, models: int) -> list[Path]:
+def list_model_folders(trained: Trained, models: int) -> list[Path]:
     return [trained.folder() / str(model) for model in range(models)]
 
 
@@ -150,7 +150,7 @@ def _fit(
     losses = train(
         autoencoder,
         torch.optim.Adam(weights, lr=recipe.learning_rate),
-        partial(loss_of, autoencoder, recipe, scaled),
+        partial(compute_dictionary_loss, autoencoder, recipe, scaled),
         pace=Pace(progress(range(recipe.steps), label="dictionary", unit="steps"), recipe.rate, 1.0),
         seed=ORDER,
         along=Along(state=scratch / STATE),
@@ -159,7 +159,7 @@ def _fit(
     alone = len(rows) == 1
     with torch.no_grad():
         for model, directions in enumerate(autoencoder.directions()):
-            kept = largest(autoencoder.encode(scaled[model][:THRESHOLD_ROWS], model), recipe.k)
+            kept = keep_largest(autoencoder.encode(scaled[model][:THRESHOLD_ROWS], model), recipe.k)
             active = kept[kept > 0]
             threshold = float(active.min()) * (1 - 1e-6) if len(active) else 0.0  # the least of them is active too
             # of one model, the code has the scale of its rows, and directions have norm 1

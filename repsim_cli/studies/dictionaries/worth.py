@@ -57,7 +57,7 @@ def check_told(told: Told, layer: str) -> None:
         raise RunFailed(f"{layer}: what the dictionary says is not finite; use hardware.dtype=float32")
 
 
-def numbers_of(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) -> list[Any]:
+def make_worth_cells(told: Told, base: Told | None, documents: Int[np.ndarray, " N"]) -> list[Any]:
     """Makes the cells of `COLUMNS` behind the documents. base: the same dictionary in the base, of the same sequences;
     None for the base itself."""
     by_rows = {kind: np.stack([told.left[kind], told.squares]) for kind in (SAID, SHUFFLED)}

@@ -13,14 +13,22 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS, OPTIONS
 from repsim_cli.figures.heatmap import choose_colours
-from repsim_cli.figures.layout import available
-from repsim_cli.figures.panels import bar_beside, headline
+from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.panels import bar_beside, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.groups import codes, points_of
+from repsim_cli.findings.groups import group_layers_by_point, number_groups
 from repsim_cli.runs.content import COMPARED, COSTS, TRUNCATED, UNMEASURED, Measured, Table
 from repsim_cli.studies.grounding import scores
-from repsim_cli.studies.grounding.grading import GRADES, MEASURES, Case, by_test, costs, grade_all, standings
+from repsim_cli.studies.grounding.grading import (
+    GRADES,
+    MEASURES,
+    Case,
+    compute_measure_costs,
+    grade_all,
+    list_grades,
+    list_standings,
+)
 from repsim_cli.studies.grounding.scores import Models, Truncated
 
 GROUPS = ["data", "models of", "group", "models", "mean", "least", "largest"]
@@ -55,16 +63,16 @@ class Grades:
     metric: str = "accuracy"
 
 
-def cases_of(run: Finished, metric: str) -> list[Case]:
+def read_cases(run: Finished, metric: str) -> list[Case]:
     """Those of a run of `grounding`, or the hook points of another run, whose models are one group without groups."""
-    return list(_of_tests(run) if run.results.study == "grounding" else _of_maps(run, metric))
+    return list(_read_test_cases(run) if run.results.study == "grounding" else _read_map_cases(run, metric))
 
 
 def _direction(measured: Measured) -> float:
     return 1.0 if measured.larger_is_closer else -1.0
 
 
-def _of_tests(run: Finished) -> Iterator[Case]:
+def _read_test_cases(run: Finished) -> Iterator[Case]:
     about = run.results.about["samples"]
     failed: dict[tuple[str, str, str], dict[str, str]] = {}
     for measure, data, test, point, why in run.results.tables[UNMEASURED].rows:
@@ -78,13 +86,13 @@ def _of_tests(run: Finished) -> Iterator[Case]:
     for data, sample in about.items():
         for test, groups in sample["tests"].items():
             labels = [model for members in groups.values() for model in members]
-            apart = _apart(run, sample, labels) if len(groups) == 1 else {}
+            apart = _measure_output_differences(run, sample, labels) if len(groups) == 1 else {}
             for point in sample["points"]:
                 where = (data, test, point)
                 models = {
                     label: Models(
-                        similar=by_model(kinds[COMPARED], len(labels)),
-                        groups=codes(groups),
+                        similar=split_by_model(kinds[COMPARED], len(labels)),
+                        groups=number_groups(groups),
                         apart=apart,
                         truncated=compare_truncated(
                             kinds.get(TRUNCATED), sample["probes"].get(f"{test}, {point}"), len(labels)
@@ -95,7 +103,7 @@ def _of_tests(run: Finished) -> Iterator[Case]:
                 yield Case(data, test, point, groups, models, failed.get(where, {}))
 
 
-def by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray, "m m l l"]:
+def split_by_model(values: Float[np.ndarray, "r r"], models: int) -> Float[np.ndarray, "m m l l"]:
     layers = len(values) // models
     return values.reshape(models, layers, models, layers).transpose(0, 2, 1, 3)
 
@@ -110,7 +118,9 @@ def compare_truncated(similar: np.ndarray | None, probes: Mapping[str, Any] | No
     )
 
 
-def _apart(run: Finished, sample: Mapping[str, Any], labels: Sequence[str]) -> dict[str, scores.Square]:
+def _measure_output_differences(
+    run: Finished, sample: Mapping[str, Any], labels: Sequence[str]
+) -> dict[str, scores.Square]:
     """How far these models are apart in accuracy and in what they predict; empty where they have no outputs."""
     predicted = [sample["outputs"].get(label) for label in labels]
     if None in predicted:
@@ -118,19 +128,19 @@ def _apart(run: Finished, sample: Mapping[str, Any], labels: Sequence[str]) -> d
     apart = {scores.ACCURACY: scores.accuracy_apart(np.array([each["accuracy"] for each in predicted]))}
     if all(each["labels"] == predicted[0]["labels"] for each in predicted):
         probabilities = np.array([run.array(each["probabilities"]) for each in predicted])
-        apart[scores.DIVERGENCE] = scores.divergence_of(probabilities)
-        apart[scores.DISAGREEMENT] = scores.disagreement_of(probabilities)
+        apart[scores.DIVERGENCE] = scores.compute_js_divergence(probabilities)
+        apart[scores.DISAGREEMENT] = scores.compute_disagreement(probabilities)
     return apart
 
 
-def _of_maps(run: Finished, metric: str) -> Iterator[Case]:
+def _read_map_cases(run: Finished, metric: str) -> Iterator[Case]:
     """At every hook point the models whose layers there are those of the first model, under each measure."""
     measured = next(iter(run.maps.values()), None)
     if measured is None:
         return
     groups = run.groups or {"": list(measured.places)}
     names = [model for members in groups.values() for model in members]
-    points = {model: points_of(run.models[model]) for model in names}
+    points = {model: group_layers_by_point(run.models[model]) for model in names}
 
     def layers_at(model: str, point: str) -> list[str]:
         return [run.models[model].layers[i] for i in points[model][point].places] if point in points[model] else []
@@ -143,11 +153,13 @@ def _of_maps(run: Finished, metric: str) -> Iterator[Case]:
         for label, layers in run.maps.items():
             at = np.array([[layers.places[names[i]].start + p for p in points[names[i]][point].places] for i in kept])
             similar = layers.values[at[:, None, :, None], at[None, :, None, :]] * _direction(layers.measure)
-            models[label] = Models(similar=similar, groups=codes(groups)[kept], apart=apart if not run.groups else {})
+            models[label] = Models(
+                similar=similar, groups=number_groups(groups)[kept], apart=apart if not run.groups else {}
+            )
         yield Case("", "", point, groups, models, {})
 
 
-def of_groups(run: Finished, cases: Sequence[Case], metric: str) -> list[list[Any]]:
+def list_group_accuracies(run: Finished, cases: Sequence[Case], metric: str) -> list[list[Any]]:
     """Of every group the accuracy of its models: whether they differ as they should."""
     rows = {}
     for case in cases:
@@ -186,7 +198,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
         if row["score"] is not None:
             place = order.index(row["measure"]), tests.index((row["test"], row["data"], row["models of"]))
             values[place] = row["rank"]
-    limit, height = available(), ROW * len(order)
+    limit, height = find_available_width(), ROW * len(order)
     wide = COLUMN if limit is None else min(COLUMN, 0.7 * limit / len(tests))
     ranks = RANKS if limit is None else min(RANKS, limit - wide * len(tests))
     width = ranks + 0.08 + wide * len(tests)
@@ -216,7 +228,7 @@ def _figure(point: str, rows: Sequence[Mapping[str, Any]], standing: Table, leve
     right.tick_params(axis="x", top=True, bottom=False, labeltop=True, labelbottom=False)
     bar_beside(figure, shown, "rank in the test; equal where it does not separate measures; grey: no score")
     bands = f"lines: {100 * level:g} % over models" if any(standing.column("low")) else ""
-    headline(figure, f"{len(order)} measures in tests with known answers, the best at the top: {point}", bands)
+    set_headline(figure, f"{len(order)} measures in tests with known answers, the best at the top: {point}", bands)
     return figure
 
 
@@ -247,7 +259,9 @@ def _costs(table: Table) -> Any:
             _label(axes, row, rows, lines, fontsize=5, color="0.35")
     axes.set_xlabel("seconds of CPU time per pair of layers")
     axes.set_ylabel("mean rank")
-    headline(figure, "Grade and cost of measures", "line: none is both faster and better; names where there is room")
+    set_headline(
+        figure, "Grade and cost of measures", "line: none is both faster and better; names where there is room"
+    )
     axes.grid(alpha=0.25, linewidth=0.5)
     return figure
 
@@ -292,19 +306,21 @@ def _places(rows: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]
 
 @analysis(studies=("similarity", "grounding"), unasked=lambda planned: planned.study == "grounding", figures=figures)
 def grades(run: Finished, options: Grades, claims: Sequence[Claim]) -> Part:
-    cases = cases_of(run, options.metric)
+    cases = read_cases(run, options.metric)
     tests = [each for case in cases for each in grade_all(case)]
     if not any(each.of for each in tests):
         raise BadInput(
             "no test applies, got a run without two models of the same layers and without three layers of one hook "
             "point; select more layers, or models of several seeds"
         )
-    cost = costs(run.results.tables[COSTS]) if COSTS in run.results.tables else {}
-    rows = [[*standing, *cost.get(standing.measure, [None] * 3)] for standing in standings(tests, run.level)]
+    cost = compute_measure_costs(run.results.tables[COSTS]) if COSTS in run.results.tables else {}
+    rows = [[*standing, *cost.get(standing.measure, [None] * 3)] for standing in list_standings(tests, run.level)]
     return Part(
         tables={
-            "grades": Table(columns=GRADES, rows=list(by_test(tests, run.level))),
+            "grades": Table(columns=GRADES, rows=list(list_grades(tests, run.level))),
             "measures by grade": Table(columns=MEASURES, rows=rows),
-            f"{options.metric} of groups": Table(columns=GROUPS, rows=of_groups(run, cases, options.metric)),
+            f"{options.metric} of groups": Table(
+                columns=GROUPS, rows=list_group_accuracies(run, cases, options.metric)
+            ),
         }
     )

@@ -14,9 +14,9 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.evidence import ranks
+from repsim_cli.findings.evidence import normalise_ranks
 from repsim_cli.runs.content import Table
-from repsim_cli.studies.grounding.finding import cases_of
+from repsim_cli.studies.grounding.finding import read_cases
 from repsim_cli.studies.grounding.grading import grade_all, rank
 
 FILE = Path(str(resources.files("repsim_cli"))) / "assets" / "published" / "resi.csv"
@@ -64,12 +64,12 @@ def read_published() -> dict[str, dict[str, float]]:
     return tests
 
 
-def agreement(
+def correlate_with_interval(
     x: Float[np.ndarray, " k"], y: Float[np.ndarray, " k"], level: float
 ) -> tuple[float, float | None, float | None]:
     """Spearman's rho, and its interval if pairs were drawn independently: of Fisher's z with the error of Bonett and
     Wright (2000), which covers 0.95 to 0.98 at 8 to 23 pairs; none of fewer than eight."""
-    value = float(ranks(x) @ ranks(y))
+    value = float(normalise_ranks(x) @ normalise_ranks(y))
     if len(x) < FEWEST:
         return value, None, None
     z, error = np.arctanh(np.clip(value, -NEAR_ONE, NEAR_ONE)), np.sqrt((1 + value**2 / 2) / (len(x) - 3))
@@ -79,7 +79,7 @@ def agreement(
 
 @analysis(studies=("grounding",))
 def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
-    ours = scores(run, options.pairs)
+    ours = average_separation_scores(run, options.pairs)
     theirs = read_published()
     rows, agreements = [], []
     places: dict[str, list[tuple[float, float]]] = {}
@@ -92,14 +92,14 @@ def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
         for measure, *numbers in zip(both, x, rank(x), y, rank(y), strict=True):
             rows.append([measure, test, *map(float, numbers)])
             places.setdefault(measure, []).append((numbers[1], numbers[3]))
-        agreements.append([test, len(both), *agreement(x, y, run.level)])
+        agreements.append([test, len(both), *correlate_with_interval(x, y, run.level)])
     if not rows:
         raise BadInput(
             f"tests: none has groups and three measures that were published, got {', '.join(options.pairs)}; "
             "name the tests of the run"
         )
     x, y = (np.array([np.mean([place[side] for place in each]) for each in places.values()]) for side in (0, 1))
-    agreements.append([ALL, len(places), *agreement(x, y, run.level)])
+    agreements.append([ALL, len(places), *correlate_with_interval(x, y, run.level)])
     return Part(
         tables={
             "measures beside ReSi": Table(columns=BESIDE, rows=rows),
@@ -108,10 +108,10 @@ def resi(run: Finished, options: Resi, claims: Sequence[Claim]) -> Part:
     )
 
 
-def scores(run: Finished, tests: Mapping[str, str]) -> dict[str, dict[str, float]]:
+def average_separation_scores(run: Finished, tests: Mapping[str, str]) -> dict[str, dict[str, float]]:
     """By test, the average precision of every measure, averaged over samples and hook points."""
     precisions: dict[str, dict[str, list[float]]] = {}
-    for case in cases_of(run, "accuracy"):
+    for case in read_cases(run, "accuracy"):
         for each in grade_all(case) if case.of in tests else ():
             if each.test == "separation":
                 for measure, (value, _) in each.of.items():

@@ -81,7 +81,7 @@ def leave_out(
         return np.empty(0)
     scores = []
     for i in range(models.count):
-        some = models.only(np.delete(np.arange(models.count), i))
+        some = models.keep_models(np.delete(np.arange(models.count), i))
         try:
             scores.append(score(some) if applies(some) else np.nan)
         except Degenerate:
@@ -107,10 +107,12 @@ class Field(NamedTuple):
     halves: Sequence[Float[np.ndarray, "k k"]]
 
 
-def field_of(tests: Sequence[Graded], level: float) -> Field:
+def build_field(tests: Sequence[Graded], level: float) -> Field:
     labels = list(dict.fromkeys(label for each in tests for label in (*each.of, *each.why)))
     return Field(
-        labels, _kin(np.array([_scores(each, labels) for each in tests])), [_half(x, labels, level) for x in tests]
+        labels,
+        _kin(np.array([_scores(each, labels) for each in tests])),
+        [_compute_half_widths(x, labels, level) for x in tests],
     )
 
 
@@ -128,7 +130,7 @@ def _kin(scores: Float[np.ndarray, "t k"]) -> np.ndarray:
     )
 
 
-def _half(each: Graded, labels: Sequence[str], level: float) -> Float[np.ndarray, "k k"]:
+def _compute_half_widths(each: Graded, labels: Sequence[str], level: float) -> Float[np.ndarray, "k k"]:
     if each.models < 3:
         return np.zeros((len(labels), len(labels)))
     left = np.array([each.of[label][1] if label in each.of else np.full(each.models, np.nan) for label in labels])
@@ -136,7 +138,9 @@ def _half(each: Graded, labels: Sequence[str], level: float) -> Float[np.ndarray
     return np.nan_to_num(spread * scipy.stats.t.ppf((1 + level) / 2, each.models - 1), nan=np.inf)
 
 
-def places(scores: Float[np.ndarray, " k"], half: Float[np.ndarray, "k k"], kin: np.ndarray) -> Float[np.ndarray, " k"]:
+def rank_measures(
+    scores: Float[np.ndarray, " k"], half: Float[np.ndarray, "k k"], kin: np.ndarray
+) -> Float[np.ndarray, " k"]:
     """Ranks, 1 the best: every other group of near-duplicates counts 1 where it is better and a half where it is not
     told apart, by the share of its measures that are; NaN without a score."""
     ahead = scores[None] - scores[:, None]
@@ -147,7 +151,7 @@ def places(scores: Float[np.ndarray, " k"], half: Float[np.ndarray, "k k"], kin:
     return np.where(known, 1 + counted @ weights, np.nan)
 
 
-def band(
+def compute_jackknife_band(
     value: float, left: Float[np.ndarray, " m"], level: float, lowest: float, highest: float
 ) -> tuple[float | None, float | None]:
     """A t interval from the jackknife over models; none of fewer than three, or where one of them has no score."""
@@ -157,14 +161,14 @@ def band(
     return max(lowest, float(value - half)), min(highest, float(value + half))
 
 
-def by_test(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
+def list_grades(tests: Sequence[Graded], level: float) -> Iterator[list[Any]]:
     """A row for every measure in every test; without a score it says why."""
-    field = field_of(tests, level)
+    field = build_field(tests, level)
     for each, half in zip(tests, field.halves, strict=True):
-        ranks = dict(zip(field.labels, places(_scores(each, field.labels), half, field.kin), strict=True))
+        ranks = dict(zip(field.labels, rank_measures(_scores(each, field.labels), half, field.kin), strict=True))
         where = [each.test, each.case.data, each.case.of, each.case.point]
         for label, (value, left) in each.of.items():
-            ends = band(value, left, level, SCORES[each.test].lowest, 1.0)
+            ends = compute_jackknife_band(value, left, level, SCORES[each.test].lowest, 1.0)
             yield [label, *where, value, *ends, each.chance, each.p.get(label), float(ranks[label]), each.models, ""]
         for label, why in each.why.items():
             yield [label, *where, None, None, None, each.chance, None, None, each.models, why]
@@ -184,13 +188,15 @@ class Standing(NamedTuple):
     behind: int | None
 
 
-def standings(tests: Sequence[Graded], level: float) -> list[Standing]:
+def list_standings(tests: Sequence[Graded], level: float) -> list[Standing]:
     """The measures by their mean rank, the best first, with a band from the jackknife over models: of tests of the same
     models together, tests of other models are independent. A rank that is not defined without some model counts as if
     it did not vary."""
-    field = field_of(tests, level)
+    field = build_field(tests, level)
     labels, groups = field.labels, len(set(field.kin.tolist()))
-    whole = np.array([places(_scores(x, labels), h, field.kin) for x, h in zip(tests, field.halves, strict=True)])
+    whole = np.array(
+        [rank_measures(_scores(x, labels), h, field.kin) for x, h in zip(tests, field.halves, strict=True)]
+    )
     counts = (~np.isnan(whole)).sum(0)
     variance, apart, freedom = np.zeros(len(labels)), np.zeros((len(labels), len(labels))), np.inf
     same: dict[Any, list[int]] = {}
@@ -202,7 +208,10 @@ def standings(tests: Sequence[Graded], level: float) -> list[Standing]:
             variance, apart = variance + np.nan, apart + np.nan
             continue
         left = np.array(
-            [[places(_scores(tests[i], labels, m), field.halves[i], field.kin) for i in some] for m in range(count)]
+            [
+                [rank_measures(_scores(tests[i], labels, m), field.halves[i], field.kin) for i in some]
+                for m in range(count)
+            ]
         )
         left = np.where(np.isnan(left), np.nan_to_num(whole[some]), left).sum(1) / counts.clip(1)
         variance = variance + left.var(0) * (count - 1)
@@ -241,7 +250,7 @@ class MeasureCost(NamedTuple):
     needed: int
 
 
-def costs(table: Table) -> dict[str, MeasureCost]:
+def compute_measure_costs(table: Table) -> dict[str, MeasureCost]:
     """By measure, over all data: mean seconds per pair, and the largest number of rows that is needed."""
     by_measure: dict[str, MeasureCost] = {}
     for label in dict.fromkeys(table.column("measure")):

@@ -78,7 +78,7 @@ class Measurement:
     notices: list[str] = field(default_factory=list)
 
 
-def measurement(measure: Measure, layers: GradedLayers) -> Measurement:
+def make_measurement(measure: Measure, layers: GradedLayers) -> Measurement:
     """Everything that the tests need of a measure."""
     made = Measurement()
     try:
@@ -107,7 +107,7 @@ def measurement(measure: Measure, layers: GradedLayers) -> Measurement:
             continue
         try:
             whole = [layers.rows[i] for i in layers.compared[place].ravel()]
-            made.truncated[place] = _to_truncated(measure, whole, models, layers.labels)
+            made.truncated[place] = _compare_with_truncated(measure, whole, models, layers.labels)
         except Degenerate as error:
             made.failed[place] = f"components deleted: {error}"
     return made
@@ -165,7 +165,7 @@ def _spearman(x: Tensor, y: Tensor) -> float | None:
     return float(np.corrcoef(scipy.stats.rankdata(x.numpy()), scipy.stats.rankdata(y.numpy()))[0, 1])
 
 
-def _to_truncated(
+def _compare_with_truncated(
     measure: Measure,
     whole: Sequence[Tensor],
     truncated: Sequence[Mapping[int, Tensor]],
@@ -182,7 +182,7 @@ def _to_truncated(
     return np.array(rows)
 
 
-def truncations(layers: Sequence[Float[Tensor, "n _"]]) -> list[dict[int, Float[Tensor, "n _"]]]:
+def truncate_layers(layers: Sequence[Float[Tensor, "n _"]]) -> list[dict[int, Float[Tensor, "n _"]]]:
     """Every layer without its smallest principal components, by how many are left: half of those of the narrowest
     layer, a quarter, ..., 1 (Ding et al. 2021)."""
     most = min(min(x.shape) for x in layers)

@@ -11,19 +11,19 @@ import torch
 from repsim_cli import measures
 from repsim_cli.base.errors import BadInput, Degenerate
 from repsim_cli.findings.analysis import Finished
-from repsim_cli.findings.groups import codes
+from repsim_cli.findings.groups import number_groups
 from repsim_cli.measures import Card, Measure, Pairwise
 from repsim_cli.runs import folders, reader
 from repsim_cli.studies.grounding import grading
-from repsim_cli.studies.grounding.finding import by_model, cases_of, compare_truncated
+from repsim_cli.studies.grounding.finding import compare_truncated, read_cases, split_by_model
 from repsim_cli.studies.grounding.grading import GRADES, Case
 from repsim_cli.studies.grounding.measure import (
     GradedLayers,
     Measurement,
     Place,
-    measurement,
+    make_measurement,
     probe_accuracy,
-    truncations,
+    truncate_layers,
 )
 from repsim_cli.studies.grounding.scores import Models
 
@@ -86,18 +86,18 @@ def grade(
     (7, 7, True)
     """
     mine = Pairwise(name=MINE, card=card, prepare=prepare, compare=compare)
-    cases, seconds = _of_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine)
+    cases, seconds = _grade_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine)
     tests = [each for case in cases for each in grading.grade_all(case)]
-    standings = grading.standings(tests, level)
+    standings = grading.list_standings(tests, level)
     standing = next((each for each in standings if each.measure == MINE), None)
     if standing is None:
         raise Degenerate(f"no test gives it a score, got {tests[0].why[MINE]}; check prepare and compare")
     place = 1 + sum(each.mean < standing.mean for each in standings)
-    rows = [dict(zip(GRADES, row, strict=True)) for row in grading.by_test(tests, level) if row[0] == MINE]
+    rows = [dict(zip(GRADES, row, strict=True)) for row in grading.list_grades(tests, level) if row[0] == MINE]
     return Grade(standing.mean, standing.low, standing.high, place, len(standings), rows, seconds)
 
 
-def _of_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
+def _grade_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
     """The tests of a run, with this measure beside the others, and its seconds per pair."""
     finished = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     if finished.results.study != "grounding":
@@ -108,9 +108,9 @@ def _of_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
     made, seconds = {}, []
     for data, about in finished.results.about["samples"].items():
         layers = _read_stored(finished, about)
-        made[data] = measurement(mine, layers)
+        made[data] = make_measurement(mine, layers)
         seconds += [cost.seconds for cost in made[data].costs[:1]]
-    cases = [_beside(case, made[case.data], mine) for case in cases_of(finished, "accuracy")]
+    cases = [_add_measure(case, made[case.data], mine) for case in read_cases(finished, "accuracy")]
     return cases, float(np.mean(seconds)) if seconds else float("nan")
 
 
@@ -127,7 +127,7 @@ def _read_stored(run: Finished, about: dict[str, Any]) -> GradedLayers:
         rows=rows,
         compared=compared,
         truncated={
-            (test, point): truncations([rows[i] for i in at.ravel()])
+            (test, point): truncate_layers([rows[i] for i in at.ravel()])
             for (test, point), at in compared.items()
             if f"{test}, {point}" in about["probes"]
         },
@@ -135,7 +135,7 @@ def _read_stored(run: Finished, about: dict[str, Any]) -> GradedLayers:
     )
 
 
-def _beside(case: Case, made: Measurement, mine: Measure) -> Case:
+def _add_measure(case: Case, made: Measurement, mine: Measure) -> Case:
     """The case with this measure added."""
     place, sign = (case.of, case.point), 1 if mine.card.larger_is_closer else -1
     if place not in made.compared:
@@ -144,7 +144,7 @@ def _beside(case: Case, made: Measurement, mine: Measure) -> Case:
     cut = like.truncated and made.truncated.get(place)
     models = replace(
         like,
-        similar=by_model(sign * made.compared[place], like.count),
+        similar=split_by_model(sign * made.compared[place], like.count),
         truncated=replace(like.truncated, similar=sign * cut.reshape(like.truncated.similar.shape))
         if like.truncated is not None and cut is not None
         else None,
@@ -168,7 +168,7 @@ def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
         for place, cut in layers.truncated.items()
     }
     bound = {name: measures.get(name) for name in BESIDE} | {MINE: mine}
-    made = {name: measurement(measure, layers) for name, measure in bound.items()}
+    made = {name: make_measurement(measure, layers) for name, measure in bound.items()}
     cases = []
     for (test, point), groups in tests.items():
         of, failed = {}, {}
@@ -180,8 +180,8 @@ def _grade_planted(mine: Measure) -> tuple[list[Case], float]:
             count = sum(map(len, groups.values()))
             cut = made[name].truncated.get(place)
             of[name] = Models(
-                similar=by_model(sign * made[name].compared[place], count),
-                groups=codes(groups),
+                similar=split_by_model(sign * made[name].compared[place], count),
+                groups=number_groups(groups),
                 apart={},
                 truncated=compare_truncated(None if cut is None else sign * cut, probes.get(place), count),
             )
@@ -220,7 +220,7 @@ def plant_models() -> tuple[GradedLayers, Mapping[Place, Mapping[str, Sequence[s
         names=names,
         rows=rows,
         compared={seeds: at[:SEEDS], apart: at[:, -1:]},
-        truncated={seeds: truncations([rows[i] for i in at[:SEEDS].ravel()])},
+        truncated={seeds: truncate_layers([rows[i] for i in at[:SEEDS].ravel()])},
         labels=(first[:, 0] > 0).long(),
     )
     return layers, {seeds: {"a": groups["a"]}, apart: groups}

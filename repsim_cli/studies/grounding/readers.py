@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from repsim_cli.activations.batching import lengths_of, of_similar_length
+from repsim_cli.activations.batching import batch_by_length, measure_lengths
 from repsim_cli.activations.inputs import name_errors
-from repsim_cli.activations.outputs import output_padding, outputs
-from repsim_cli.activations.places import rows_of
+from repsim_cli.activations.outputs import compute_logits, output_padding
+from repsim_cli.activations.places import count_kept_rows
 from repsim_cli.activations.readings import Reading
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import match_labels
-from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.study import OfModels
-from repsim_cli.findings.groups import points_of
-from repsim_cli.models.source import AnySource, facts
+from repsim_cli.findings.groups import group_layers_by_point
+from repsim_cli.models.source import AnySource, describe_model
 from repsim_cli.studies.grounding.measure import Place
 
 HEAD = "AutoModelForSequenceClassification"
@@ -63,14 +63,14 @@ class SampleReader(Extraction):
         return [(test, point) for test in self.tests for point in self.points]
 
 
-def reader_of(where: str, sample: Sample, given: OfModels) -> SampleReader:
+def make_sample_reader(where: str, sample: Sample, given: OfModels) -> SampleReader:
     """Raises BadInput, below the key path `where`, for tests that the models of the run do not allow."""
     every = given["model"]
     tests = {test: _members(f"{where}.tests.{test}", groups, every) for test, groups in sample.tests.items()}
     if not tests:
         raise BadInput(f"{where}.tests: none is named, got {{}}; write {{TEST: {{GROUP: ENTRY}}}}")
     labels = dict.fromkeys(label for groups in tests.values() for members in groups.values() for label in members)
-    read = extraction_of(
+    read = make_extraction(
         {**given, "model": {label: every[label] for label in labels}, "data": sample.data}, among=every
     )
     points = _points(where, read.readings)
@@ -96,7 +96,10 @@ def _members(where: str, groups: Mapping[str, str], model: Mapping[str, AnySourc
 
 def _points(where: str, read: Sequence[Reading]) -> dict[str, dict[str, list[str]]]:
     """By hook point, the layers of each model there. Raises BadInput where a model lacks a hook point."""
-    by_model = {reading.label: points_of(facts(reading.label, reading.source, reading.layers)) for reading in read}
+    by_model = {
+        reading.label: group_layers_by_point(describe_model(reading.label, reading.source, reading.layers))
+        for reading in read
+    }
     first = next(iter(by_model.values()))
     points: dict[str, dict[str, list[str]]] = {point: {} for point in first}
     for reading in read:
@@ -133,13 +136,13 @@ class PredictedClasses(NamedTuple):
     accuracy: float
 
 
-def predictions(
+def predict_classes(
     reader: SampleReader, sequences: Mapping[str, Sequences], numbers: Int[np.ndarray, " n"]
 ) -> dict[str, PredictedClasses]:
     """Of the classifiers among the models."""
     labels = next(iter(sequences.values())).labels
     made = {}
-    counts = rows_of(next(iter(sequences.values())), reader.extract)
+    counts = count_kept_rows(next(iter(sequences.values())), reader.extract)
     at = np.repeat(np.arange(len(counts)), counts)[numbers]  # a sequence may give no row
     for label, source in reader.live.items():
         if labels is None or not (source.has_head and source.labels):
@@ -147,8 +150,8 @@ def predictions(
         given = sequences[label].take(at)
         module = name_errors(label, partial(source.with_head, HEAD)).to(reader.devices[label])
         padding = output_padding(module, given, segments=source.segments)
-        batches = list(of_similar_length(lengths_of(given.mask), reader.hardware, padding))
-        logits = torch.cat(list(outputs(module, given, batches, segments=source.segments))).cpu()
+        batches = list(batch_by_length(measure_lengths(given.mask), reader.hardware, padding))
+        logits = torch.cat(list(compute_logits(module, given, batches, segments=source.segments))).cpu()
         probabilities = logits.double().softmax(-1).numpy()[np.argsort(np.concatenate(batches))]
         right = match_labels(source.labels, labels.names, f"model.{label}")
         correct = right.correct(probabilities.argmax(-1), labels.codes[at])

@@ -14,7 +14,7 @@ import scipy
 from jaxtyping import Bool, Float, Int
 
 from repsim_cli.base.errors import Degenerate
-from repsim_cli.findings.evidence import ROUNDING, orders, ranks
+from repsim_cli.findings.evidence import ROUNDING, list_permutations, normalise_ranks
 
 Square = Float[np.ndarray, "m m"]
 FEWEST = 4  # models, for a correlation over their pairs
@@ -54,7 +54,7 @@ class Models:
     apart: Mapping[str, Square]
     truncated: Truncated | None = None
 
-    def only(self, kept: Int[np.ndarray, " k"]) -> "Models":
+    def keep_models(self, kept: Int[np.ndarray, " k"]) -> "Models":
         """Some of the models."""
         square, cut = np.ix_(kept, kept), self.truncated
         return Models(
@@ -118,7 +118,7 @@ def monotonicity(models: Models) -> float:
 
 def order_of_layers(models: Models) -> float:
     """Spearman's rho of similarity and closeness of layers, averaged over layers and directions."""
-    return _mean_rho((side, -np.arange(len(side))) for side in _sides(models))
+    return _average_rho((side, -np.arange(len(side))) for side in _sides(models))
 
 
 # ---- groups of models ----
@@ -131,7 +131,7 @@ class GroupPairs(NamedTuple):
     across: Float[np.ndarray, " q"]
 
 
-def _by_group(models: Models) -> list[GroupPairs]:
+def _list_group_pairs(models: Models) -> list[GroupPairs]:
     pairs = []
     for group in np.unique(models.groups):
         members = models.groups == group
@@ -148,7 +148,7 @@ def separation(models: Models) -> float:
 
     precisions = [
         average_precision_score([1] * len(within) + [0] * len(across), np.concatenate([within, across]))
-        for within, across in _by_group(models)
+        for within, across in _list_group_pairs(models)
     ]
     return float(np.mean(precisions))
 
@@ -161,33 +161,35 @@ def precision_of_noise(positives: int, pairs: int) -> float:
 
 def conformity(models: Models) -> float:
     """How often a pair within a group is more similar than one across groups; ties count as no."""
-    return float(np.mean([(_sign(within[:, None] - across) > 0).mean() for within, across in _by_group(models)]))
+    return float(
+        np.mean([(_sign(within[:, None] - across) > 0).mean() for within, across in _list_group_pairs(models)])
+    )
 
 
 # ---- differences that are known ----
 
 
-def _above(square: Square) -> Float[np.ndarray, " pairs"]:
+def _take_upper_triangle(square: Square) -> Float[np.ndarray, " pairs"]:
     return square[np.triu_indices(len(square), 1)]
 
 
-def correlation(name: str) -> Callable[[Models], float]:
+def make_correlation_score(name: str) -> Callable[[Models], float]:
     """Spearman's rho, over pairs of models, of their distance and how far they are `apart`."""
-    return lambda models: _rho(-_above(models.last), _above(models.apart[name]))
+    return lambda models: _rho(-_take_upper_triangle(models.last), _take_upper_triangle(models.apart[name]))
 
 
-def p_of_correlation(name: str) -> Callable[[Models], float]:
+def make_correlation_p(name: str) -> Callable[[Models], float]:
     """Of a correlation at least as large, over orders of the models: all of them, or of more than 5040 the observed one
     and 1999 drawn."""
 
     def p(models: Models) -> float:
-        (permuted,), _ = orders([models.count])
+        (permuted,), _ = list_permutations([models.count])
         above = np.triu_indices(models.count, 1)
         placed = np.zeros((models.count, models.count))
-        placed[above] = ranks(_above(models.apart[name]))
+        placed[above] = normalise_ranks(_take_upper_triangle(models.apart[name]))
         placed += placed.T
-        rhos = placed[permuted[:, above[0]], permuted[:, above[1]]] @ ranks(-models.last[above])
-        return float((rhos >= correlation(name)(models) - ROUNDING).mean())
+        rhos = placed[permuted[:, above[0]], permuted[:, above[1]]] @ normalise_ranks(-models.last[above])
+        return float((rhos >= make_correlation_score(name)(models) - ROUNDING).mean())
 
     return p
 
@@ -196,7 +198,7 @@ def accuracy_apart(accuracy: Float[np.ndarray, " m"]) -> Square:
     return np.abs(accuracy[:, None] - accuracy)
 
 
-def divergence_of(probabilities: Float[np.ndarray, "m n c"]) -> Square:
+def compute_js_divergence(probabilities: Float[np.ndarray, "m n c"]) -> Square:
     """Jensen-Shannon divergence of predicted distributions in bits, averaged over rows."""
 
     def entropy(p: np.ndarray) -> np.ndarray:
@@ -208,7 +210,7 @@ def divergence_of(probabilities: Float[np.ndarray, "m n c"]) -> Square:
     return np.array(pairs)
 
 
-def disagreement_of(probabilities: Float[np.ndarray, "m n c"]) -> Square:
+def compute_disagreement(probabilities: Float[np.ndarray, "m n c"]) -> Square:
     """Share of rows for which two models predict different classes."""
     answers = probabilities.argmax(-1)
     return (answers[:, None] != answers).mean(-1)
@@ -221,8 +223,8 @@ def sensitivity(models: Models) -> float:
     """Spearman's rho of the distance of a truncated layer to the whole one and the accuracy that a probe loses,
     averaged over layers and models of which it loses any."""
     cut = _cut(models)
-    layers = zip(_flat(cut.similar), _flat(cut.loss), strict=True)
-    return _mean_rho((-similar, loss) for similar, loss in layers if np.ptp(loss))
+    layers = zip(_flatten_layers(cut.similar), _flatten_layers(cut.loss), strict=True)
+    return _average_rho((-similar, loss) for similar, loss in layers if np.ptp(loss))
 
 
 def specificity(models: Models) -> float:
@@ -236,7 +238,7 @@ def specificity(models: Models) -> float:
     return float(((nearer[cut.damaged] < 0).mean() + (nearer[~cut.damaged] > 0).mean()) / 2)
 
 
-def _flat(values: Float[np.ndarray, "m l k"]) -> Float[np.ndarray, "_ k"]:
+def _flatten_layers(values: Float[np.ndarray, "m l k"]) -> Float[np.ndarray, "_ k"]:
     return values.reshape(-1, values.shape[-1])
 
 
@@ -256,12 +258,12 @@ def _rho(x: np.ndarray, y: np.ndarray) -> float:
     """Spearman's rho. Raises Degenerate where x, which a measure gives, is constant."""
     if np.ptp(x) <= ROUNDING:
         raise Degenerate("all similarities are equal")
-    return float(ranks(x) @ ranks(y))
+    return float(normalise_ranks(x) @ normalise_ranks(y))
 
 
-def _mean_rho(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
+def _average_rho(pairs: Iterator[tuple[np.ndarray, np.ndarray]]) -> float:
     """Over the pairs; a constant x counts 0 unless all are. Raises Degenerate where all are."""
-    rhos = [float(ranks(x) @ ranks(y)) if np.ptp(x) > ROUNDING else None for x, y in pairs]
+    rhos = [float(normalise_ranks(x) @ normalise_ranks(y)) if np.ptp(x) > ROUNDING else None for x, y in pairs]
     if all(rho is None for rho in rhos):
         raise Degenerate("all similarities are equal")
     return float(np.mean([rho or 0.0 for rho in rhos]))
@@ -281,13 +283,15 @@ class TestScore:
 
 def _correlate_known(name: str) -> TestScore:
     return TestScore(
-        of=correlation(name),
+        of=make_correlation_score(name),
         chance=lambda models: 0.0,
         applies=lambda models: (
-            models.count >= FEWEST and name in models.apart and np.ptp(_above(models.apart[name])) > ROUNDING
+            models.count >= FEWEST
+            and name in models.apart
+            and np.ptp(_take_upper_triangle(models.apart[name])) > ROUNDING
         ),
         lowest=-1.0,
-        p=p_of_correlation(name),
+        p=make_correlation_p(name),
     )
 
 
@@ -319,10 +323,15 @@ SCORES: Mapping[str, TestScore] = {
         of=separation,
         chance=lambda models: float(
             np.mean(
-                [precision_of_noise(len(within), len(within) + len(across)) for within, across in _by_group(models)]
+                [
+                    precision_of_noise(len(within), len(within) + len(across))
+                    for within, across in _list_group_pairs(models)
+                ]
             )
         ),
-        applies=lambda models: bool(_by_group(models)),
+        applies=lambda models: bool(_list_group_pairs(models)),
     ),
-    "conformity": TestScore(of=conformity, chance=lambda models: 0.5, applies=lambda models: bool(_by_group(models))),
+    "conformity": TestScore(
+        of=conformity, chance=lambda models: 0.5, applies=lambda models: bool(_list_group_pairs(models))
+    ),
 }

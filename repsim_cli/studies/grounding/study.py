@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repsim_cli.activations.cached import Identities
-from repsim_cli.activations.inputs import describe, sequences_of
+from repsim_cli.activations.inputs import describe, make_sequences
 from repsim_cli.activations.places import row_labels
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
@@ -20,12 +20,12 @@ from repsim_cli.base.settings import Several
 from repsim_cli.engine import cost, footprint
 from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models
 from repsim_cli.engine.cached import Content, open_units
-from repsim_cli.engine.checks import check_measure, suitable
+from repsim_cli.engine.checks import check_measure, select_suitable
 from repsim_cli.engine.record import card_record
 from repsim_cli.engine.rows import hash_models, open_rows, prepare
 from repsim_cli.engine.study import OfModels, Study
 from repsim_cli.measures import Measure
-from repsim_cli.runs.cache import key
+from repsim_cli.runs.cache import make_cache_key
 from repsim_cli.runs.content import (
     COMPARED,
     COSTS,
@@ -45,11 +45,17 @@ from repsim_cli.studies.grounding.measure import (
     Measurement,
     PairCost,
     Place,
-    measurement,
+    make_measurement,
     probe_accuracy,
-    truncations,
+    truncate_layers,
 )
-from repsim_cli.studies.grounding.readers import PredictedClasses, Sample, SampleReader, predictions, reader_of
+from repsim_cli.studies.grounding.readers import (
+    PredictedClasses,
+    Sample,
+    SampleReader,
+    make_sample_reader,
+    predict_classes,
+)
 
 
 @studies.register("grounding")
@@ -85,11 +91,13 @@ class Grounding(Study):
         self.models, self.extract, self.hardware = dict(given["model"]), extract, given["hardware"]
         self.seed, self.cache = given["seed"], given.get("cache", True)
         self.slow, self.slow_rows = slow or [], slow_rows
-        self.samples = {name: reader_of(f"options.samples.{name}", sample, given) for name, sample in samples.items()}
+        self.samples = {
+            name: make_sample_reader(f"options.samples.{name}", sample, given) for name, sample in samples.items()
+        }
         read = {reading.label: reading for reader in self.samples.values() for reading in reader.readings}
         self.readings = list(read.values())
         layers = [layer for reading in self.readings for layer in reading.layers]
-        self.measures, self.skipped = suitable(
+        self.measures, self.skipped = select_suitable(
             measure, lambda bound: check_measure(bound, layers, extract, labelled=True), skip_unsuitable
         )
         check_rows_fit(self.memory, extract.rows, self.hardware, next(iter(self.samples.values())).live)
@@ -133,7 +141,7 @@ class Grounding(Study):
             "measures": list(self.measures),
             "pairs of layers": sum(pairs.values()),
             "forward passes": forward,
-            **cost.needs(costs, hardware, memory=self.memory(extract.rows), activations=stored, figures=2),
+            **cost.describe_needs(costs, hardware, memory=self.memory(extract.rows), activations=stored, figures=2),
         }
 
     def run(self, run: Run) -> Results:
@@ -148,7 +156,7 @@ class Grounding(Study):
     def _read_sample(self, run: Run, name: str, reader: SampleReader, identities: Identities) -> "Made":
         """A sample read by all its models, and measured."""
         with run.stage(f"data of {name}"):
-            sequences = sequences_of(reader.live, reader.tokenizers, reader.data, self.extract, self.seed)
+            sequences = make_sequences(reader.live, reader.tokenizers, reader.data, self.extract, self.seed)
             description, notices = describe(sequences, reader.data, self.extract)
             run.input(f"data of {name}", description)
             for notice in notices:
@@ -163,7 +171,7 @@ class Grounding(Study):
         codes = row_labels(next(iter(sequences.values())), self.extract)
         labels = None if codes is None else torch.from_numpy(codes[numbers])
         with run.stage(f"outputs of {name}"):
-            predicted = predictions(reader, sequences, numbers)
+            predicted = predict_classes(reader, sequences, numbers)
         layers, probes = self._layers(reader, taken, labels)
         content = Content.of(reader, sequences, identities, by=__name__, tests=reader.tests)
         with run.stage(f"similarity, {name}"):
@@ -193,7 +201,7 @@ class Grounding(Study):
             if len(reader.tests[test]) > 1 or labels is None:
                 continue
             whole = [of[layer] for layers in models for layer in layers]
-            cut = truncations(whole)
+            cut = truncate_layers(whole)
             truncated[test, point] = cut
             probes[test, point] = {
                 "components": list(cut[0]),
@@ -214,16 +222,18 @@ class Grounding(Study):
 
     def _measure(self, run: Run, sample: str, layers: GradedLayers, content: Content | None) -> dict[str, Measurement]:
         """Every measure, a unit of work each."""
-        keys = {} if content is None else {label: content.of_matrix(bound) for label, bound in self.measures.items()}
-        keys = {label: of and key({"matrix": of, "rows": self.rows_of(label)}) for label, of in keys.items()}
+        keys = (
+            {} if content is None else {label: content.make_matrix_key(bound) for label, bound in self.measures.items()}
+        )
+        keys = {label: of and make_cache_key({"matrix": of, "rows": self.rows_of(label)}) for label, of in keys.items()}
         measured = {}
         with open_units(run, "grounding", keys) as (known, keep):
             for label in run.progress(list(self.measures), label=f"measures, {sample}", unit="measures"):
                 if label in known:
-                    made = _from_tensors(known[label], layers)
+                    made = _decode_measurement(known[label], layers)
                 else:
-                    made = measurement(self.measures[label], layers.first(self.rows_of(label)))
-                    keep(label, _to_tensors(made))
+                    made = make_measurement(self.measures[label], layers.first(self.rows_of(label)))
+                    keep(label, _encode_measurement(made))
                 for notice in made.notices:
                     run.warn(f"{sample}: {notice}")
                 measured[label] = made
@@ -328,7 +338,7 @@ class Made:
         }
 
 
-def _to_tensors(made: Measurement) -> dict[str, Tensor]:
+def _encode_measurement(made: Measurement) -> dict[str, Tensor]:
     about = {
         "failed": [[*place, why] for place, why in made.failed.items()],
         "costs": made.costs,
@@ -340,7 +350,7 @@ def _to_tensors(made: Measurement) -> dict[str, Tensor]:
     return parts
 
 
-def _from_tensors(parts: Mapping[str, Tensor], layers: GradedLayers) -> Measurement:
+def _decode_measurement(parts: Mapping[str, Tensor], layers: GradedLayers) -> Measurement:
     about = json.loads(bytes(parts["about"].tolist()))
     kinds: dict[str, dict[Place, np.ndarray]] = {COMPARED: {}, TRUNCATED: {}}
     for name, values in parts.items():

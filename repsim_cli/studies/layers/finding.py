@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import blocks_named
-from repsim_cli.figures.lines import quantities
-from repsim_cli.figures.panels import headline, list_models
+from repsim_cli.figures.lines import draw_quantities
+from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import all_of, by_units
-from repsim_cli.findings.layers import block_of
+from repsim_cli.findings.evidence import require_all_parts, weigh_mean
+from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve, Table
 from repsim_cli.studies.layers.columns import (
     ALIKE,
@@ -61,7 +61,7 @@ class LayersOptions:
     """Every number of a layer over depth, and the layers that stand out. There are no settings."""
 
 
-def by_model(table: Table) -> Rows:
+def group_by_model(table: Table) -> Rows:
     """Lists the rows of each model, in the order of its layers."""
     rows: dict[str, list[Mapping[str, Any]]] = {}
     for values in table.rows:
@@ -88,7 +88,7 @@ def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form
     if len(known) < 2:
         return ""
     best = (max if highest else min)(known, key=lambda i: layers[i][column])
-    alike = [i for i in known if not _apart(i, best, layers, errors, column)]
+    alike = [i for i in known if not _are_told_apart(i, best, layers, errors, column)]
     values, last = [layers[i][column] for i in alike], known[-1]
     low, high = min(values), max(values)
     span = f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"
@@ -103,7 +103,7 @@ def say_extreme(layers: Layers, errors: Layers, column: str, highest: bool, form
     return form.format(where=named, span=span, end=end)
 
 
-def _apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bool:
+def _are_told_apart(i: int, best: int, layers: Layers, errors: Layers, column: str) -> bool:
     """Tells whether two layers differ by more than `TOLD` errors of their difference, were they of different texts: of
     the same texts they are told apart more easily. Numbers without an error are not told apart."""
     of_both = [errors[a][column] for a in (i, best)]
@@ -116,7 +116,7 @@ def middle_less(rows: Rows, column: str, where: Callable[[float], bool]) -> list
     others."""
     gaps = []
     for layers in rows.values():
-        blocks = [row for row in layers if block_of(row["layer"]) is not None and row[column] is not None]
+        blocks = [row for row in layers if read_block_number(row["layer"]) is not None and row[column] is not None]
         shares = [i / (len(blocks) - 1) for i in range(len(blocks))] if len(blocks) > 1 else []
         inside = [row[column] for row, at in zip(blocks, shares, strict=False) if abs(at - 0.5) <= 0.25]
         others = [row[column] for row, at in zip(blocks, shares, strict=False) if where(at)]
@@ -138,9 +138,9 @@ def dimension_peaks_inside(rows: Rows) -> Weighed | Untestable:
     found = [gaps for gaps in ends if gaps is not None]
     if len(found) < len(ends):
         return Untestable("needs models with an intrinsic dimension in the middle and at both ends")
-    parts = [by_units(gaps, 0.0, "model") for gaps in found]
+    parts = [weigh_mean(gaps, 0.0, "model") for gaps in found]
     means = [float(np.mean(gaps)) for gaps in found]
-    return Weighed(min(means), replace(all_of(parts), se=parts[int(np.argmin(means))].se))
+    return Weighed(min(means), replace(require_all_parts(parts), se=parts[int(np.argmin(means))].se))
 
 
 @claim(
@@ -155,7 +155,7 @@ def middle_layers_tell_classes_better(rows: Rows) -> Weighed | Untestable:
     gaps = middle_less(rows, SAME_CLASS, lambda at: at == 1)
     if gaps is None:
         return Untestable("needs data with classes")
-    return Weighed(float(np.mean(gaps)), by_units(gaps, 0.0, "model"))
+    return Weighed(float(np.mean(gaps)), weigh_mean(gaps, 0.0, "model"))
 
 
 def curves(rows: Rows, errors: Rows) -> Iterator[Curve]:
@@ -192,12 +192,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
-    figure = quantities(groups, (KL_WITHOUT,))
-    rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
+    figure = draw_quantities(groups, (KL_WITHOUT,))
+    rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     column, highest, form = FORMS[0]
     found = [(model, say_extreme(layers, errors[model], column, highest, form)) for model, layers in rows.items()]
     k = run.results.about["k"]
-    headline(
+    set_headline(
         figure,
         *(
             [f"{model}: {what}" for model, what in found]
@@ -212,7 +212,7 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
 @analysis(studies=("layers",), unasked=lambda planned: True, figures=figures)
 def layers(run: Finished, options: LayersOptions, claims: Sequence[Claim]) -> Part:
     """Draws every number of a layer over depth, and says which layers stand out."""
-    rows, errors = (by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
+    rows, errors = (group_by_model(run.results.tables[name]) for name in (OF_LAYER, OF_LAYER_ERRORS))
     return Part(
         claims=[each.verdict("layers", rows) for each in claims],
         tables={STANDS_OUT: Table(columns=["model", "what"], rows=list(sentences(rows, errors)))},

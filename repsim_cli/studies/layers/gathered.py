@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.rows import RowBlock
-from repsim_cli.studies.layers.scores import curvatures, entropies, influences
+from repsim_cli.studies.layers.scores import compute_block_influences, compute_curvatures, compute_prompt_entropies
 
 STRAIGHT, MIXED = 3, 2  # tokens of a text of which there are two steps, and an entropy
 
@@ -60,17 +60,17 @@ def _add(layer: OfLayer, x: Float[Tensor, "n d"], before: Tensor | None, lengths
         places = (ends[some] - length)[:, None] + np.arange(length)
         texts = x[torch.from_numpy(places).to(x.device)]
         if length >= MIXED:
-            entropy[some] = entropies(texts).cpu().numpy()
+            entropy[some] = compute_prompt_entropies(texts).cpu().numpy()
         if length >= STRAIGHT:
-            curvature[some] = curvatures(texts).cpu().numpy()
+            curvature[some] = compute_curvatures(texts).cpu().numpy()
     layer.entropy.append(entropy)
     layer.curvature.append(curvature)
     if before is not None and before.shape == x.shape:
-        changed = influences(before, x).cpu()
+        changed = compute_block_influences(before, x).cpu()
         sums = torch.zeros(len(lengths), dtype=changed.dtype).index_add(0, text.cpu(), changed)
         layer.influence.append((sums / torch.from_numpy(lengths)).numpy())
 
 
-def texts_of(counts: Int[np.ndarray, " N"], of_sequence: Sequence[int] | np.ndarray) -> np.ndarray:
+def select_text_values(counts: Int[np.ndarray, " N"], of_sequence: Sequence[int] | np.ndarray) -> np.ndarray:
     """Keeps what is said of sequences for those that are texts."""
     return np.asarray(of_sequence)[counts > 0]

@@ -31,7 +31,7 @@ class NearestDistances(NamedTuple):
     values: Float[Tensor, "n m"]
 
 
-def nearest(x: Float[Tensor, "n d"], count: int) -> NearestDistances:
+def find_nearest_distances(x: Float[Tensor, "n d"], count: int) -> NearestDistances:
     """Finds the nearest rows of every row, and how far they are, float64."""
     x = x.double()
     x = x - x.mean(0)
@@ -47,7 +47,7 @@ def nearest(x: Float[Tensor, "n d"], count: int) -> NearestDistances:
     return NearestDistances(torch.cat(rows), torch.where(squared > FLAT * 4 * squares.max(), squared, 0.0).sqrt())
 
 
-def dimension(near: NearestDistances, k: int, texts: Int[np.ndarray, " n"]) -> LayerEstimate:
+def estimate_intrinsic_dimension(near: NearestDistances, k: int, texts: Int[np.ndarray, " n"]) -> LayerEstimate:
     """Estimates the intrinsic dimension at the scale of k neighbours: the most likely one by the ratios of the
     distances to neighbour 2k and neighbour k (Gride, Denti et al. 2022); TwoNN (Facco et al. 2017) where k is 1.
 
@@ -103,7 +103,7 @@ def effective_rank(x: Float[Tensor, "n d"]) -> float:
     return math.exp(float(torch.special.entr(variances / variances.sum()).sum()))
 
 
-def entropies(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
+def compute_prompt_entropies(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
     """Computes for each text the entropy of the shares of its tokens' (t, t) products along their principal
     directions, over log min(t, d), so that 1 says that all directions count alike (Skean et al. 2025, prompt entropy);
     NaN for zeros."""
@@ -112,7 +112,7 @@ def entropies(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
     return torch.special.entr(shares / shares.sum(1, keepdim=True)).sum(1) / math.log(min(texts.shape[1:]))
 
 
-def curvatures(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
+def compute_curvatures(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
     """Computes for each text the mean angle in degrees between a step from token to token and the next step (Hosseini
     and Fedorenko 2023): 0 for a straight line, 120 on average for independent rows; NaN where two tokens are equal."""
     steps = texts.double().diff(dim=1)
@@ -121,7 +121,7 @@ def curvatures(texts: Float[Tensor, "s t d"]) -> Float[Tensor, " s"]:
     return torch.rad2deg(cosines.arccos()).mean(1)
 
 
-def influences(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+def compute_block_influences(before: Float[Tensor, "n d"], after: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """Computes 1 - cosine of what enters a block and what leaves it (Men et al. 2024): 0 where no direction changes."""
     return 1 - torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=1)
 
@@ -135,7 +135,7 @@ def mean_cosine(sums: Float[Tensor, "s d"], counts: Float[Tensor, " s"]) -> floa
     return float((sums.sum(0).square().sum() - sums.square().sum()) / pairs)
 
 
-def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> LayerEstimate:
+def average_over_documents(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]) -> LayerEstimate:
     """Computes the mean over documents of their texts' means, and its standard error."""
     known = ~np.isnan(values)
     _, place = np.unique(documents[known], return_inverse=True)
@@ -146,7 +146,9 @@ def over_texts(values: Float[np.ndarray, " s"], documents: Int[np.ndarray, " s"]
     return LayerEstimate(float(means.mean()), float(error))
 
 
-def same_class(near: NearestDistances, k: int, classes: Int[np.ndarray, " n"]) -> tuple[Float[np.ndarray, " n"], float]:
+def compute_same_class_shares(
+    near: NearestDistances, k: int, classes: Int[np.ndarray, " n"]
+) -> tuple[Float[np.ndarray, " n"], float]:
     """Counts for each row the share of its k nearest rows that are of its own class; and what random rows give."""
     codes = torch.from_numpy(classes)
     shares = (codes[near.rows[:, :k]] == codes[:, None]).double().mean(1)

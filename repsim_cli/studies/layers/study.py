@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from repsim_cli.activations.batching import lengths_of, of_similar_length
+from repsim_cli.activations.batching import batch_by_length, measure_lengths
 from repsim_cli.activations.hook_points import HookPoint
-from repsim_cli.activations.next_token import HEAD, documents_of, has_next
-from repsim_cli.activations.places import rows_of
+from repsim_cli.activations.next_token import HEAD, has_next, number_documents
+from repsim_cli.activations.places import count_kept_rows
 from repsim_cli.activations.readings import choose_loading
 from repsim_cli.activations.rows import find_used
 from repsim_cli.base.errors import BadInput, Degenerate
@@ -22,11 +22,11 @@ from repsim_cli.base.settings import Medium0, Small
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models
-from repsim_cli.engine.cost import Cost, distances_cost, forward_cost, needs
-from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.cost import Cost, describe_needs, distances_cost, forward_cost
+from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.rows import open_rows, prepare, tally
 from repsim_cli.engine.study import OfRows, Study
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.measures import get
 from repsim_cli.models.source import Source
 from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, Results, Table
@@ -48,9 +48,9 @@ from repsim_cli.studies.layers.columns import (
     RANK,
     SAME_CLASS,
 )
-from repsim_cli.studies.layers.gathered import OfLayer, gather, texts_of
-from repsim_cli.studies.layers.scores import LayerEstimate, over_texts
-from repsim_cli.studies.layers.without import BlockLosses, compute_lost, refusal
+from repsim_cli.studies.layers.gathered import OfLayer, gather, select_text_values
+from repsim_cli.studies.layers.scores import LayerEstimate, average_over_documents
+from repsim_cli.studies.layers.without import BlockLosses, compute_lost, say_why_unskippable
 
 LEAST = 40  # texts of which an intrinsic dimension is estimated
 SCALE = (1, 2, 4, 8, 16, 32, 64)
@@ -101,14 +101,14 @@ class Layers(Study):
                 "more"
             )
         if 4 * k > self.extract.sequences:
-            raise BadInput(f"options.k: {self._too_few(self.extract.sequences)}")
+            raise BadInput(f"options.k: {self._say_too_few(self.extract.sequences)}")
         self.extractions = {
-            label: extraction_of({**given, "model": {label: source}}) for label, source in given["model"].items()
+            label: make_extraction({**given, "model": {label: source}}) for label, source in given["model"].items()
         }
         self.readings = [reading for each in self.extractions.values() for reading in each.readings]
         check_memory(sum(self.memory().values()), self.hardware, "read fewer layers or sequences")
 
-    def _too_few(self, texts: int) -> str:
+    def _say_too_few(self, texts: int) -> str:
         needed = f"neighbours {self.k} and {2 * self.k} are needed"
         return f"{needed}, the data have {texts} texts; lower it, or read more texts"
 
@@ -132,9 +132,11 @@ class Layers(Study):
             "layers": sum(len(reading.layers) for reading in self.readings),
             "texts, at most": self.extract.sequences,
             "each block left out": [
-                label for label, each in self.extractions.items() if self.without and not refusal(each.live[label])
+                label
+                for label, each in self.extractions.items()
+                if self.without and not say_why_unskippable(each.live[label])
             ],
-            **needs(self._costs(), self.hardware, memory=self.memory(), figures=2),
+            **describe_needs(self._costs(), self.hardware, memory=self.memory(), figures=2),
         }
 
     def _costs(self) -> dict[str, Cost]:
@@ -143,9 +145,9 @@ class Layers(Study):
             passes += footprint.cost_of_passes(each)
             apart += distances_cost([layer.width for layer in each.layers], self.extract.sequences, self.hardware)
             for source in each.live.values() if self.without else ():
-                count, length = min(self.without, self.extract.sequences), footprint.length_of(each)
+                count, length = min(self.without, self.extract.sequences), footprint.find_sequence_length(each)
                 alone = forward_cost([source], count, length, self.hardware, vocabularies=True)
-                without += (source.layers + 1) * alone if not refusal(source) else Cost()
+                without += (source.layers + 1) * alone if not say_why_unskippable(source) else Cost()
         return {"forward passes": passes, "distances": apart, **({"without blocks": without} if self.without else {})}
 
     def run(self, run: Run) -> Results:
@@ -159,10 +161,10 @@ class Layers(Study):
                 counted = extraction.count_rows(run, sequences)
                 skipped = run.manifest.get("remedies", {}).get("rows_left_out", 0)
                 counted_rows.update({"rows": run.manifest["rows"], "rows_left_out": skipped})
-            given, counts = sequences[label], rows_of(sequences[label], self.extract)
+            given, counts = sequences[label], count_kept_rows(sequences[label], self.extract)
             texts = int((counts > 0).sum())
             if 4 * self.k > texts:
-                raise BadInput(f"options.k: {self._too_few(texts)}")
+                raise BadInput(f"options.k: {self._say_too_few(texts)}")
             if texts < LEAST:
                 raise BadInput(
                     f"extract.sequences: an intrinsic dimension needs {LEAST} texts, the data have {texts}; give more"
@@ -174,8 +176,8 @@ class Layers(Study):
                     known = diagnosed.setdefault(name, table)
                     if known is not table:
                         known.rows.extend(table.rows)
-            units = documents_of(given, run.warn, f"model.{label}")
-            without = self._without(run, counted, given, units)
+            units = number_documents(given, run.warn, f"model.{label}")
+            without = self._measure_block_losses(run, counted, given, units)
             with run.stage("layers"):
                 made = self._rows(run, counted, given, units, gathered, without)
                 for whole, part in zip(found, made, strict=True):
@@ -188,14 +190,14 @@ class Layers(Study):
         tables = {name: Table(columns=each, rows=rows) for name, each, rows in zip(names, columns, found, strict=True)}
         return Results(study="layers", tables=tables | diagnosed, about={"k": self.k})
 
-    def _without(
+    def _measure_block_losses(
         self, run: Run, extraction: Extraction, given: Sequences, units: Int[np.ndarray, " N"]
     ) -> BlockLosses | None:
         """Measures what is lost without each block, on the first sequences; None where blocks cannot be left out."""
         ((label, source),) = extraction.live.items()
         if not self.without:
             return None
-        model, why = None, refusal(source)
+        model, why = None, say_why_unskippable(source)
         if why is None:
             try:
                 model = source.with_head(HEAD, choose_loading(self.hardware, extraction.devices[label]))
@@ -206,8 +208,8 @@ class Layers(Study):
             return None
         chosen = np.flatnonzero(has_next(given))[: self.without]
         some = given.take(chosen)
-        lengths = lengths_of(find_used(some, self.extract))
-        parts = list(of_similar_length(lengths, self.hardware))
+        lengths = measure_lengths(find_used(some, self.extract))
+        parts = list(batch_by_length(lengths, self.hardware))
         batches = [some.take(part, int(lengths[part].max())) for part in parts]
         with run.stage("without blocks"):
             counts = tally(run, extraction.models)
@@ -227,12 +229,12 @@ class Layers(Study):
     ) -> Sequence[list[list[Any]]]:
         """Makes the rows of OF_LAYER_COLUMNS, of their standard errors, and of the dimension by scale."""
         (reading,) = extraction.readings
-        counts = rows_of(given, self.extract)
+        counts = count_kept_rows(given, self.extract)
         texts = counts > 0
-        documents = texts_of(counts, units)
-        classes = None if given.labels is None else texts_of(counts, given.labels.codes)
+        documents = select_text_values(counts, units)
+        classes = None if given.labels is None else select_text_values(counts, given.labels.codes)
         sizes = torch.from_numpy(counts[texts]).double()
-        order = in_order([layer.name for layer in reading.layers])
+        order = order_layers([layer.name for layer in reading.layers])
         rows, errors, scales, before = [], [], [], None
         for at in run.progress(order, label=f"layers of {reading.label}", unit="layers"):
             layer, x = found[at], torch.cat(found[at].last)
@@ -241,24 +243,26 @@ class Layers(Study):
 
             steps = [k for k in SCALE if 4 * k < len(x)]
             most = max(*steps, self.k)
-            near = scores.nearest(x, min(3 * most + 20, len(x) - 1))
+            near = scores.find_nearest_distances(x, min(3 * most + 20, len(x) - 1))
             by_scale = {
-                k: _compute(partial(scores.dimension, near, k, documents), lacking if k == self.k else [])
+                k: _compute(
+                    partial(scores.estimate_intrinsic_dimension, near, k, documents), lacking if k == self.k else []
+                )
                 for k in dict.fromkeys([*steps, self.k])
             }
             scales += [[reading.label, name, k, *by_scale[k]] for k in steps if by_scale[k] is not None]
             same, by_chance = UNKNOWN, None
             if classes is not None:
-                shares, by_chance = scores.same_class(near, NEIGHBOURS, classes)
-                same = over_texts(shares, documents)
+                shares, by_chance = scores.compute_same_class_shares(near, NEIGHBOURS, classes)
+                same = average_over_documents(shares, documents)
             numbers = {
                 DIMENSION: by_scale[self.k] or UNKNOWN,
                 RANK: _compute(partial(scores.effective_rank, x), lacking),
-                ENTROPY: over_texts(layer.whole("entropy"), documents),
-                CURVATURE: over_texts(layer.whole("curvature"), documents),
+                ENTROPY: average_over_documents(layer.whole("entropy"), documents),
+                CURVATURE: average_over_documents(layer.whole("curvature"), documents),
                 COSINE: scores.mean_cosine(torch.cat(layer.sums), sizes),
                 ALIKE: None if before is None else _compute(partial(get("cka_unbiased"), before, x), lacking),
-                INFLUENCE: over_texts(layer.whole("influence"), documents) if at else UNKNOWN,
+                INFLUENCE: average_over_documents(layer.whole("influence"), documents) if at else UNKNOWN,
                 SAME_CLASS: same,
                 BY_CHANCE: by_chance,
                 **_effects(without, reading.points[at]),
@@ -276,7 +280,7 @@ def _effects(without: BlockLosses | None, point: HookPoint) -> dict[str, LayerEs
     if without is None or point.kind != "resid_post" or point.layer is None:
         return {KL_WITHOUT: UNKNOWN, LOSS_WITHOUT: UNKNOWN}
     numbers = {KL_WITHOUT: without.kl, LOSS_WITHOUT: without.loss}
-    return {name: over_texts(each[point.layer], without.units) for name, each in numbers.items()}
+    return {name: average_over_documents(each[point.layer], without.units) for name, each in numbers.items()}
 
 
 def _compute(make: Callable[[], Any], lacking: list[str]) -> Any:

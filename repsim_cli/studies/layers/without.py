@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from repsim_cli.activations.next_token import by_sequence, compare, find_next, logits_at
+from repsim_cli.activations.next_token import average_by_sequence, compare, find_next, logits_at
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data.base import Sequences
 from repsim_cli.models.calls import Hooks, find_entering
@@ -25,7 +25,7 @@ class BlockLosses(NamedTuple):
     units: Int[np.ndarray, " s"]
 
 
-def refusal(source: Source) -> str | None:
+def say_why_unskippable(source: Source) -> str | None:
     """Says why no block of a model can be left out; None: they can."""
     if not predicts_next(source):
         return "it has no output head for the next token"
@@ -54,19 +54,19 @@ def compute_lost(
         found = []
         for block in blocks:
             hooks = Hooks()
-            hooks.after(block, _as_it_came)
+            hooks.call_after(block, _skip_block)
             try:
                 without = logits_at(model, source, batch, places)
             finally:
                 hooks.remove()
             count(batch.mask)
             found.append(torch.stack(compare(with_all, without, wanted.to(with_all.device))).cpu())
-        parts.append(by_sequence(torch.stack(found), places))
+        parts.append(average_by_sequence(torch.stack(found), places))
     kl, loss = torch.cat(parts, 2).unbind(1)
     return BlockLosses(kl.numpy(), loss.numpy(), np.arange(kl.shape[1]))
 
 
-def _as_it_came(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+def _skip_block(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     """Gives what a block that does nothing would give."""
     found = find_entering(args, kwargs)
     if found is None:

@@ -17,13 +17,15 @@ class LikelihoodDistances(NamedTuple):
     se: Float[np.ndarray, "m m"]
 
 
-def between(logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]) -> LikelihoodDistances:
+def compute_likelihood_distances(
+    logs: Float[np.ndarray, "m n"], documents: Int[np.ndarray, " n"]
+) -> LikelihoodDistances:
     """Computes the distances of models. logs: of each model, of each text. documents: of the texts.
 
     Half the squared distance of the rows of the matrix that is centred both ways, over n - 1, is the KL divergence of
     the distributions over texts where these are close (Oyama et al. 2025).
 
-    >>> between(np.array([[-1.0, -2.0, -6.0], [-3.0, -2.0, -4.0]]), np.arange(3)).values.tolist()
+    >>> compute_likelihood_distances(np.array([[-1.0, -2.0, -6.0], [-3.0, -2.0, -4.0]]), np.arange(3)).values.tolist()
     [[0.0, 2.0], [2.0, 0.0]]
     """
     n, groups = logs.shape[1], np.unique(documents, return_inverse=True)[1]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.figures.frame import line_styles
-from repsim_cli.figures.lines import plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_light_grid
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import NEAREST, Table
@@ -60,8 +60,8 @@ def _draw(run: Finished) -> Any:
     panel.set_ylabel(f"second axis ({shares[1]:.0%})", fontsize=8)
     panel.margins(0.2)
     panel.set_aspect("equal", adjustable="datalim")
-    plain(panel)
-    headline(figure, "Models by the likelihoods of texts", "squared distances are nats per text")
+    draw_light_grid(panel)
+    set_headline(figure, "Models by the likelihoods of texts", "squared distances are nats per text")
     return figure
 
 

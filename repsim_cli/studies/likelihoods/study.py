@@ -7,16 +7,22 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
-from repsim_cli.activations.inputs import check_modality, name_errors, tokenizers
-from repsim_cli.activations.next_token import HEAD, documents_of, logits_at
-from repsim_cli.activations.readings import choose_loading, devices
+from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
+from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
+from repsim_cli.activations.next_token import HEAD, logits_at, number_documents
+from repsim_cli.activations.readings import assign_devices, choose_loading
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.bounds import check_memory, describe_models, other_settings, places, usual_length
-from repsim_cli.engine.cost import forward_cost, needs
-from repsim_cli.engine.extraction import inputs
+from repsim_cli.engine.bounds import (
+    bound_sequence_length,
+    check_memory,
+    describe_models,
+    find_usual_length,
+    suggest_settings,
+)
+from repsim_cli.engine.cost import describe_needs, forward_cost
+from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.measures import Card
@@ -24,7 +30,7 @@ from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import Matrix, Measured, Results, Side, Table
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.likelihoods.distances import COLUMNS, LIKELIHOODS, OF_MODELS, between
+from repsim_cli.studies.likelihoods.distances import COLUMNS, LIKELIHOODS, OF_MODELS, compute_likelihood_distances
 
 LEAST = 20  # texts
 NAME = "likelihood_distance"
@@ -73,25 +79,25 @@ class Likelihoods(Study):
             )
         self.models = {label: source for label, source in models.items() if isinstance(source, Source)}
         check_modality(self.models, self.data)
-        self.devices = devices(self.hardware, list(models))
+        self.devices = assign_devices(self.hardware, list(models))
         check_memory(
-            sum(self.memory().values()), self.hardware, other_settings(self.memory(), self.hardware, self.models)
+            sum(self.memory().values()), self.hardware, suggest_settings(self.memory(), self.hardware, self.models)
         )
-        self.tokenizers = tokenizers(self.models, self.data, self.extract)
+        self.tokenizers = load_tokenizers(self.models, self.data, self.extract)
 
     def plan(self) -> dict[str, Any]:
-        count, length = self.extract.sequences, usual_length(self.models, self.data, self.extract)
+        count, length = self.extract.sequences, find_usual_length(self.models, self.data, self.extract)
         cost = forward_cost(self.models.values(), count, length, self.hardware, vocabularies=True)
         return {
             "models": describe_models(self.models, self.hardware, self.devices),
             "texts, at most": count,
-            "forward passes": passes(count, length, self.hardware) * len(self.models),
-            **needs({"forward passes": cost}, self.hardware, memory=self.memory(), figures=2),
+            "forward passes": count_passes(count, length, self.hardware) * len(self.models),
+            **describe_needs({"forward passes": cost}, self.hardware, memory=self.memory(), figures=2),
         }
 
     def memory(self) -> dict[str, float]:
         """Estimates the bytes: the weights of the largest model and its logits of a batch, in float64."""
-        batch = most_places(places(self.models, self.extract), self.hardware)
+        batch = count_batch_places(bound_sequence_length(self.models, self.extract), self.hardware)
         sources = self.models.values()
         return {
             "Python and its libraries": 0.5e9,
@@ -103,7 +109,7 @@ class Likelihoods(Study):
     def run(self, run: Run) -> Results:
         prepare(run, self.hardware)
         with run.stage("data"):
-            sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
+            sequences = make_noted_sequences(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             first = next(iter(sequences.values()))
             kept = np.all([mark_scored(given).any(1) for given in sequences.values()], axis=0)
             if kept.sum() < LEAST:
@@ -112,20 +118,20 @@ class Likelihoods(Study):
                     "(extract.sequences)"
                 )
             texts = {label: given.take(np.flatnonzero(kept)) for label, given in sequences.items()}
-            documents = documents_of(first.take(np.flatnonzero(kept)), run.warn, "likelihoods")
+            documents = number_documents(first.take(np.flatnonzero(kept)), run.warn, "likelihoods")
         run.input("models", {label: source.identity() for label, source in self.models.items()})
         run.save_manifest()
         with run.stage("likelihoods"):
-            logs = np.stack([self._of_model(run, label, given) for label, given in texts.items()])
+            logs = np.stack([self._compute_model_likelihoods(run, label, given) for label, given in texts.items()])
         with run.stage("results"):
             words = int(sum(len(np.unique(row[row >= 0])) - 1 for row in _words(next(iter(texts.values())))))
             return self._results(run, logs, documents, words)
 
-    def _of_model(self, run: Run, label: str, texts: Sequences) -> Float[np.ndarray, " n"]:
+    def _compute_model_likelihoods(self, run: Run, label: str, texts: Sequences) -> Float[np.ndarray, " n"]:
         source = self.models[label]
         model = name_errors(label, source.with_head, HEAD, choose_loading(self.hardware, self.devices[label]))
-        lengths, counts = lengths_of(texts.mask), tally(run, self.models)
-        batches = list(of_similar_length(lengths, self.hardware))
+        lengths, counts = measure_lengths(texts.mask), tally(run, self.models)
+        batches = list(batch_by_length(lengths, self.hardware))
         found = np.zeros(len(lengths))
         for batch in run.progress(batches, label=f"likelihoods of {label}", unit="batches"):
             given = texts.take(batch, int(lengths[batch].max()))
@@ -137,7 +143,7 @@ class Likelihoods(Study):
 
     def _results(self, run: Run, logs: np.ndarray, documents: np.ndarray, words: int) -> Results:
         labels, n = list(self.models), logs.shape[1]
-        found, side = between(logs, documents), Side(model="likelihoods", layers=labels)
+        found, side = compute_likelihood_distances(logs, documents), Side(model="likelihoods", layers=labels)
         matrix = Matrix(
             rows=side,
             columns=side,
@@ -187,11 +193,13 @@ def log_likelihoods(model: nn.Module, source: Source, texts: Sequences) -> Float
     before[:, :-1] = wanted[:, 1:]
     logits = logits_at(model, source, texts, before)
     ids = torch.from_numpy(texts.ids[wanted]).long().to(logits.device)
-    parts = [_of(each, some) for each, some in zip(logits.split(4096), ids.split(4096), strict=True)]
+    parts = [
+        _gather_log_probabilities(each, some) for each, some in zip(logits.split(4096), ids.split(4096), strict=True)
+    ]
     return np.bincount(wanted.nonzero()[0], torch.cat(parts).cpu().numpy(), len(wanted))
 
 
-def _of(logits: Float[Tensor, "n c"], ids: Tensor) -> Float[Tensor, " n"]:
+def _gather_log_probabilities(logits: Float[Tensor, "n c"], ids: Tensor) -> Float[Tensor, " n"]:
     return logits.double().log_softmax(-1).gather(1, ids[:, None])[:, 0]
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
-from repsim_cli.figures.lines import gaps, plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_light_grid, mark_gaps
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import FAILS, HOLDS, Claim, Fact, Untestable, claim
 from repsim_cli.runs.content import Curve
@@ -64,7 +64,7 @@ def _draw_learning(curves: Sequence[Curve]) -> Any:
                 named = rows == "validation"
                 panel.plot(
                     curve.at,
-                    gaps(values),
+                    mark_gaps(values),
                     STYLES[rows],
                     color=shades[stages.index((model, stage))],
                     linewidth=1.4 if named else 1.0,
@@ -74,13 +74,13 @@ def _draw_learning(curves: Sequence[Curve]) -> Any:
         panel.set_xscale("log")
         panel.set_xlabel("epoch")
         panel.set_title(quantity, loc="left")
-        plain(panel)
+        draw_light_grid(panel)
     panels[quantities.index("loss")].set_yscale("log")
     panels[quantities.index("accuracy")].set_ylim(-0.02, 1.03)
     for rows, style in STYLES.items():
         panels[-1].plot([], [], style, color="0.3", linewidth=1.2, label=f"{rows} rows")
     legend_beside(panels[-1], bbox_to_anchor=(1.02, 0.5))
-    headline(figure, "How models learn modular sums, stage by stage")
+    set_headline(figure, "How models learn modular sums, stage by stage")
     return figure
 
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, ROUNDING, by_two, by_units, log_of, ranks
-from repsim_cli.findings.layers import block_of, in_order
-from repsim_cli.findings.partitions import Square, distances
+from repsim_cli.findings.evidence import FEWEST, ROUNDING, log_of, normalise_ranks, weigh_mean, weigh_mean_difference
+from repsim_cli.findings.layers import order_layers, read_block_number
+from repsim_cli.findings.partitions import Square, convert_to_distances
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, ONE_SUM
 
 HALF = -0.693147  # the logarithm of a half
@@ -49,13 +49,13 @@ def end_to_end_training_ends_alike(models: TrainedLayers) -> Weighed | Untestabl
     """In Model E all layers from 64 on, those of block 3, are similar."""
     if missing := models.say_missing(END_TO_END):
         return Untestable(missing)
-    blocks = [block_of(name) for name in models.names[END_TO_END]]
+    blocks = [read_block_number(name) for name in models.names[END_TO_END]]
     last = np.array([block == blocks[-1] for block in blocks])
     if blocks[-1] is None or last.all() or last.sum() < 2:
         return Untestable("needs a last block of two layers, and one before it")
     pairs, inside = np.triu(np.ones((len(blocks), len(blocks)), bool), 1), last[:, None] & last
     shares = [log_of(x[inside & pairs].mean()) - log_of(x[~inside & pairs].mean()) for x in models.apart[END_TO_END]]
-    return Weighed(float(np.mean(shares)), by_units(shares, HALF, "seed"))
+    return Weighed(float(np.mean(shares)), weigh_mean(shares, HALF, "seed"))
 
 
 @claim(
@@ -74,7 +74,7 @@ def layer_wise_distances_are_larger(models: TrainedLayers) -> Weighed | Untestab
     by_block, end_to_end = (
         [log_of(_cells(x).mean()) for x in models.apart[training]] for training in (BY_BLOCK, END_TO_END)
     )
-    return Weighed(float(np.mean(by_block) - np.mean(end_to_end)), by_two(by_block, end_to_end, "seed"))
+    return Weighed(float(np.mean(by_block) - np.mean(end_to_end)), weigh_mean_difference(by_block, end_to_end, "seed"))
 
 
 @claim(
@@ -103,14 +103,14 @@ def training_changes_the_pattern(models: TrainedLayers) -> Weighed | Untestable:
             )
     # each model is in one pair
     both = zip(*(models.apart[training] for training in trainings), strict=False)
-    rhos = [float(ranks(_cells(x)) @ ranks(_cells(y))) for x, y in both]
-    return Weighed(float(np.mean(rhos)), by_units(rhos, 0.5, "pair of models"))
+    rhos = [float(normalise_ranks(_cells(x)) @ normalise_ranks(_cells(y))) for x, y in both]
+    return Weighed(float(np.mean(rhos)), weigh_mean(rhos, 0.5, "pair of models"))
 
 
 def _correlate_order(values: Square) -> float:
     """Spearman's rho of the distances and the number of layers between; NaN where all are equal."""
     a, b = np.triu_indices(len(values), k=1)
-    return float(ranks(_cells(values)) @ ranks(b - a))
+    return float(normalise_ranks(_cells(values)) @ normalise_ranks(b - a))
 
 
 @claim(
@@ -135,7 +135,7 @@ def attention_makes_the_first_differences(models: TrainedLayers) -> Weighed | Un
     # seeds may share large steps that are anywhere: no shift of the attention maps along the layers does as well
     mean, shifts = np.mean(steps, axis=0), [np.roll(at, by) for by in range(len(at))]
     shared = float(np.mean([mean[here].mean() - mean[~here].mean() >= np.mean(gaps) - ROUNDING for here in shifts]))
-    over = by_units(gaps, 0.0, "seed")
+    over = weigh_mean(gaps, 0.0, "seed")
     return Weighed(float(np.mean(gaps)), replace(over, above=max(over.above, shared)))
 
 
@@ -152,10 +152,10 @@ def modular_layers(run: Finished, options: ModularLayers, claims: Sequence[Claim
         apart: dict[str, list[Square]] = {}
         for training, models in run.trained.items():
             for place in (layers.places[model] for model in models if model in layers.places):
-                order = in_order(layers.names[place])
+                order = order_layers(layers.names[place])
                 its = [layers.names[place][i] for i in order]
                 if names.setdefault(training, its) == its:
-                    values = distances(layers.values[place, place], layers.measure.larger_is_closer)
+                    values = convert_to_distances(layers.values[place, place], layers.measure.larger_is_closer)
                     apart.setdefault(training, []).append(values[np.ix_(order, order)])
         verdicts += [each.verdict(label, TrainedLayers(names=names, apart=apart)) for each in claims]
     return Part(claims=verdicts)

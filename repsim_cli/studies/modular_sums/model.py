@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Modulus
 from repsim_cli.data.files import json_file
-from repsim_cli.data.modular import Numbers, pairs
+from repsim_cli.data.modular import Numbers, list_number_pairs
 from repsim_cli.models.architectures import MODULAR
 from repsim_cli.models.checkpoints import hash_files
 from repsim_cli.models.loading import WHOLE, place_model
@@ -171,7 +171,7 @@ def modular_targets(
     moduli: p1, p2, ...; a and b are whole numbers below p1.
     coding: `one_hot`: a feature per class; `scalar`: the number itself.
     """
-    a, b = torch.from_numpy(pairs(moduli[0])).unbind(1)
+    a, b = torch.from_numpy(list_number_pairs(moduli[0])).unbind(1)
     features = {}
     for k, (modulus, c) in enumerate(zip(moduli, chain(a, b, moduli), strict=True), 1):
         features[f"c{k}"] = nn.functional.one_hot(c, modulus).float() if coding == "one_hot" else c[:, None].float()

@@ -26,13 +26,13 @@ from repsim_cli.base.errors import RunFailed
 from repsim_cli.base.planning import check_device
 from repsim_cli.base.registry import models
 from repsim_cli.base.settings import Seed
-from repsim_cli.data.modular import pairs
+from repsim_cli.data.modular import list_number_pairs
 from repsim_cli.models.series import METRICS, read_metrics
 from repsim_cli.models.source import Checkpoint, Series, Short, Source, TrainingWork
 from repsim_cli.runs.results import SAVE_EVERY, Progress, dumps, quiet
 from repsim_cli.studies.modular_sums.model import Modular, chain, modular_source, save
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
-from repsim_cli.training.state import restore_state, resumable, save_state
+from repsim_cli.training.state import is_resumable, restore_state, save_state
 from repsim_cli.training.trained import Metrics, Trained
 
 CODE = 4  # raise when a change of the code changes what is trained (tests/test_codes.py)
@@ -69,17 +69,19 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
         model, curves = train(recipe, seed, progress, scratch, keep)
         save(model, recipe.shape, folder)
         (folder / CURVES).write_text(dumps(curves))
-        (folder / MISTAKES).write_text(dumps(mistakes(model, recipe, seed)))
+        (folder / MISTAKES).write_text(dumps(count_mistakes(model, recipe, seed)))
         if recipe.kept:
             shutil.copytree(steps, folder, dirs_exist_ok=True)
-        return metrics_of(curves, recipe.patience)
+        return collect_stage_metrics(curves, recipe.patience)
 
-    trained = Trained({"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit, lambda: work_of(recipe))
+    trained = Trained(
+        {"code": CODE, **asdict(recipe), "save": recipe.kept, "seed": seed}, fit, lambda: count_training_work(recipe)
+    )
 
     def make(progress: Progress) -> None:
         trained.folder(progress)
 
-    def of_place(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
+    def make_checkpoint_source(name: str, metrics: Callable[[], Metrics], **more: Any) -> Source:
         """The source of the model, or of a checkpoint of it."""
         source = modular_source(recipe.shape, lambda: trained.folder() / name, metrics=metrics, **more)
         more_identity = {"source": str(Path(f"trained here, models/{trained.key}") / name), "trained": trained.key}
@@ -89,23 +91,23 @@ def modular(*, recipe: ModularRecipe, seed: Seed = 0) -> Source | Series:
 
     def checkpoint(epoch: int) -> Source:
         name = f"epoch{epoch}"
-        return of_place(name, lambda: read_metrics(trained.folder() / name))
+        return make_checkpoint_source(name, lambda: read_metrics(trained.folder() / name))
 
     if recipe.kept:
         checkpoints = [Checkpoint(step=epoch, open=partial(checkpoint, epoch)) for epoch in recipe.kept]
         return Series(checkpoints=checkpoints, local=False, make=make)
-    return of_place(
-        "", trained.metrics, make=make, work=trained.find_missing, short=lambda: short_of(trained.metrics())
+    return make_checkpoint_source(
+        "", trained.metrics, make=make, work=trained.find_missing, short=lambda: describe_shortfall(trained.metrics())
     )
 
 
-def work_of(recipe: ModularRecipe) -> TrainingWork:
+def count_training_work(recipe: ModularRecipe) -> TrainingWork:
     """Of all epochs; each pair of numbers is two tokens."""
     rows, epochs = round(recipe.train_share * recipe.moduli[0] ** 2), recipe.epochs * len(recipe.stages)
     return TrainingWork(steps=epochs * math.ceil(rows / (recipe.batch_size or rows)), tokens=2 * rows * epochs)
 
 
-def metrics_of(curves: dict[str, Columns], patience: int | None) -> Metrics:
+def collect_stage_metrics(curves: dict[str, Columns], patience: int | None) -> Metrics:
     """Of each stage, the metrics of the weights that were kept, and after how many epochs."""
     return {
         f"{stage}_{name}": looks[column][choose_look(looks, patience)]
@@ -128,10 +130,10 @@ def choose_look(looks: Columns, patience: int | None) -> int:
     return seen.index(max(seen))
 
 
-def short_of(metrics: Metrics) -> Short | None:
+def describe_shortfall(metrics: Metrics) -> Short | None:
     """How the worst stage falls short of a validation accuracy of 100 %, rounded down.
 
-    >>> short_of({"c1_accuracy": 1.0, "c2_accuracy": 0.9319})
+    >>> describe_shortfall({"c1_accuracy": 1.0, "c2_accuracy": 0.9319})
     Short(mark='93.1 %', why='validation accuracy of c2 is 93.1 %, below 100 %')
     """
     worst, stage = min((value, name) for name, value in metrics.items() if name.endswith("_accuracy"))
@@ -150,8 +152,8 @@ class ModularTask(NamedTuple):
     held_out: Int[Tensor, " k"]
 
 
-def sums(recipe: ModularRecipe, seed: int) -> ModularTask:
-    ab = torch.from_numpy(pairs(recipe.moduli[0]))
+def make_modular_task(recipe: ModularRecipe, seed: int) -> ModularTask:
+    ab = torch.from_numpy(list_number_pairs(recipe.moduli[0]))
     a, b = ab.unbind(1)
     targets = {f"c{k}": c for k, c in enumerate(chain(a, b, recipe.moduli), 1)}
     targets |= {f"b{k}": b for k in range(1, len(recipe.moduli))}
@@ -178,19 +180,19 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Modular(recipe.shape).to(recipe.device)
-    whole = sums(recipe, seed)
+    whole = make_modular_task(recipe, seed)
     curves: dict[str, Columns] = {}
     before = 0
     for blocks, names in recipe.stages:
         part = whole._replace(targets={name: whole.targets[name] for name in names})
         state = scratch and scratch / f"{names[0]}.safetensors"
         looks = Stage(model, blocks, part, recipe, seed, before).train(progress, state, keep)
-        curves[names[0]] = columns(looks)
+        curves[names[0]] = transpose_looks(looks)
         before += recipe.epochs
     return model.cpu().eval().requires_grad_(False), curves
 
 
-def columns(looks: Sequence[Sequence[float]]) -> Columns:
+def transpose_looks(looks: Sequence[Sequence[float]]) -> Columns:
     return dict(zip(("epoch", *SCORES), map(list, zip(*looks, strict=True)), strict=True))
 
 
@@ -220,7 +222,7 @@ class Stage:
     def train(self, progress: Progress, state: Path | None, keep: Keep) -> list[list[float]]:
         """Trains the stage; its looks. state: where what is done is left, and from where it resumes."""
         recipe, name = self.recipe, next(iter(self.task.targets))
-        if state is not None and resumable(state):
+        if state is not None and is_resumable(state):
             self._restore(state)
         with torch.no_grad():  # frozen blocks run once
             self.start = self.model.stream(self.task.ab, self.first)
@@ -269,7 +271,7 @@ class Stage:
         if not math.isfinite(self.looks[-1][1]):
             got = f"{self.looks[-1][1]} at epoch {self.done} of {name}"
             raise RunFailed(f"training: the loss is not finite, got {got}; lower learning_rate")
-        if choose_look(columns(self.looks), self.recipe.patience) == len(self.looks) - 1:
+        if choose_look(transpose_looks(self.looks), self.recipe.patience) == len(self.looks) - 1:
             _replace(self.best, self.mean)
 
     def _stream(self, rows: Int[Tensor, " m"]) -> Float[Tensor, "m 2 d"]:
@@ -320,12 +322,12 @@ def _replace(weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
 
 
 @torch.inference_mode()
-def mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list[tuple[int, int]]]:
+def count_mistakes(model: Modular, recipe: ModularRecipe, seed: int) -> dict[str, list[tuple[int, int]]]:
     """Of c_k at the end of each stage, [predicted - true mod p, rows] over the validation rows with errors.
 
     The difference is the representative nearest to 0. A model that misses a wrap modulo an earlier p' is off by p'.
     """
-    ab, targets, _, held_out = sums(replace(recipe, device="cpu"), seed)
+    ab, targets, _, held_out = make_modular_task(replace(recipe, device="cpu"), seed)
     errors = {}
     for blocks, (name, *_) in recipe.stages:
         off = model.read(name, model.stream(ab[held_out], blocks)).argmax(-1) - targets[name][held_out]

@@ -87,13 +87,13 @@ class NeuronCounterparts(NamedTuple):
     rotated: Float[np.ndarray, "rotations neurons"]
 
 
-def rotation(width: int, draw: Sequence[int]) -> Float[np.ndarray, "width width"]:
+def draw_rotation(width: int, draw: Sequence[int]) -> Float[np.ndarray, "width width"]:
     """A random orthogonal matrix, uniformly distributed. draw: the seed."""
     q, r = np.linalg.qr(np.random.default_rng(draw).standard_normal((width, width)))
     return q * np.sign(r.diagonal())
 
 
-def counterparts(
+def find_counterparts(
     moments: CrossMoments,
     *,
     rotations: int,
@@ -106,7 +106,7 @@ def counterparts(
     models = range(len(moments.widths))
     lengths, varying = zip(*(moments.lengths(model) for model in models), strict=True)
 
-    def best_of(model: int, other: int) -> NeuronCounterparts:
+    def find_best_matches(model: int, other: int) -> NeuronCounterparts:
         scale = torch.where(varying[model], 1 / lengths[model].clamp_min(TINY), 0.0)
         best, neuron = torch.full_like(scale, -1.0), torch.zeros_like(scale, dtype=torch.long)
         rotated = best.repeat(rotations, 1)
@@ -121,7 +121,7 @@ def counterparts(
             neuron = torch.where(largest > best, span.start + place, neuron)
             best = best.maximum(largest)
             for draw in range(rotations):
-                q = torch.from_numpy(rotation(len(square), [seed, draw, other, layer])).to(square)
+                q = torch.from_numpy(draw_rotation(len(square), [seed, draw, other, layer])).to(square)
                 norms = (q * (square @ q)).sum(0).clamp_min(0).sqrt()
                 turned = torch.where(norms > 0, products @ q / norms.clamp_min(TINY), 0.0)
                 rotated[draw] = rotated[draw].maximum(_strength(turned, absolute).amax(1))
@@ -129,7 +129,7 @@ def counterparts(
         return NeuronCounterparts(*(x.cpu().numpy() for x in values))
 
     pairs = list(permutations(models, 2))
-    return {pairs[i]: best_of(*pairs[i]) for i in progress(range(len(pairs)))}
+    return {pairs[i]: find_best_matches(*pairs[i]) for i in progress(range(len(pairs)))}
 
 
 def _strength(correlations: Tensor, absolute: bool) -> Tensor:

@@ -10,11 +10,11 @@ from jaxtyping import Float, Int
 
 from repsim_cli.base.settings import Finite, Medium0
 from repsim_cli.figures.frame import COLOURS, cycle, legend_beside
-from repsim_cli.figures.lines import PANEL, of_layers, plain
-from repsim_cli.figures.panels import headline, list_models
+from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures
+from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_jackknife
+from repsim_cli.findings.evidence import weigh_by_jackknife
 from repsim_cli.runs.content import COUNTERPARTS, Axis, Curve, Matrix, Table
 
 SHARE, EXCESS = "share of universal neurons", "mean excess correlation"
@@ -55,21 +55,21 @@ def split_correlations(values: Float[np.ndarray, "properties n"]) -> tuple[np.nd
     return values[4], values[5:]
 
 
-def excess(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
+def compute_excess_correlation(values: Float[np.ndarray, "properties n"]) -> tuple[np.ndarray, np.ndarray]:
     """Over the mean of the rotated bases; and that of each of these over the mean of the others."""
     correlation, rotated = split_correlations(values)
     others = (rotated.sum(0) - rotated) / (len(rotated) - 1)
     return correlation - rotated.mean(0), rotated - others
 
 
-def neurons_of(matrices: Sequence[np.ndarray]) -> VaryingNeurons:
+def compute_neuron_excess(matrices: Sequence[np.ndarray]) -> VaryingNeurons:
     """matrices: of one model, with each other model."""
-    each, control = zip(*map(excess, matrices), strict=True)
+    each, control = zip(*map(compute_excess_correlation, matrices), strict=True)
     layer, number = matrices[0][:2].astype(int)
     return VaryingNeurons(layer, number, np.stack(each), np.stack(control))
 
 
-def by_layer(
+def make_layer_curves(
     model: str, layers: Sequence[str], neurons: VaryingNeurons, threshold: float
 ) -> Iterator[tuple[str, Curve]]:
     mean = neurons.excess.mean(0)
@@ -99,16 +99,18 @@ Excesses = Mapping[str, Mapping[str, Float[np.ndarray, " n"]]]  # of a model's n
 )
 def neurons_match_better_than_rotated_bases(excesses: Excesses) -> Weighed | Untestable:
     """Neurons of models that differ in their seed correlate more than directions of a randomly rotated basis."""
-    return _over_models(excesses, 0.0, lambda others: float(np.mean([x.mean() for x in others])))
+    return _average_over_models(excesses, 0.0, lambda others: float(np.mean([x.mean() for x in others])))
 
 
 @claim(PAPER, statistic="share of universal neurons: mean over models", threshold=0.01, unit="model")
 def one_percent_of_neurons_are_universal(excesses: Excesses) -> Weighed | Untestable:
     """One to five percent of neurons are universal."""
-    return _over_models(excesses, 0.01, lambda others: float((np.mean(others, axis=0) > PUBLISHED).mean()))
+    return _average_over_models(excesses, 0.01, lambda others: float((np.mean(others, axis=0) > PUBLISHED).mean()))
 
 
-def _over_models(excesses: Excesses, threshold: float, of: Callable[[list[np.ndarray]], float]) -> Weighed | Untestable:
+def _average_over_models(
+    excesses: Excesses, threshold: float, of: Callable[[list[np.ndarray]], float]
+) -> Weighed | Untestable:
     """The mean over models of what their neurons have in the others; models are left out, for pairs share them."""
 
     def mean(left_out: str = "") -> float:
@@ -119,7 +121,7 @@ def _over_models(excesses: Excesses, threshold: float, of: Callable[[list[np.nda
         ]
         return float(np.mean([of(others) for others in kept])) if kept and all(kept) else float("nan")
 
-    return Weighed(mean(), by_jackknife(mean(), threshold, [mean(model) for model in excesses], "model"))
+    return Weighed(mean(), weigh_by_jackknife(mean(), threshold, [mean(model) for model in excesses], "model"))
 
 
 # ---- figures ----
@@ -129,7 +131,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """universal-neurons, by-layer-mean_excess_correlation; on demand by-layer-share_of_universal_neurons"""
     yield "universal-neurons", partial(_excesses, run, run.results.analyses["universal_neurons"]["options"])
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] == EXCESS}
-    yield from of_layers(curves, "universal_neurons", run.seeds)
+    yield from list_layer_figures(curves, "universal_neurons", run.seeds)
 
 
 def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
@@ -140,7 +142,7 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     axes = figure.subplots()
     models = _models(run)
     for (model, matrices), colour in zip(models.items(), cycle(COLOURS, len(models)), strict=True):
-        neurons = neurons_of([run.array(matrix.values) for matrix in matrices])
+        neurons = compute_neuron_excess([run.array(matrix.values) for matrix in matrices])
         for values, style in ((neurons.excess.mean(0), "-"), (neurons.control.mean(0).ravel(), ":")):
             label = model if style == "-" else None
             axes.step(np.sort(values), 1 - np.arange(len(values)) / len(values), color=colour, ls=style, label=label)
@@ -151,9 +153,9 @@ def _excesses(run: Finished, options: Mapping[str, Any]) -> Any:
     axes.set_xlabel("excess correlation, mean over the other models", fontsize=8)
     axes.set_ylabel("share of neurons of at least this", fontsize=8)
     axes.tick_params(labelsize=7)
-    plain(axes)
+    draw_light_grid(axes)
     legend_beside(axes)
-    headline(figure, f"{list_models(list(models))}: how many neurons have a counterpart in every other model")
+    set_headline(figure, f"{list_models(list(models))}: how many neurons have a counterpart in every other model")
     return figure
 
 
@@ -185,7 +187,7 @@ def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Se
     excesses: dict[str, dict[str, np.ndarray]] = {}
     for model, matrices in _models(run).items():
         arrays = [run.array(matrix.values) for matrix in matrices]
-        neurons = neurons_of(arrays)
+        neurons = compute_neuron_excess(arrays)
         means = np.array([[part.mean() for part in split_correlations(x)] for x in arrays])
         above = neurons.excess.mean(0) > options.threshold
         controls = neurons.control.mean(0) > options.threshold
@@ -199,7 +201,7 @@ def universal_neurons(run: Finished, options: UniversalNeuronOptions, claims: Se
             share = float((excess > options.threshold).mean())
             pairs.append([model, matrix.about["other"], *mean.tolist(), float(excess.mean()), share])
         examples += _examples(matrices, arrays, neurons, options.examples)
-        curves |= dict(by_layer(model, about["layers"], neurons, options.threshold))
+        curves |= dict(make_layer_curves(model, about["layers"], neurons, options.threshold))
     return Part(
         tables={
             "universal neurons": Table(columns=MODELS, rows=models),

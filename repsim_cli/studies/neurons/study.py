@@ -12,15 +12,15 @@ from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Several
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import bound_pass, check_memory, describe_models, most_rows, other_settings
-from repsim_cli.engine.cost import Cost, needs, neurons_cost
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.bounds import bound_pass, check_memory, count_most_rows, describe_models, suggest_settings
+from repsim_cli.engine.cost import Cost, describe_needs, neurons_cost
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import open_rows, prepare
 from repsim_cli.engine.study import OfRows
 from repsim_cli.runs.content import COUNTERPARTS, Matrix, Results, Side
 from repsim_cli.runs.results import Run
-from repsim_cli.studies.neurons.counterparts import CrossMoments, NeuronCounterparts, counterparts
+from repsim_cli.studies.neurons.counterparts import CrossMoments, NeuronCounterparts, find_counterparts
 
 LEAST = 3  # rows
 
@@ -58,14 +58,14 @@ class UniversalNeurons(StudyOfRows):
             raise BadInput(
                 f"extract.estimate: correlations are of all rows, got {extract.estimate}; use extract.estimate=moments"
             )
-        self.extraction = extraction_of(given)
+        self.extraction = make_extraction(given)
         self.extract, self.hardware, self.seed = extract, hardware, given["seed"]
         self.readings, self.rotations, self.absolute = self.extraction.readings, rotations, absolute
         self.widths = [[layer.width for layer in reading.layers] for reading in self.readings]
-        self._check_rows(most_rows(self.extraction.models, extract))
+        self._check_rows(count_most_rows(self.extraction.models, extract))
         need = self.memory()
         if sum(need.values()) > hardware.memory_limit:
-            advice = other_settings(need, hardware, self.extraction.live)
+            advice = suggest_settings(need, hardware, self.extraction.live)
             check_memory(sum(need.values()), hardware, f"read fewer layers (extract.layers=[0,-1]), {advice}")
 
     def _check_rows(self, rows: int) -> None:
@@ -93,7 +93,7 @@ class UniversalNeurons(StudyOfRows):
             "neurons, at most": sum(map(sum, self.widths)),
             "rotations": self.rotations,
             "forward passes, unless stored": footprint.passes_of_all(self.extraction),
-            **needs(
+            **describe_needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(),
@@ -105,7 +105,8 @@ class UniversalNeurons(StudyOfRows):
     def _costs(self) -> dict[str, Cost]:
         extract = self.extract
         total = min(
-            most_rows(self.extraction.models, extract), extract.sequences * footprint.length_of(self.extraction)
+            count_most_rows(self.extraction.models, extract),
+            extract.sequences * footprint.find_sequence_length(self.extraction),
         )
         return {
             "forward passes": footprint.cost_of_passes(self.extraction),
@@ -132,7 +133,7 @@ class UniversalNeurons(StudyOfRows):
                     "leave it out"
                 )
         with run.stage("counterparts"):
-            made = counterparts(
+            made = find_counterparts(
                 moments,
                 rotations=self.rotations,
                 seed=self.seed,

@@ -9,19 +9,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import lengths_of, most_places, of_similar_length, passes
-from repsim_cli.activations.inputs import check_modality, name_errors, tokenizers
-from repsim_cli.activations.outputs import output_padding, outputs
-from repsim_cli.activations.readings import devices
+from repsim_cli.activations.batching import batch_by_length, count_batch_places, count_passes, measure_lengths
+from repsim_cli.activations.inputs import check_modality, load_tokenizers, name_errors
+from repsim_cli.activations.outputs import compute_logits, output_padding
+from repsim_cli.activations.readings import assign_devices
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Data, Sequences
 from repsim_cli.data.labels import Scoring, match_labels
-from repsim_cli.engine.bounds import check_memory, describe_models, other_settings, places, usual_length
-from repsim_cli.engine.cost import Cost, forward_cost, needs
-from repsim_cli.engine.extraction import inputs
+from repsim_cli.engine.bounds import (
+    bound_sequence_length,
+    check_memory,
+    describe_models,
+    find_usual_length,
+    suggest_settings,
+)
+from repsim_cli.engine.cost import Cost, describe_needs, forward_cost
+from repsim_cli.engine.extraction import make_noted_sequences
 from repsim_cli.engine.rows import prepare, tally
 from repsim_cli.engine.study import Study
 from repsim_cli.models.source import AnySource, Source
@@ -77,9 +83,9 @@ class Outputs(Study):
         if self.classify and data.running:
             raise BadInput(f"data: classifiers read examples, got running text ({data.source}); use e.g. data=mnli")
         self.data, self.extract, self.hardware, self.seed = data, extract, hardware, seed
-        self.devices = devices(hardware, list(model))
-        check_memory(sum(self.memory().values()), hardware, other_settings(self.memory(), hardware, self.models))
-        self.tokenizers = tokenizers(self.models, data, extract)
+        self.devices = assign_devices(hardware, list(model))
+        check_memory(sum(self.memory().values()), hardware, suggest_settings(self.memory(), hardware, self.models))
+        self.tokenizers = load_tokenizers(self.models, data, extract)
 
     def _check_heads(self) -> None:
         """All classifiers of the same labels, or all language models of one vocabulary."""
@@ -98,8 +104,8 @@ class Outputs(Study):
                 )
 
     def plan(self) -> dict[str, Any]:
-        length = usual_length(self.models, self.data, self.extract)
-        batches = passes(self.extract.sequences, length, self.hardware)
+        length = find_usual_length(self.models, self.data, self.extract)
+        batches = count_passes(self.extract.sequences, length, self.hardware)
         return {
             "models": describe_models(self.models, self.hardware, self.devices),
             "head": HEADS[self.classify],
@@ -107,7 +113,9 @@ class Outputs(Study):
             "pairs of models": len(self.models) * (len(self.models) - 1) // 2,
             "sequences, at most": self.extract.sequences,
             "forward passes": batches * len(self.models),
-            **needs({"forward passes": self._costs()}, self.hardware, memory=self.memory(), figures=len(self.outputs)),
+            **describe_needs(
+                {"forward passes": self._costs()}, self.hardware, memory=self.memory(), figures=len(self.outputs)
+            ),
         }
 
     def memory(self) -> dict[str, float]:
@@ -116,7 +124,7 @@ class Outputs(Study):
         hardware, head = self.hardware, {label: source.vocabulary for label, source in self.models.items()}
         if self.classify:
             head = {label: len(source.labels) for label, source in self.models.items()}
-        batch = most_places(places(self.models, self.extract), hardware)
+        batch = count_batch_places(bound_sequence_length(self.models, self.extract), hardware)
         return {
             "Python and its libraries": 0.5e9,
             "weights": sum(4.0 * source.parameters for source in self.models.values()),
@@ -126,7 +134,7 @@ class Outputs(Study):
         }
 
     def _costs(self) -> Cost:
-        length, count = usual_length(self.models, self.data, self.extract), self.extract.sequences
+        length, count = find_usual_length(self.models, self.data, self.extract), self.extract.sequences
         heads = not self.classify
         return forward_cost(self.models.values(), count, length, self.hardware, vocabularies=heads)
 
@@ -134,29 +142,31 @@ class Outputs(Study):
         hardware = self.hardware
         prepare(run, hardware)
         with run.stage("data"):
-            sequences = inputs(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
+            sequences = make_noted_sequences(run, self.models, self.tokenizers, self.data, self.extract, self.seed)
             scored = self._choose_scoring(sequences)
         with run.stage("models"):
             run.input("models", {label: source.identity() for label, source in self.models.items()})
-            modules = {label: name_errors(label, self._whole, label) for label in self.models}
+            modules = {label: name_errors(label, self._load_model, label) for label in self.models}
         run.save_manifest()
         sums = OutputSums(self.outputs)
         with run.stage("outputs"):
             count = tally(run, self.models)
-            lengths = np.max([lengths_of(given.mask) for given in sequences.values()], axis=0)
+            lengths = np.max([measure_lengths(given.mask) for given in sequences.values()], axis=0)
             reads = {label: source.segments for label, source in self.models.items()}
             padding = [output_padding(modules[label], sequences[label], segments=reads[label]) for label in reads]
             # the same batches for all models, whose rows are paired
-            batches = list(of_similar_length(lengths, hardware, min(padding)))
+            batches = list(batch_by_length(lengths, hardware, min(padding)))
             streams = [
-                outputs(modules[label], sequences[label], batches, segments=reads[label], tally=partial(count, label))
+                compute_logits(
+                    modules[label], sequences[label], batches, segments=reads[label], tally=partial(count, label)
+                )
                 for label in reads
             ]
             for batch, *logits in zip(run.progress(batches, label="outputs", unit="batches"), *streams, strict=True):
                 sums.add(*self._rows(logits, sequences, scored, batch))
         return self._results(run, sums)
 
-    def _whole(self, label: str) -> nn.Module:
+    def _load_model(self, label: str) -> nn.Module:
         return self.models[label].with_head(HEADS[self.classify]).to(self.devices[label])
 
     def _choose_scoring(self, sequences: Mapping[str, Sequences]) -> dict[str, Scoring]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import free
-from repsim_cli.figures.lines import quantities
-from repsim_cli.figures.panels import headline, list_models
+from repsim_cli.base.plain import find_free_key
+from repsim_cli.figures.lines import draw_quantities
+from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.answering import layer_words
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import CHANCE, FOUND, Axis, Band, Curve, Measured, Table
 from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, HIGH, LOW, RETRIEVAL
 
@@ -28,7 +28,7 @@ class ParallelOptions:
     """The layer in which pairs find each other best, and similarity across columns by layer. There are no settings."""
 
 
-def by_layer(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
+def group_by_way(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
     """Lists by way between the columns and by model the rows of its layers, in their order, of models with
     themselves."""
     ways: dict[Way, dict[str, list[dict[str, Any]]]] = {}
@@ -37,7 +37,7 @@ def by_layer(table: Table) -> dict[Way, dict[str, list[dict[str, Any]]]]:
         if row["model"] == row["other model"]:
             ways.setdefault((row["from"], row["to"]), {}).setdefault(row["model"], []).append(row)
     return {
-        way: {model: [rows[i] for i in in_order([row["layer"] for row in rows])] for model, rows in models.items()}
+        way: {model: [rows[i] for i in order_layers([row["layer"] for row in rows])] for model, rows in models.items()}
         for way, models in ways.items()
     }
 
@@ -53,7 +53,7 @@ def sentences(ways: Ways, rows_are: str) -> Iterator[list[str]]:
     (first, second), *_ = ways
     for model, rows in there.items():
         word, _ = layer_words([row["layer"] for row in rows])
-        best = best_layer(rows, back[model])
+        best = find_best_layer(rows, back[model])
         row, other, last = rows[best], back[model][best], rows[-1]
         end = f"; at {word(last['layer'])} {last[RETRIEVAL]:.2f}" if row is not last else ""
         yield [
@@ -68,7 +68,7 @@ def _of_text(row: Mapping[str, Any]) -> str:
     return "" if row[BY_TEXT] is None else f", the {BY_TEXT} {row[BY_TEXT]:.2f}"
 
 
-def best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[str, Any]]) -> int:
+def find_best_layer(there: Sequence[Mapping[str, Any]], back: Sequence[Mapping[str, Any]]) -> int:
     """Finds the layer of most pairs, both ways together, the first of equal ones."""
     return int(np.argmax([a[RETRIEVAL] + b[RETRIEVAL] for a, b in zip(there, back, strict=True)]))
 
@@ -91,14 +91,14 @@ def retrieval_curves(ways: Ways) -> Iterator[Curve]:
             )
 
 
-def across(run: Finished, measured: Measured, columns: Way) -> Iterator[Curve]:
+def make_column_curves(run: Finished, measured: Measured, columns: Way) -> Iterator[Curve]:
     """Draws the value of every layer of a model on one column with the same layer on the other."""
     names = {f"{model} on {column}": (model, column) for model in _models(run) for column in columns}
     made: dict[str, tuple[list[str], np.ndarray, np.ndarray | None]] = {}
     for matrix in measured.matrices:
         (one, left), (other, right) = names[matrix.rows.model], names[matrix.columns.model]
         if one == other and left != right and one not in made:
-            order = in_order(matrix.rows.layers)
+            order = order_layers(matrix.rows.layers)
             chance = run.array(matrix.details[CHANCE]).diagonal() if CHANCE in matrix.details else None
             made[one] = [matrix.rows.layers[i] for i in order], run.array(matrix.values).diagonal()[order], chance
     drawn = [chance for *_, chance in made.values() if chance is not None]
@@ -127,15 +127,15 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 
 
 def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
-    figure = quantities(groups, ())
-    ways = by_layer(run.results.tables[RETRIEVAL])
+    figure = draw_quantities(groups, ())
+    ways = group_by_way(run.results.tables[RETRIEVAL])
     there, back = ways.values()
-    best = {model: rows[best_layer(rows, back[model])] for model, rows in there.items()}
+    best = {model: rows[find_best_layer(rows, back[model])] for model, rows in there.items()}
     model = max(best, key=lambda label: best[label][RETRIEVAL])
     word, _ = layer_words([row["layer"] for row in there[model]])
     row, means = best[model], ", each column's mean removed" if run.options.get("centred") else ""
     what = rows_in(run)
-    headline(
+    set_headline(
         figure,
         f"{list_models(list(there))}: at most {row[RETRIEVAL]:.2f} of the {what} find their pair ({model}, "
         f"{word(row['layer'])})",
@@ -148,13 +148,13 @@ def _draw(groups: Sequence[Sequence[Curve]], run: Finished) -> Any:
 @analysis(studies=("parallel",), unasked=lambda planned: True, figures=figures)
 def parallel(run: Finished, options: ParallelOptions, claims: Sequence[Claim]) -> Part:
     """Says where pairs find each other, and draws how alike layers are across columns."""
-    ways = by_layer(run.results.tables[RETRIEVAL])
+    ways = group_by_way(run.results.tables[RETRIEVAL])
     curves: dict[str, Curve] = {}
     columns = next(iter(ways))
     for curve in [
         *retrieval_curves(ways),
-        *(each for measured in run.results.measures for each in across(run, measured, columns)),
+        *(each for measured in run.results.measures for each in make_column_curves(run, measured, columns)),
     ]:
-        curves[free(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
+        curves[find_free_key(f"{curve.about['quantity']}, {curve.about['model']}", curves)] = curve
     found = list(sentences(ways, rows_in(run)))
     return Part(tables={FOUND: Table(columns=["model", "what"], rows=found)}, curves=curves)

@@ -33,7 +33,7 @@ class Retrieved(NamedTuple):
         return float(self.hits.mean())
 
 
-def directions(x: Float[Tensor, "n d"], centred: bool) -> Float[Tensor, "n d"]:
+def make_unit_rows(x: Float[Tensor, "n d"], centred: bool) -> Float[Tensor, "n d"]:
     """Brings rows to norm 1, float64, rows of zeros as they are. centred: without the mean of all rows."""
     x = x.double()
     x = x - x.mean(0) if centred else x
@@ -66,7 +66,7 @@ def count_retrieved(x: Rows, y: Rows, texts: Int[np.ndarray, " n"] | None = None
 class Votes:
     """For which text of the other column the words of each text vote, with a vote per word, split among equally near
     rows. A text is the unit, since its words depend on each other; which text it votes for does not depend on the
-    pairing, so that the bound of `at_most` holds for random pairings of texts."""
+    pairing, so that the bound of `bound_retrieval_p` holds for random pairings of texts."""
 
     def __init__(self, texts: Int[np.ndarray, " n"] | None):
         self.texts = None if texts is None else torch.from_numpy(np.unique(texts, return_inverse=True)[1])
@@ -84,11 +84,11 @@ class Votes:
         return int((most.diagonal() & (most.sum(1) == 1)).sum())
 
 
-def interval(hits: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"]) -> tuple[float, float]:
+def compute_wilson_interval(hits: Float[np.ndarray, " n"], units: Int[np.ndarray, " n"]) -> tuple[float, float]:
     """Makes Wilson's 95 % interval of a share of rows, for other texts of the kind among as many, with the number of
     rows that would be as uncertain if rows of a unit did not depend on each other.
 
-    >>> [round(end, 4) for end in interval(np.ones(10), np.arange(10))]
+    >>> [round(end, 4) for end in compute_wilson_interval(np.ones(10), np.arange(10))]
     [0.7225, 1.0]
     """
     n, share = len(hits), float(hits.mean())
@@ -109,19 +109,19 @@ def _share_nearest(x: Any, y: Any, rows: Int[np.ndarray, " b"]) -> Float[Tensor,
     return near.double() / near.sum(1, keepdim=True)
 
 
-def at_most(unique: int) -> float:
+def bound_retrieval_p(unique: int) -> float:
     """Bounds the p of so many rows that find their pair: at most so large, whatever the rows are.
 
     Under random pairings k given rows all find their pairs with probability (n - k)! / n! at most, so that k or more
     of n do with 1 / k! at most (Markov's inequality for the number of sets of k such rows).
 
-    >>> at_most(0), round(at_most(3), 6)
+    >>> bound_retrieval_p(0), round(bound_retrieval_p(3), 6)
     (1.0, 0.166667)
     """
     return math.exp(-min(math.lgamma(unique + 1), LEAST))
 
 
-def tokens_of(sequences: Sequences, rows: Int[np.ndarray, "N L"], vocabulary: int) -> csr_array:
+def count_sequence_tokens(sequences: Sequences, rows: Int[np.ndarray, "N L"], vocabulary: int) -> csr_array:
     """(n, vocabulary): how often each token is in the text of each row, at norm 1. rows: of which row each place is a
     part, as of `find_rows`."""
     inside = rows >= 0
@@ -132,8 +132,10 @@ def tokens_of(sequences: Sequences, rows: Int[np.ndarray, "N L"], vocabulary: in
     return csr_array(diags_array(1 / norms) @ counts)
 
 
-def by_tokens(columns: Sequence[Sequences], extract: Extract, vocabulary: int, rows: Int[np.ndarray, " n"]) -> float:
+def compute_token_retrieval(
+    columns: Sequence[Sequences], extract: Extract, vocabulary: int, rows: Int[np.ndarray, " n"]
+) -> float:
     """Computes the share that tokens alone retrieve, from the first column to the second: each text, or word, is what
     tokens it has, in any order. rows: which rows of the run."""
-    x, y = (tokens_of(each, find_rows(each, extract), vocabulary)[rows] for each in columns)
+    x, y = (count_sequence_tokens(each, find_rows(each, extract), vocabulary)[rows] for each in columns)
     return count_retrieved(x, y).share

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.activations.places import same_rows
+from repsim_cli.activations.places import have_same_rows
 from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
@@ -19,17 +19,23 @@ from repsim_cli.data.base import Sequences
 from repsim_cli.data.parallel import Parallel
 from repsim_cli.engine import footprint
 from repsim_cli.engine.bounds import describe_models
-from repsim_cli.engine.comparison import Comparison, comparison_of
-from repsim_cli.engine.cost import needs
-from repsim_cli.engine.extraction import inputs
-from repsim_cli.engine.matrices import matrices_of, records
+from repsim_cli.engine.comparison import Comparison, make_comparison
+from repsim_cli.engine.cost import describe_needs
+from repsim_cli.engine.extraction import make_noted_sequences
+from repsim_cli.engine.matrices import compute_matrices, make_measure_records
 from repsim_cli.engine.rows import hash_models, prepare, sample
 from repsim_cli.engine.study import OfMeasures, Study
-from repsim_cli.models.source import Source, facts
+from repsim_cli.models.source import Source, describe_model
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.parallel.columns import RETRIEVAL, RETRIEVAL_COLUMNS
-from repsim_cli.studies.parallel.retrieval import at_most, by_tokens, count_retrieved, directions, interval
+from repsim_cli.studies.parallel.retrieval import (
+    bound_retrieval_p,
+    compute_token_retrieval,
+    compute_wilson_interval,
+    count_retrieved,
+    make_unit_rows,
+)
 
 INDEPENDENT = ("row", "document")  # clusters under which each pair of texts is drawn by itself
 UNITS = ("mean", "first", "last")  # of rows that are texts
@@ -101,7 +107,7 @@ class ParallelText(Study):
         self.labels = {str(each): each for each in map(ColumnReader._make, product(given["model"], self.columns))}
         read = {label: given["model"][each.model] for label, each in self.labels.items()}
         first = next(iter(self.columns.values()))
-        self.comparison = comparison_of({**given, "model": read, "data": first}, significance)
+        self.comparison = make_comparison({**given, "model": read, "data": first}, significance)
         self.measures, self.skipped = self.comparison.measures, self.comparison.skipped
         self.readings = self.comparison.readings
         footprint.check_fits(self.comparison)
@@ -116,11 +122,11 @@ class ParallelText(Study):
             "measures": list(compared.measures),
             "chance": footprint.chance_planned(compared),
             **footprint.rows_and_passes(compared),
-            **needs(
-                footprint.costs(compared, compared.pairs),
+            **describe_needs(
+                footprint.estimate_costs(compared, compared.pairs),
                 compared.hardware,
-                memory=footprint.memory_of(compared, footprint.rows_at_once(compared)),
-                disk=footprint.disk(compared),
+                memory=footprint.estimate_comparison_memory(compared, footprint.rows_at_once(compared)),
+                disk=footprint.estimate_disk(compared),
                 activations=footprint.count_stored(compared),
                 figures=len(compared.measures) + 1,
             ),
@@ -132,17 +138,18 @@ class ParallelText(Study):
         with run.stage("data"):
             sequences = self._sequences(run)
             comparison = comparison.count_rows(run, sequences).add_clusters(run, sequences)
-        comparison = footprint.in_memory(comparison)
+        comparison = footprint.plan_memory(comparison)
         run.manifest["facts"] = {
-            reading.label: asdict(facts(reading.label, reading.source, reading.layers)) for reading in self.readings
+            reading.label: asdict(describe_model(reading.label, reading.source, reading.layers))
+            for reading in self.readings
         }
         identities = hash_models(run, comparison)
-        matrices, of_layers = matrices_of(run, comparison, sequences, identities=identities)
+        matrices, of_layers = compute_matrices(run, comparison, sequences, identities=identities)
         taken, _ = sample(run, comparison, sequences)
         with run.stage("retrieval"):
             rows = list(self._retrieval(comparison, sequences, taken))
         with run.stage("results"):
-            measures, tables = records(run, comparison, matrices)
+            measures, tables = make_measure_records(run, comparison, matrices)
         retrieval = {RETRIEVAL: Table(columns=RETRIEVAL_COLUMNS, rows=rows)}
         return Results(study="parallel", measures=measures, tables=retrieval | tables | of_layers)
 
@@ -152,10 +159,10 @@ class ParallelText(Study):
         for column, data in self.columns.items():
             labels = [label for label, each in self.labels.items() if each.column == column]
             live, tokenizers = ({label: of[label] for label in labels} for of in (compared.live, compared.tokenizers))
-            made |= inputs(run, live, tokenizers, data, compared.extract, compared.seed, of=column)
+            made |= make_noted_sequences(run, live, tokenizers, data, compared.extract, compared.seed, of=column)
         sequences = skip_in_all({label: made[label] for label in self.labels}, compared.tokenizers, compared.extract)
         first, *others = sequences.values()
-        assert all(same_rows(first, other, compared.extract) for other in others)
+        assert all(have_same_rows(first, other, compared.extract) for other in others)
         return sequences
 
     def _retrieval(
@@ -164,7 +171,7 @@ class ParallelText(Study):
         """Makes the rows of RETRIEVAL_COLUMNS, of each pair of models and each way between the columns, by layer."""
         places = dict(zip(self.labels, comparison.places, strict=True))
         layers = {label: comparison.layers[place] for label, place in places.items()}
-        units = [directions(x, self.centred) for x in taken]
+        units = [make_unit_rows(x, self.centred) for x in taken]
         extract, rows = comparison.extract, comparison.numbers(0)
         known = comparison.significance.clusters in INDEPENDENT and not self.chosen_by_word
         assert comparison.clusters is not None
@@ -179,9 +186,18 @@ class ParallelText(Study):
             tokens = None
             if one.model == other.model:
                 columns = sequences[a], sequences[b]
-                tokens = by_tokens(columns, extract, comparison.live[a].vocabulary, rows)
+                tokens = compute_token_retrieval(columns, extract, comparison.live[a].vocabulary, rows)
             for layer, x, y in zip(layers[a], units[places[a]], units[places[b]], strict=True):
                 found, n = count_retrieved(x, y, texts), len(x)
-                p = at_most(found.unique) if known else None
+                p = bound_retrieval_p(found.unique) if known else None
                 place = [one.model, other.model, one.column, other.column, layer.name]
-                yield [*place, found.share, *interval(found.hits, units_of), n, 1 / n, of_text, tokens, p]
+                yield [
+                    *place,
+                    found.share,
+                    *compute_wilson_interval(found.hits, units_of),
+                    n,
+                    1 / n,
+                    of_text,
+                    tokens,
+                    p,
+                ]

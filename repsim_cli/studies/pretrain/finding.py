@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.figures.lines import gaps
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import mark_gaps
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -28,12 +28,12 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
 def _losses(training: Curve, held_out: Curve) -> Any:
     figure, panel = step_panel(range(len(training.at) + 1))
     # the loss of step s is that of the weights after s steps
-    panel.plot(training.at, gaps(training.lines["loss"]), color="0.7", linewidth=0.7, label="training, one batch")
+    panel.plot(training.at, mark_gaps(training.lines["loss"]), color="0.7", linewidth=0.7, label="training, one batch")
     style = {"color": "black", "linewidth": 1.4, "marker": "o", "markersize": 3}
-    panel.plot(held_out.at, gaps(held_out.lines["loss"]), label="held-out text", **style)
+    panel.plot(held_out.at, mark_gaps(held_out.lines["loss"]), label="held-out text", **style)
     panel.set_ylim(0)
     panel.set_ylabel(held_out.y.unit)
-    headline(figure, "How the next-token loss falls")
+    set_headline(figure, "How the next-token loss falls")
     panel.legend(fontsize=7, frameon=False)
     return figure
 

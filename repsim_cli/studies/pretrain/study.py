@@ -9,13 +9,13 @@ from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Data
 from repsim_cli.data.packing import Text
-from repsim_cli.engine.bounds import check_memory, enough
-from repsim_cli.engine.cost import Cost, estimate_training, needs
+from repsim_cli.engine.bounds import check_memory, suggest_memory_limit
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_training
 from repsim_cli.engine.study import Study
 from repsim_cli.runs.content import Axis, Curve, Results, Table
 from repsim_cli.runs.reader import STATE
 from repsim_cli.runs.results import Run
-from repsim_cli.training.pretrain import PretrainRecipe, corpus, pretrain
+from repsim_cli.training.pretrain import PretrainRecipe, make_corpus, pretrain
 
 LABELS = {"loss": "nats per token", "accuracy": "share of next tokens ranked first"}
 
@@ -42,7 +42,7 @@ class Pretrain(Study):
         self.data, self.hardware, self.seed, self.recipe = data, hardware, seed, recipe
         self.settings = recipe.settings()
         need = sum(self.memory().values())
-        check_memory(need, hardware, f"{enough(need)}, or lower options.recipe.batch_size")
+        check_memory(need, hardware, f"{suggest_memory_limit(need)}, or lower options.recipe.batch_size")
 
     def plan(self) -> dict[str, Any]:
         return {
@@ -50,7 +50,9 @@ class Pretrain(Study):
             "steps": self.recipe.steps,
             "tokens": self.recipe.tokens,
             "kept steps": self.recipe.kept,
-            **needs({"training": self._costs()}, Hardware(), memory=self.memory(), disk=self.disk(), figures=2),
+            **describe_needs(
+                {"training": self._costs()}, Hardware(), memory=self.memory(), disk=self.disk(), figures=2
+            ),
         }
 
     @property
@@ -83,7 +85,7 @@ class Pretrain(Study):
             torch.set_num_threads(self.hardware.threads)
         run.manifest.update(device="cpu", threads=torch.get_num_threads())
         with run.stage("data"):
-            text = corpus(self.data, self.recipe, self.seed)
+            text = make_corpus(self.data, self.recipe, self.seed)
             about = {"source": self.data.source, "hash": text.hash}
             run.input("data", {**about, "sequences": len(text.seen) + len(text.held_out)})
         with run.stage("training"):

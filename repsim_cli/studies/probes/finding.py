@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.heatmap import TIGHT, by_block, choose_colours
-from repsim_cli.figures.layout import available
-from repsim_cli.figures.lines import of_layers
-from repsim_cli.figures.panels import bar_beside, headline
+from repsim_cli.figures.heatmap import TIGHT, choose_colours, name_by_block
+from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.lines import list_layer_figures
+from repsim_cli.figures.panels import bar_beside, set_headline
 from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, by_units
-from repsim_cli.findings.layers import block_of
+from repsim_cli.findings.evidence import FEWEST, weigh_mean
+from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import BY_BLOCK, END_TO_END, Axis, Band, Curve, Matrix, Table, Verdict
 
 Errors = Mapping[tuple[str, str], float]  # the lowest error over layers, by model and target
@@ -87,11 +87,11 @@ def linear_probes_miss_inner_sums_in_model_e(errors: Probed) -> Weighed | Untest
     lowest = [min(sums[:-1]) for sums in errors.of(END_TO_END) if sums[:-1]]
     if not lowest:
         return Untestable(NEEDS.format(END_TO_END))
-    missed, value = by_units(lowest, MISSED, "seed"), float(np.mean(lowest))
+    missed, value = weigh_mean(lowest, MISSED, "seed"), float(np.mean(lowest))
     by_mlp = [max(sums[:-1]) for sums in errors.of(END_TO_END, errors.mlp) if sums[:-1]]
     if len(by_mlp) < len(lowest):  # a model may not know the sums at all; that it knows them needs no MLP
         return Weighed(value, replace(missed, above=1.0, how=f"{missed.how}, without an MLP beside each linear probe"))
-    told = by_units(by_mlp, MISSED, "seed")
+    told = weigh_mean(by_mlp, MISSED, "seed")
     how = f"{missed.how}, and MLPs with a mean error of {np.mean(by_mlp):.2g}"
     return Weighed(value, replace(missed, above=max(missed.above, told.below), how=how))
 
@@ -128,10 +128,10 @@ def _find(errors: Probed, training: str, of_model: Callable[[list[float]], float
     worst = [of_model(sums) for sums in errors.of(training)]
     if not worst:
         return Untestable(NEEDS.format(training))
-    return Weighed(float(np.mean(worst)), by_units(worst, PERFECT, "seed"))
+    return Weighed(float(np.mean(worst)), weigh_mean(worst, PERFECT, "seed"))
 
 
-def verdicts(
+def judge_claims(
     claims: Sequence[Claim], lowest: Mapping[str, Errors], trained: Mapping[str, Sequence[str]]
 ) -> list[Verdict]:
     """Each claim on each probe of its kind (linear, MLP). lowest: by probe. trained: as of Probed."""
@@ -144,7 +144,7 @@ def verdicts(
     ]
 
 
-def nearest(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> list[Any]:
+def find_nearest_layer(layers: Sequence[str], errors: np.ndarray, controls: np.ndarray) -> list[Any]:
     """Whether the target can be told (up to PERFECT), from which layer, from how many others as well, with which error
     and control. Of layers that are as near the first residual stream stands for all, as in the paper, or the first.
     """
@@ -159,7 +159,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     matrices = run.select_kind("probes")
     curves = [curve for curve in run.results.curves.values() if curve.analysis == "probes"]
     if whole or len({curve.about["quantity"] for curve in curves}) <= SOME:
-        yield from of_layers(run.results.curves, "probes", run.seeds)
+        yield from list_layer_figures(run.results.curves, "probes", run.seeds)
     for model in dict.fromkeys(matrix.rows.model for matrix in matrices):
         yield slug("probes", model), partial(_model, run, [x for x in matrices if x.rows.model == model])
 
@@ -169,9 +169,9 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     from matplotlib.figure import Figure
 
     layers, targets = matrices[0].rows.layers, matrices[0].columns.layers
-    blocks = [block_of(layer) for layer in layers]
+    blocks = [read_block_number(layer) for layer in layers]
     width, height = max(CELL[0] * len(layers), SMALLEST), CELL[1] * len(targets)
-    if (limit := available()) is not None:
+    if (limit := find_available_width()) is not None:
         width = min(width, max(limit, 1.0))
     rows = [(matrix, control) for matrix in matrices for control in (False, True)]
     tops = [number * (height + GAP) for number in range(len(rows))]
@@ -192,13 +192,13 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
             if blocks[place - 1] != blocks[place]:
                 axes.axvline(place - 0.5, color="white", linewidth=1.5)
         used.append(axes)
-    names, said = by_block(layers)
+    names, said = name_by_block(layers)
     step = max(1, int(np.ceil(TIGHT * len(layers) / width)))
     at = range(0, len(layers), step)
     used[-1].set_xticks(at, [names[i] for i in at], fontsize=6, rotation=90 * (not said), parse_math=False)
     used[-1].set_xlabel(said, fontsize=7)
     bar_beside(figure, image, matrices[0].label, extend="max")
-    headline(
+    set_headline(
         figure,
         f"{matrices[0].rows.model}: which layer says what",
         "bright: told without error; control: labels without meaning",
@@ -206,7 +206,7 @@ def _model(run: Finished, matrices: Sequence[Matrix]) -> Any:
     return figure
 
 
-def by_layer(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
+def make_accuracy_curves(run: Finished, matrix: Matrix) -> Iterator[tuple[str, Curve]]:
     """A curve per target: the accuracies of the probe and of its control, over the layers of the model."""
     errors, control = run.array(matrix.values), run.array(matrix.details["control"])
     largest = run.results.about.get("error of the largest class", {})
@@ -242,13 +242,13 @@ def probes(run: Finished, options: ProbeOptions, claims: Sequence[Claim]) -> Par
     largest = run.results.about.get("error of the largest class", {})
     for matrix in run.select_kind("probes"):
         number = matrix.about["error"] != "1 - accuracy"
-        curves |= {} if number else dict(by_layer(run, matrix))
+        curves |= {} if number else dict(make_accuracy_curves(run, matrix))
         probe, errors, control = matrix.about["probe"], run.array(matrix.values), run.array(matrix.details["control"])
         for target, by_place, of_control in zip(matrix.columns.layers, errors.T, control.T, strict=True):
-            best = nearest(matrix.rows.layers, by_place, of_control)
+            best = find_nearest_layer(matrix.rows.layers, by_place, of_control)
             error, given = best[-2:]
             guess = None if number else largest.get(target)
             rows.append([matrix.rows.model, target, probe, *best, given - error, guess])
             lowest.setdefault(probe, {})[matrix.rows.model, target] = error
-    tested = verdicts(claims, lowest, run.trained)
+    tested = judge_claims(claims, lowest, run.trained)
     return Part(tables={"nearest to the targets": Table(columns=COLUMNS, rows=rows)}, curves=curves, claims=tested)

@@ -9,8 +9,8 @@ from jaxtyping import Float
 
 from repsim_cli.findings.analysis import Finished, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FLIPS, by_sign
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.evidence import FLIPS, weigh_by_sign_test
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.runs.content import BY_BLOCK, Table
 
 LISTED = 10  # layers per target
@@ -43,13 +43,13 @@ class Near:
         return -self.values[target] if self.larger_is_closer else self.values[target]
 
 
-def near(layers: LayerMap, targets: str) -> dict[str, Near]:
+def read_target_values(layers: LayerMap, targets: str) -> dict[str, Near]:
     """By model, the values of its layers and each target, which is the row. targets: the label of these functions."""
     rows, by_model = layers.places[targets], {}
     for model, place in layers.places.items():
         if model == targets:
             continue
-        order = in_order(layers.names[place])
+        order = order_layers(layers.names[place])
         block = layers.values[rows, place][:, order]
         values = dict(zip(layers.names[rows], block, strict=True))
         names = [layers.names[place][i] for i in order]
@@ -62,10 +62,10 @@ def rank_layers(distances: Float[np.ndarray, " l"]) -> list[int]:
     return distances.argsort(kind="stable").tolist()
 
 
-def alike(distances: Float[np.ndarray, " l"]) -> int:
+def count_near_ties(distances: Float[np.ndarray, " l"]) -> int:
     """How many layers beside the closest one are within 10 % of its value.
 
-    >>> alike(np.array([0.5, 0.2, 0.21, 0.22, 0.23]))
+    >>> count_near_ties(np.array([0.5, 0.2, 0.21, 0.22, 0.23]))
     2
     """
     best = distances.min()
@@ -81,7 +81,7 @@ def tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
                 distances, about = layers.distances(target), [measure, model, target]
                 places = rank_layers(distances)[:LISTED]
                 best = places[0]
-                rows[CLOSEST].append([*about, layers.names[best], float(values[best]), alike(distances)])
+                rows[CLOSEST].append([*about, layers.names[best], float(values[best]), count_near_ties(distances)])
                 rows[RANKED] += [[*about, k, layers.names[i], float(values[i])] for k, i in enumerate(places, 1)]
     return {name: Table(columns=COLUMNS[name], rows=lines) for name, lines in rows.items()}
 
@@ -91,31 +91,31 @@ def tables(every: Mapping[str, Mapping[str, Near]]) -> dict[str, Table]:
 SHARE = "share of the seeds of Model L in which {}"
 
 
-def _near(what: str) -> Any:
+def _claim_nearest(what: str) -> Any:
     return claim(
         "Gao et al. 2024, table 1", statistic=SHARE.format(what), threshold=0.5, unit="seed", of=(BY_BLOCK,)
     )  # fmt: skip
 
 
-@_near("resid_post@0 is the nearest to c1")
+@_claim_nearest("resid_post@0 is the nearest to c1")
 def c1_is_nearest_to_the_first_block(models: Sequence[Near]) -> Weighed | Untestable:
     """Of all representations of Model L, the output of block 1 is the nearest to c1."""
-    return _among(models, "c1", ["resid_post@0"], 1)
+    return _count_among_nearest(models, "c1", ["resid_post@0"], 1)
 
 
-@_near("resid_post@1 is the nearest to c2")
+@_claim_nearest("resid_post@1 is the nearest to c2")
 def c2_is_nearest_to_the_second_block(models: Sequence[Near]) -> Weighed | Untestable:
     """Of all representations of Model L, the output of block 2 is the nearest to c2."""
-    return _among(models, "c2", ["resid_post@1"], 1)
+    return _count_among_nearest(models, "c2", ["resid_post@1"], 1)
 
 
-@_near("resid_post@1 and resid_post@2 are among the nine nearest to c3")
+@_claim_nearest("resid_post@1 and resid_post@2 are among the nine nearest to c3")
 def c_is_near_the_last_blocks(models: Sequence[Near]) -> Weighed | Untestable:
     """Nearest to c in Model L are the outputs of blocks 2 and 3, and 7 others as near."""
-    return _among(models, "c3", ["resid_post@1", "resid_post@2"], 9)
+    return _count_among_nearest(models, "c3", ["resid_post@1", "resid_post@2"], 9)
 
 
-def _among(models: Sequence[Near], target: str, named: Sequence[str], first: int) -> Weighed | Untestable:
+def _count_among_nearest(models: Sequence[Near], target: str, named: Sequence[str], first: int) -> Weighed | Untestable:
     """In how many models all named layers are among the first, of equally near ones whichever."""
     known = [model for model in models if target in model.values and set(named) <= set(model.names)]
     if not known:
@@ -125,13 +125,13 @@ def _among(models: Sequence[Near], target: str, named: Sequence[str], first: int
     for model in known:
         distances = model.distances(target)
         hits += all((distances < distances[list(model.names).index(layer)]).sum() < first for layer in named)
-    return Weighed(hits / len(known), by_sign(hits, len(known), "seed"))
+    return Weighed(hits / len(known), weigh_by_sign_test(hits, len(known), "seed"))
 
 
 @analysis(studies=("similarity",), unasked=lambda planned: bool(planned.options.get("targets")), within=True)
 def targets(run: Finished, options: TargetOptions, claims: Sequence[Claim]) -> Part:
     functions = run.options.get("targets")
-    every = {label: near(layers, functions) if functions else {} for label, layers in run.maps.items()}
+    every = {label: read_target_values(layers, functions) if functions else {} for label, layers in run.maps.items()}
     trained = run.trained.get(BY_BLOCK, [])
     verdicts = [
         each.verdict(label, [models[model] for model in trained if model in models])

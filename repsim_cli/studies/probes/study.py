@@ -15,17 +15,17 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Small
 from repsim_cli.base.workers import follow_joblib
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, describe_models, most_rows
-from repsim_cli.engine.cost import Cost, needs, speed_of
-from repsim_cli.engine.extraction import extraction_of
+from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
+from repsim_cli.engine.cost import Cost, describe_needs, measure_speed
+from repsim_cli.engine.extraction import make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
-from repsim_cli.findings.layers import in_order
+from repsim_cli.findings.layers import order_layers
 from repsim_cli.models.source import Precomputed, Source
 from repsim_cli.runs.content import Matrix, Results, Side, Table
 from repsim_cli.runs.results import SAVE_EVERY, Run, write
-from repsim_cli.studies.probes.targets import TARGETS, classes_of, describe, labels_of
+from repsim_cli.studies.probes.targets import TARGETS, decode_classes, describe, make_label_targets
 from repsim_cli.training.probes import (
     ERRORS,
     LINEAR,
@@ -35,9 +35,9 @@ from repsim_cli.training.probes import (
     Record,
     Split,
     Targets,
+    describe_probe_settings,
     fit_unit,
     largest_class,
-    settings_of,
 )
 
 DONE = ".probes.json"  # what a run that was killed has finished, until its end
@@ -114,7 +114,7 @@ class Probes(StudyOfRows):
                 raise BadInput(f"options.probes: labels of the data are no numbers, got {name}; use a classification")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: probes are fitted on one sample, got {extract.estimate}; use full")
-        self.extraction = extraction_of(given)
+        self.extraction = make_extraction(given)
         self.extract, self.hardware, self.seed = extract, given["hardware"], given["seed"]
         self.readings, self.keep_together = self.extraction.readings, keep_together
         self.targets, self.labels = targets, labels
@@ -122,7 +122,7 @@ class Probes(StudyOfRows):
         self.train_share, self.splits = train_share, splits
         self.layers = [layer for reading in self.readings for layer in reading.layers if reading.label != targets]
         self.names = list(labels or ["labels"]) if targets is None else list(stored[targets].names)
-        self.most = min(extract.rows, most_rows(model, extract))
+        self.most = min(extract.rows, count_most_rows(model, extract))
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
     def memory(self, rows: int) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Probes(StudyOfRows):
             "probes": list(self.probes),
             "fits, with controls": 2 * len(self.layers) * len(self.names) * len(self.probes) * self.splits,
             "rows, at most": self.most,
-            **needs(
+            **describe_needs(
                 self.costs(),
                 self.hardware,
                 memory=self.memory(self.most),
@@ -173,7 +173,7 @@ class Probes(StudyOfRows):
         """A linear probe is a decomposition, another one a training of a second or two."""
         slow = sum(unit.probe != LINEAR for unit in self._units())
         linear = self.splits * sum(4.0 * self.most * layer.width**2 + 40.0 * layer.width**3 for layer in self.layers)
-        speed, trained = speed_of("cpu")[0], slow * FIT * self.most / 3000
+        speed, trained = measure_speed("cpu")[0], slow * FIT * self.most / 3000
         return {
             "forward passes": footprint.cost_of_passes(self.extraction),
             "fits": Cost(linear + trained * speed, linear / speed + trained / self.hardware.workers),
@@ -201,7 +201,7 @@ class Probes(StudyOfRows):
             targets = None
             if self.targets is None:
                 assert given is not None
-                targets = labels_of(
+                targets = make_label_targets(
                     self.extraction.data,
                     given,
                     self.extract,
@@ -214,7 +214,7 @@ class Probes(StudyOfRows):
         read = zip(extraction.layers, taken, strict=True)
         rows = {(layer.model, layer.name): x.cpu().numpy() for layer, x in read}
         if self.targets is not None:
-            classes = {name: classes_of(name, rows.pop((self.targets, name))) for name in self.names}
+            classes = {name: decode_classes(name, rows.pop((self.targets, name))) for name in self.names}
             targets = Targets(classes, {}, documents, np.arange(len(documents)))
         assert targets is not None
         return rows, targets, tables
@@ -269,7 +269,7 @@ class Probes(StudyOfRows):
         matrices: dict[str, Matrix] = {}
         for label in self.probed:
             named = [layer.name for layer in self.layers if layer.model == label]
-            layers = [named[place] for place in in_order(named)]
+            layers = [named[place] for place in order_layers(named)]
             for probe in self.probes:
                 errors, control = (
                     np.array(
@@ -298,7 +298,7 @@ class Probes(StudyOfRows):
                         "probe": probe,
                         "label": self.probes[probe].label,
                         "error": ERRORS[self.probes[probe].task],
-                        "settings": settings_of(self.probes[probe], self.seed),
+                        "settings": describe_probe_settings(self.probes[probe], self.seed),
                     },
                 )
                 for target in self.names:

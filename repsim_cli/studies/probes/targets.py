@@ -25,7 +25,7 @@ def describe(targets: Targets, largest: Mapping[str, float]) -> Iterator[list[An
         yield [name, len(values), said, float(counts.max() / len(classes)), largest[name]]
 
 
-def labels_of(
+def make_label_targets(
     data: Data,
     sequences: Sequences,
     extract: Extract,
@@ -74,7 +74,7 @@ def labels_of(
     return Targets(classes, names, documents, units, typed=bool(of_words))
 
 
-def classes_of(name: str, x: np.ndarray) -> np.ndarray:
+def decode_classes(name: str, x: np.ndarray) -> np.ndarray:
     """The class of every row, from an indicator of each class or from whole numbers."""
     if x.shape[1] == 1 and (x == np.round(x)).all():
         classes = x[:, 0].astype(np.int64) - int(x.min())

@@ -21,18 +21,18 @@ def feature_maps(
     with capture(model, source, points) as read:
         outputs = read(pixels, None)
     first = {point: before if x.shape[1] == source.context else 0 for point, x in outputs.items()}
-    return [in_plane(outputs[point], first[point], str(point)) for point in points]
+    return [arrange_in_plane(outputs[point], first[point], str(point)) for point in points]
 
 
-def in_plane(x: Float[Tensor, "b s d"], before: int, name: str) -> Map:
+def arrange_in_plane(x: Float[Tensor, "b s d"], before: int, name: str) -> Map:
     """The mean over features at every place of a square grid; of a layer of one place its features, in a grid that is
     as square as their number allows. Raises RunFailed where the places form no square.
 
     >>> import torch
     >>> x = torch.arange(8.0).view(1, 4, 2)
-    >>> in_plane(x, 0, "conv@0")[0].tolist()
+    >>> arrange_in_plane(x, 0, "conv@0")[0].tolist()
     [[0.5, 2.5], [4.5, 6.5]]
-    >>> in_plane(x[:, :1].repeat(1, 1, 3), 0, "linear@8").shape
+    >>> arrange_in_plane(x[:, :1].repeat(1, 1, 3), 0, "linear@8").shape
     torch.Size([1, 2, 3])
     """
     places = x[:, before:]

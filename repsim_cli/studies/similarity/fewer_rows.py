@@ -11,11 +11,11 @@ from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import OF_SAMPLE, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import chance, footprint
-from repsim_cli.engine.bounds import all_rows
+from repsim_cli.engine.bounds import count_all_rows
 from repsim_cli.engine.checks import check_rows
 from repsim_cli.engine.comparison import Comparison
 from repsim_cli.engine.cost import Cost
-from repsim_cli.engine.matrices import Matrices, matrices_of, why_unknown
+from repsim_cli.engine.matrices import Matrices, compute_matrices, say_why_unknown
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.without_value import NoValue
 from repsim_cli.measures import Measure
@@ -39,32 +39,36 @@ def check(comparison: Comparison) -> None:
         )
 
 
-def sizes(rows: int) -> list[int]:
+def list_sample_sizes(rows: int) -> list[int]:
     """Halves the rows, from few on.
 
-    >>> sizes(4096), sizes(1_000_000)
+    >>> list_sample_sizes(4096), list_sample_sizes(1_000_000)
     ([128, 256, 512, 1024, 2048], [244, 488, 976, 1953, 3906, 7812, 15625, 31250])
     """
     halves = [rows >> i for i in range(1, rows.bit_length())]
     return [half for half in reversed(halves) if LEAST <= half <= MOST]
 
 
-def cost(comparison: Comparison) -> Cost:
+def estimate_samples_cost(comparison: Comparison) -> Cost:
     """Estimates the cost of all samples: of `full` at half of the rows, and so on."""
     full = replace(comparison, extract=replace(comparison.extract, estimate="full", at_most=["rows"]))
     each = [
-        footprint.costs(replace(full, extract=replace(full.extract, rows=size)), comparison.pairs)["similarity"]
-        for size in sizes(_last(comparison, all_rows(comparison.models, comparison.data, comparison.extract)))
+        footprint.estimate_costs(replace(full, extract=replace(full.extract, rows=size)), comparison.pairs)[
+            "similarity"
+        ]
+        for size in list_sample_sizes(
+            _count_own_rows(comparison, count_all_rows(comparison.models, comparison.data, comparison.extract))
+        )
     ]
     return sum((DRAWS * x for x in each), Cost())
 
 
-def _last(comparison: Comparison, total: int) -> int:
+def _count_own_rows(comparison: Comparison, total: int) -> int:
     """Counts the rows of the run's own values."""
     return total if comparison.extract.estimate == "sampled" else min(total, comparison.extract.rows)
 
 
-def of_fewer_rows(
+def compare_on_fewer_rows(
     run: Run, comparison: Comparison, sequences: Mapping[str, Sequences], matrices: Matrices
 ) -> dict[str, Table]:
     """Measures the closest layers of every two models, or of the only one, on all rows and on random samples of fewer:
@@ -73,10 +77,10 @@ def of_fewer_rows(
     matrices: of all rows. The activations come from the cache; without one, the models run again for each sample.
     """
     noted = {key: run.manifest.get(key) for key in NOTED}
-    last = _last(comparison, comparison.total)
+    last = _count_own_rows(comparison, comparison.total)
     closest = {label: list(_closest(comparison, label, matrix)) for label, matrix in matrices.items()}
     rows: list[list[Any]] = []
-    for size in sizes(last):
+    for size in list_sample_sizes(last):
         drawn: dict[str, list[Values]] = {label: [] for label in matrices}
         for seed in range(comparison.seed + 1, comparison.seed + 1 + DRAWS):
             for label, values in _sample(run, comparison, sequences, size, seed).items():
@@ -98,21 +102,21 @@ def _sample(
 ) -> dict[str, Values]:
     """Measures a sample of so many rows, by the measures that take so few, and have a value."""
     extract = replace(comparison.extract, estimate="full", rows=size, at_most=["rows"])
-    measures = dict(_suitable(comparison, size))
+    measures = dict(_select_suitable_measures(comparison, size))
     if not measures:
         return {}
     alone = Significance(clusters=comparison.significance.clusters, chance=comparison.significance.chance, floor=False)
     sampled = replace(comparison, extract=extract, seed=seed, measures=measures, significance=alone, groups=None)
     try:
         sampled = sampled.add_clusters(run, sequences)
-        made, _ = matrices_of(run, sampled, sequences, identities=run.manifest["models"], tell=False)
+        made, _ = compute_matrices(run, sampled, sequences, identities=run.manifest["models"], tell=False)
     except (BadInput, NoValue, RunFailed) as error:
         run.warn(f"fewer_rows: {size} rows are left out ({error})")
         return {}
     return {label: _values(sampled, label, matrix) for label, matrix in made.items()}
 
 
-def _suitable(comparison: Comparison, size: int) -> Iterator[tuple[str, Measure]]:
+def _select_suitable_measures(comparison: Comparison, size: int) -> Iterator[tuple[str, Measure]]:
     for label, measure in comparison.measures.items():
         try:
             check_rows(measure, comparison.layers, size)
@@ -122,7 +126,9 @@ def _suitable(comparison: Comparison, size: int) -> Iterator[tuple[str, Measure]
 
 
 def _values(comparison: Comparison, label: str, matrix: SimilarityMatrix) -> Values:
-    level = chance.level(matrix, comparison.units, why_unknown(comparison, comparison.measures[label])).cells
+    level = chance.compute_chance_level(
+        matrix, comparison.units, say_why_unknown(comparison, comparison.measures[label])
+    ).cells
     found = matrix.values, matrix.statistics.get("se", matrix.se), level
     values, se, by_chance = (None if part is None else part.cpu().numpy() for part in found)
     assert values is not None

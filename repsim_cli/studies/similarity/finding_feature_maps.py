@@ -15,15 +15,15 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.figures.frame import COLOURS, cycle
 from repsim_cli.figures.heatmap import TIGHT
-from repsim_cli.figures.layout import available
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
 from repsim_cli.findings.evidence import FEWEST as LEAST
-from repsim_cli.findings.evidence import FLIPS, ROUNDING, by_sign, by_two, by_units, log_of
-from repsim_cli.findings.layers import block_of, in_order, point_of
-from repsim_cli.findings.partitions import FEWEST, Square, segments, spectral
+from repsim_cli.findings.evidence import FLIPS, ROUNDING, log_of, weigh_by_sign_test, weigh_mean, weigh_mean_difference
+from repsim_cli.findings.layers import order_layers, read_block_number, read_hook_point
+from repsim_cli.findings.partitions import FEWEST, Square, find_contiguous_segments, find_spectral_clusters
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix
 
 MEASURE = "gromov_wasserstein"  # the only measure under which the publication divides the network
@@ -65,7 +65,7 @@ class Network:
 
     @cached_property
     def clusters(self) -> int:
-        return spectral(self.values, False, count=None).count
+        return find_spectral_clusters(self.values, False, count=None).count
 
 
 Networks = Sequence[Network]  # seeds of one recipe
@@ -84,7 +84,7 @@ def trained_resnet_has_three_or_four_sub_networks(trained: Networks, random: Net
     if not trained:
         return Untestable(FIVE)
     so = sum(each.clusters in (3, 4) for each in trained)
-    return Weighed(so / len(trained), by_sign(so, len(trained), "seed"))
+    return Weighed(so / len(trained), weigh_by_sign_test(so, len(trained), "seed"))
 
 
 @claim(
@@ -98,7 +98,7 @@ def random_resnet_has_no_sub_networks(trained: Networks, random: Networks) -> We
     if not trained or not random:
         return Untestable(f"{FIVE}, and as many random ones")
     whole, parted = (sum(each.clusters == 1 for each in random), sum(each.clusters > 1 for each in trained))
-    evidence, other = by_sign(whole, len(random), "seed"), by_sign(parted, len(trained), "seed")
+    evidence, other = weigh_by_sign_test(whole, len(random), "seed"), weigh_by_sign_test(parted, len(trained), "seed")
     how = f"{evidence.how}; by the same rule {parted} of {len(trained)} trained ones have several clusters"
     smallest = max(evidence.smallest, other.smallest)
     return Weighed(
@@ -117,7 +117,7 @@ def training_separates_the_layers(trained: Networks, random: Networks) -> Weighe
     if not trained or not random or len({tuple(each.names) for each in [*trained, *random]}) > 1:
         return Untestable(f"{THREE}, read at the same layers")
     after, before = ([log_of(each.steps.mean()) for each in side] for side in (trained, random))
-    return Weighed(float(np.mean(after) - np.mean(before)), by_two(after, before, "seed"))
+    return Weighed(float(np.mean(after) - np.mean(before)), weigh_mean_difference(after, before, "seed"))
 
 
 @claim(
@@ -141,19 +141,19 @@ def trained_resnet_changes_at_the_published_layers(trained: Networks, random: Ne
     # seeds may share large steps that are anywhere: few other choices of as many steps do as well
     chosen = np.array(list(combinations(range(every.shape[1]), len(at))))
     shared = float((ranks.mean(0)[chosen].mean(1) >= means.mean() - ROUNDING).mean())
-    over = by_units(means, 0.75, "seed")
+    over = weigh_mean(means, 0.75, "seed")
     note = "beyond the random ones" if same else "without random ones to subtract"
     evidence = replace(over, above=max(over.above, shared), how=f"{over.how}, {note}")
     return Weighed(float(means.mean()), evidence)
 
 
-def networks(run: Finished, layers: LayerMap, trained: bool) -> list[Network]:
+def select_resnets(run: Finished, layers: LayerMap, trained: bool) -> list[Network]:
     """The ResNet9 with trained, or with random, weights."""
     found = []
     for model, place in layers.places.items():
         if run.models[model].family == FAMILY and run.models[model].trained == trained:
             names = layers.names[place]
-            order = in_order(names)
+            order = order_layers(names)
             if len(names) >= FEWEST:
                 found.append(Network([names[i] for i in order], layers.values[place, place][np.ix_(order, order)]))
     return found
@@ -179,12 +179,12 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     """A row of maps per model; below, per measure, the distance of every layer from the one before."""
     from matplotlib.figure import Figure
 
-    order = in_order(kept[0].columns.layers)
+    order = order_layers(kept[0].columns.layers)
     names = [kept[0].columns.layers[i] for i in order]
     same = [matrix for matrix in kept if sorted(matrix.columns.layers) == sorted(names)]
     label = run.results.analyses["feature_maps"]["options"]["label"]
     image = 0 if label is None else kept[0].rows.layers.index(label)
-    limit, maps = available(), len(run.maps)
+    limit, maps = find_available_width(), len(run.maps)
     cell = CELL if limit is None else min(CELL, (limit - LEFT) / (len(names) + 1))
     wide = (len(names) + 1) * cell
     width, row_height = LEFT + wide, max(cell, ROW)
@@ -194,10 +194,10 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     def place(bottom: float, high: float, left: float = LEFT, across: float = wide) -> Any:
         return figure.add_axes((left / width, bottom / height, across / width, high / height))
 
-    blocks = [len(list(group)) for _, group in groupby(names, key=block_of)]
+    blocks = [len(list(group)) for _, group in groupby(names, key=read_block_number)]
     ends = np.cumsum(blocks)[:-1]
-    several = len(blocks) > 1 and None not in map(block_of, names)
-    shown = ["image", *(f"{block_of(name)}.{point_of(name)}" if several else name for name in names)]
+    several = len(blocks) > 1 and None not in map(read_block_number, names)
+    shown = ["image", *(f"{read_block_number(name)}.{read_hook_point(name)}" if several else name for name in names)]
     colours = dict(zip((matrix.columns.model for matrix in same), cycle(COLOURS, len(same)), strict=True))
     for row, matrix in enumerate(same):
         bottom = height - (row + 1) * row_height
@@ -226,7 +226,7 @@ def _strip(run: Finished, kept: Sequence[Matrix]) -> Any:
     rows = next(iter(run.maps.values())).measure.estimate["rows"] if run.maps else 0
     what = f"first image of class {kept[0].rows.layers[image]}; maps: mean over channels, each on its own scale"
     bars = f"bars: how far a layer is from the one before ({rows:,} images); triangles: where a segment begins"
-    headline(figure, "What the layers see of an image, and where they change", what, bars)
+    set_headline(figure, "What the layers see of an image, and where they change", what, bars)
     return figure
 
 
@@ -251,7 +251,7 @@ def _distances(panel: Any, layers: LayerMap, names: Sequence[str], colours: Mapp
     for number, (square, line, colour) in enumerate(zip(squares, steps, colours.values(), strict=True)):
         left = np.arange(len(line)) + 0.5 + (number - (len(colours) - 1) / 2) * thick
         panel.bar(left, line / 10.0**power, width=thick, color=colour)
-        begun = np.flatnonzero(np.diff(segments(square, larger_is_closer, count=None).labels))
+        begun = np.flatnonzero(np.diff(find_contiguous_segments(square, larger_is_closer, count=None).labels))
         panel.plot(begun + 0.5, np.full(len(begun), 1.0 + 0.1 * number), "v", color=colour, markersize=4,
                    transform=panel.get_xaxis_transform(), clip_on=False, zorder=3)  # fmt: skip
     panel.set_xlim(-1.5, len(names) - 0.5)
@@ -288,7 +288,7 @@ def feature_maps(run: Finished, options: FeatureMaps, claims: Sequence[Claim]) -
     verdicts = []
     for label, layers in run.maps.items():
         if layers.measure.name == MEASURE:
-            both = [networks(run, layers, trained) for trained in (True, False)]
+            both = [select_resnets(run, layers, trained) for trained in (True, False)]
             verdicts += [each.verdict(label, *both) for each in claims]
     absent = f"{NEEDS} a ResNet9"
     return Part(claims=verdicts or [each.untestable(MEASURE, absent) for each in claims])

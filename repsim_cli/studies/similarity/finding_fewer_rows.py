@@ -9,8 +9,8 @@ from typing import Any
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import legend_beside, line_styles
-from repsim_cli.figures.lines import gaps, plain
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.lines import draw_light_grid, mark_gaps
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import FEWER_ROWS, Axis, Curve, Table
@@ -47,10 +47,10 @@ def _figure(curve: Curve, most: int) -> Any:
     axes = figure.subplots()
     names = [name for name in curve.lines if not name.startswith(CHANCE)][:most]
     for name, style in zip(names, line_styles(len(names)), strict=True):
-        values, errors = gaps(curve.lines[name]), gaps(curve.errors[name])
+        values, errors = mark_gaps(curve.lines[name]), mark_gaps(curve.errors[name])
         axes.plot(curve.at, values, **style, markersize=3.5, linewidth=1.3, label=name)
         axes.fill_between(curve.at, values - errors, values + errors, color=style["color"], alpha=0.2, linewidth=0)
-        axes.plot(curve.at, gaps(curve.lines[CHANCE + name]), color=style["color"], linestyle=":", linewidth=1.2)
+        axes.plot(curve.at, mark_gaps(curve.lines[CHANCE + name]), color=style["color"], linestyle=":", linewidth=1.2)
     axes.plot([], [], color="grey", linestyle=":", label="chance")
     axes.fill_between([], [], [], color="grey", alpha=0.3, linewidth=0, label="one standard error")
     axes.set_xscale("log", base=2)
@@ -58,9 +58,9 @@ def _figure(curve: Curve, most: int) -> Any:
     axes.minorticks_off()
     axes.set_xlabel("rows, random samples of those of the run")
     axes.set_ylabel(str(curve.y), parse_math=False)
-    plain(axes)
+    draw_light_grid(axes)
     legend_beside(axes)
-    headline(figure, f"{curve.y} of the closest layers against the number of rows")
+    set_headline(figure, f"{curve.y} of the closest layers against the number of rows")
     return figure
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.plain import slug
-from repsim_cli.base.settings import REMEDIES, From0, Positive, treatment
-from repsim_cli.figures.heatmap import TICK, by_block, colour_range, colours, hatch
-from repsim_cli.figures.panels import bar_beside, edges, headline, name_panels, panels
+from repsim_cli.base.settings import REMEDIES, From0, Positive, say_treatment
+from repsim_cli.figures.heatmap import TICK, choose_card_colours, colour_range, hatch, name_by_block
+from repsim_cli.figures.panels import bar_beside, find_outer_panels, make_panels, name_panels, set_headline
 from repsim_cli.findings.analysis import Finished, Job, LayerMap, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Matrix, Side, Table
@@ -34,14 +34,14 @@ class Robustness:
     most: Positive = 50
 
 
-def maps_of(run: Finished) -> dict[str, dict[str, LayerMap]]:
+def read_remedy_maps(run: Finished) -> dict[str, dict[str, LayerMap]]:
     """By measure and remedy; only measures that have a map with and without a remedy."""
-    whole = run.results.under_remedies()
+    whole = run.results.index_by_remedy()
     maps = {label: {name: run.map_of(m) for name, m in by_remedy.items()} for label, by_remedy in whole.items()}
     return {label: by_remedy for label, by_remedy in maps.items() if NONE in by_remedy and len(by_remedy) > 1}
 
 
-def changes(maps: Mapping[str, LayerMap]) -> dict[str, np.ndarray]:
+def compute_remedy_changes(maps: Mapping[str, LayerMap]) -> dict[str, np.ndarray]:
     """By remedy, how far every cell is from that without one; cells on the diagonal, and those that mirror others of a
     symmetric measure, are NaN."""
     base = maps[NONE]
@@ -54,7 +54,7 @@ def changes(maps: Mapping[str, LayerMap]) -> dict[str, np.ndarray]:
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """robustness-MEASURE: a panel per remedy; cells that change are marked."""
     change = run.results.analyses["robustness"]["options"]["change"]
-    for label, maps in maps_of(run).items():
+    for label, maps in read_remedy_maps(run).items():
         yield slug("robustness", label), partial(_figure, label, maps, change)
 
 
@@ -62,17 +62,17 @@ def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
     """The map of the raw rows, and beside it what each remedy changes."""
     base = maps[NONE]
     card, names = base.measure.card, base.names
-    in_words = {name: treatment(remedy) for name, remedy in REMEDIES.items()}
+    in_words = {name: say_treatment(remedy) for name, remedy in REMEDIES.items()}
     changed = {name: layers.values - base.values for name, layers in maps.items() if name != NONE}
     most = max([float(np.nanmax(np.abs(cells))) for cells in changed.values()] + [1e-12])
     low, high = colour_range(base.values[np.isfinite(base.values)], card, "values")
-    figure, axes = panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.15, 0.28), least=SMALLEST)
+    figure, axes = make_panels(len(maps), min(3, len(maps)), SIDE, SIDE, gaps=(0.15, 0.28), least=SMALLEST)
     side = axes[0].get_window_extent().width / figure.dpi
-    shown, said = by_block(names)
+    shown, said = name_by_block(names)
     step = max(1, int(np.ceil(TICK * len(names) / side)))
     at = range(0, len(names), step)
-    for axis, (first, lowest), name in zip(axes, edges(axes), [NONE, *changed], strict=True):
-        style = {"cmap": colours(card, "values"), "vmin": low, "vmax": high}
+    for axis, (first, lowest), name in zip(axes, find_outer_panels(axes), [NONE, *changed], strict=True):
+        style = {"cmap": choose_card_colours(card, "values"), "vmin": low, "vmax": high}
         style = style if name == NONE else {"cmap": "PuOr", "vmin": -most, "vmax": most}
         axis.imshow(base.values if name == NONE else changed[name], **style)
         hatch(axis)
@@ -91,19 +91,19 @@ def _figure(label: str, maps: Mapping[str, LayerMap], change: float) -> Any:
     count = sum(int((np.abs(cells) > change).sum()) for cells in changed.values())
     cells = sum(cells.size for cells in changed.values())
     seen = f"What each remedy changes in {label}: more than {change:g} in {count:,} of {cells:,} cells"
-    headline(figure, seen, said)
+    set_headline(figure, seen, said)
     return figure
 
 
 @analysis(studies=("similarity",), figures=figures, within=True, needs="robustness")
 def robustness(run: Finished, options: Robustness, claims: Sequence[Claim]) -> Part:
     rows, cells, matrices = [], [], {}
-    whole = maps_of(run)
+    whole = read_remedy_maps(run)
     if not whole:
         raise BadInput("the run has no maps under remedies; run it again with analyses.robustness={}")
     remedies = list(dict.fromkeys(name for maps in whole.values() for name in maps))
     for label, maps in whole.items():
-        base, changed = maps[NONE], changes(maps)
+        base, changed = maps[NONE], compute_remedy_changes(maps)
         names = [f"{model} {name}" for model, place in base.places.items() for name in base.names[place]]
         for name, change in changed.items():
             size = np.abs(change)

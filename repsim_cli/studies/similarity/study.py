@@ -9,13 +9,13 @@ from repsim_cli.base.settings import ALL_REMEDIES, REMEDIES, Group, Significance
 from repsim_cli.engine import budget, footprint
 from repsim_cli.engine.bounds import describe_models
 from repsim_cli.engine.checks import check_groups, check_within
-from repsim_cli.engine.comparison import Comparison, comparison_of
-from repsim_cli.engine.cost import needs
-from repsim_cli.engine.grouped import choose_models, list_models, of_groups
-from repsim_cli.engine.matrices import matrices_of, records
-from repsim_cli.engine.pair_units import PairWorker, permutings, solvings
-from repsim_cli.engine.permutations import blocks_of
-from repsim_cli.engine.recording import recordings
+from repsim_cli.engine.comparison import Comparison, make_comparison
+from repsim_cli.engine.cost import describe_needs
+from repsim_cli.engine.grouped import choose_models, list_models, select_group_models
+from repsim_cli.engine.matrices import compute_matrices, make_measure_records
+from repsim_cli.engine.pair_units import PairWorker, list_pair_units, list_permutation_units
+from repsim_cli.engine.permutations import split_permutations
+from repsim_cli.engine.recording import plan_recordings
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.solved import record_solved
 from repsim_cli.engine.study import OfMeasures, Study
@@ -24,7 +24,7 @@ from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.similarity import fewer_rows as samples
 from repsim_cli.studies.similarity.images import check_feature_maps, keep_maps
-from repsim_cli.studies.similarity.remedies import under_remedies
+from repsim_cli.studies.similarity.remedies import compare_under_remedies
 
 log = logging.getLogger("repsim")
 
@@ -63,8 +63,8 @@ class Similarity(Study):
         self.groups, self.base = groups or {}, base
         self.robustness, self.fewer_rows, self.feature_maps = robustness, fewer_rows, feature_maps
         models = given["model"]
-        given["model"] = of_groups(models, list_models(self.groups))
-        self.comparison = comparison_of(given, significance, among=models, within=within, targets=targets)
+        given["model"] = select_group_models(models, list_models(self.groups))
+        self.comparison = make_comparison(given, significance, among=models, within=within, targets=targets)
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
         self.skipped = self.comparison.skipped
         check_groups(self.groups, self.comparison.models, self.readings)
@@ -81,14 +81,14 @@ class Similarity(Study):
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, pairs, forward passes, memory in GB."""
         compared = self.comparison
-        costs = footprint.costs(compared, compared.pairs)
+        costs = footprint.estimate_costs(compared, compared.pairs)
         if self.robustness:
             costs["similarity"] = len(REMEDIES) * costs["similarity"]
         if self.fewer_rows:
-            costs["fewer rows"] = samples.cost(compared)
+            costs["fewer rows"] = samples.estimate_samples_cost(compared)
         if compared.significance.budget:
-            costs["budget"] = budget.cost(compared)
-        by_block = footprint.by_block(compared)
+            costs["budget"] = budget.estimate_budget_cost(compared)
+        by_block = footprint.list_by_block(compared)
         return {
             "models": describe_models(compared.models, compared.hardware, compared.devices),
             **({"by block": by_block} if by_block else {}),
@@ -102,11 +102,11 @@ class Similarity(Study):
             **({"budget": budget.plan(compared)} if compared.significance.budget else {}),
             "estimate": compared.extract.estimate,
             **footprint.rows_and_passes(compared),
-            **needs(
+            **describe_needs(
                 costs,
                 compared.hardware,
-                memory=footprint.memory_of(compared, footprint.rows_at_once(compared)),
-                disk=footprint.disk(compared),
+                memory=footprint.estimate_comparison_memory(compared, footprint.rows_at_once(compared)),
+                disk=footprint.estimate_disk(compared),
                 activations=footprint.count_stored(compared),
                 figures=len(compared.measures),
             ),
@@ -119,25 +119,27 @@ class Similarity(Study):
             sequences = comparison.sequences(run)
             comparison = comparison.pair_rows(run, sequences).count_rows(run, sequences).add_clusters(run, sequences)
         taken = budget.sample(comparison, sequences) if comparison.significance.budget else None
-        comparison = footprint.in_memory(comparison)
-        matrices, of_layers = matrices_of(run, comparison, sequences, blocks=blocks_of(comparison), keep_rows=True)
+        comparison = footprint.plan_memory(comparison)
+        matrices, of_layers = compute_matrices(
+            run, comparison, sequences, blocks=split_permutations(comparison), keep_rows=True
+        )
         further = {}
         if self.robustness:
             with run.stage("remedies"):
-                further |= under_remedies(run, comparison, sequences)
+                further |= compare_under_remedies(run, comparison, sequences)
         if self.fewer_rows:
             with run.stage("fewer rows"):
-                of_layers |= samples.of_fewer_rows(run, comparison, sequences, matrices)
+                of_layers |= samples.compare_on_fewer_rows(run, comparison, sequences, matrices)
         if self.feature_maps:
             with run.stage("feature maps"):
                 further |= keep_maps(run, comparison, sequences)
         about = {}
         if taken is not None:
             with run.stage("budget"):
-                split, about["budget"] = budget.budget(run, taken, sequences)
+                split, about["budget"] = budget.compute_budget(run, taken, sequences)
                 of_layers |= split
         with run.stage("results"):
-            measures, tables = records(run, comparison, matrices)
+            measures, tables = make_measure_records(run, comparison, matrices)
             tables |= record_solved(run, comparison.names, comparison.measures, matrices) | of_layers
             return Results(study="similarity", measures=measures, tables=tables, matrices=further, about=about)
 
@@ -146,9 +148,9 @@ class Similarity(Study):
         if not footprint.stays_in_cache(comparison):
             log.warning("cache: it does not hold the activations of all models, which are left to the run itself")
             return
-        yield from recordings(comparison)
-        yield "pairs", solvings(comparison)
-        yield "permutations", permutings(comparison)
+        yield from plan_recordings(comparison)
+        yield "pairs", list_pair_units(comparison)
+        yield "permutations", list_permutation_units(comparison)
 
     def worker(self) -> Kinds:
         return PairWorker(self.choose_models).kinds

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from repsim_cli.activations.hook_points import points_of
+from repsim_cli.activations.hook_points import choose_hook_points
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.base.settings import Extract, Hardware
@@ -13,7 +13,7 @@ from repsim_cli.studies.stitching.models import EMBED, Layer, check_stitchable
 from repsim_cli.studies.stitching.train import StitchRecipe
 
 
-def stitchable(given: Mapping[str, AnySource], auto: Any) -> dict[str, Source]:
+def check_all_stitchable(given: Mapping[str, AnySource], auto: Any) -> dict[str, Source]:
     """The models, all of which can be cut between blocks and have the head `auto`."""
     if not given:
         raise BadInput("model: no model is selected; e.g. model=[tiny_a,tiny_b]")
@@ -54,12 +54,12 @@ def check_groups(models: Mapping[str, Source], given: Mapping[str, Any]) -> None
         )
 
 
-def different(models: Mapping[str, Source]) -> list[tuple[str, str]]:
+def list_different_pairs(models: Mapping[str, Source]) -> list[tuple[str, str]]:
     """All pairs of a head and another tail."""
     return [(head, tail) for tail in models for head in models if head != tail]
 
 
-def pairs_of(models: Mapping[str, Source], given: list[list[str]] | None) -> list[tuple[str, str]]:
+def list_stitched_pairs(models: Mapping[str, Source], given: list[list[str]] | None) -> list[tuple[str, str]]:
     """(head, tail): those that are given, else all."""
     if given is None:
         return [(head, tail) for tail in models for head in models]
@@ -72,9 +72,9 @@ def pairs_of(models: Mapping[str, Source], given: list[list[str]] | None) -> lis
     return [(head, tail) for head, tail in given]
 
 
-def layers_of(label: str, source: Source, extract: Extract) -> list[Layer]:
+def list_cut_layers(label: str, source: Source, extract: Extract) -> list[Layer]:
     """Where the model can be cut, of the hook points of the run."""
-    points = points_of(label, source, extract)
+    points = choose_hook_points(label, source, extract)
     for point in points:
         if point.kind not in ("embed", "resid_post") or point.head is not None:
             raise BadInput(

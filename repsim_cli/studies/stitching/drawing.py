@@ -8,9 +8,9 @@ import numpy as np
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import DPI, legend_beside, line_styles
-from repsim_cli.figures.heatmap import by_block, choose_colours, heatmap
-from repsim_cli.figures.lines import UNKNOWN, draw_levels, find_shared_levels, gaps, name_lines, plain
-from repsim_cli.figures.panels import headline, pages
+from repsim_cli.figures.heatmap import choose_colours, draw_heatmap, name_by_block
+from repsim_cli.figures.lines import UNKNOWN, draw_levels, draw_light_grid, find_shared_levels, mark_gaps, name_lines
+from repsim_cli.figures.panels import set_headline, split_into_pages
 from repsim_cli.findings.analysis import Finished, Job
 from repsim_cli.runs.content import Curve, Results
 
@@ -33,7 +33,7 @@ MISLEADS = "works though the rows share almost nothing"
 SCRAMBLED = ("(random weights)", "(rows shuffled)", "(answers and noise)")
 
 
-def records_of(results: Results) -> list[dict[str, Any]]:
+def read_stitching_records(results: Results) -> list[dict[str, Any]]:
     table = results.tables["stitching"]
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
@@ -41,7 +41,7 @@ def records_of(results: Results) -> list[dict[str, Any]]:
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """stitching-METRIC-all and -baselines, lines over depth, or a panel per layer where there are few; of a grid, a
     heatmap per pair; stitching-curves-all."""
-    about, records = run.results.about, records_of(run.results)
+    about, records = run.results.about, read_stitching_records(run.results)
     whole_heads = [stitch for stitch in records if not stitch["head"].endswith(SCRAMBLED)]
     baselines = [stitch for stitch in records if stitch["head"].endswith(SCRAMBLED)]
     chosen = run.results.analyses["stitching"]["options"]["metric"]
@@ -61,7 +61,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
                 )
                 continue
             most = max(1, BARS // max(1, len({(stitch["head"], stitch["tail"]) for stitch in group})))
-            for stem, some in pages(f"stitching-{metric}-{name}", layers, min(most, LAYERS)):
+            for stem, some in split_into_pages(f"stitching-{metric}-{name}", layers, min(most, LAYERS)):
                 kept = [stitch for stitch in group if stitch["head layer"] in some]
                 yield stem, partial(_bars, kept, about, metric, name, random_heads(baselines, metric))
     curves = [
@@ -123,7 +123,7 @@ def _bars(records: Records, about: Mapping[str, Any], metric: str, name: str, ch
     panels[0].set_ylim(len(pairs) - 0.4, -0.6)
     panels[len(panels) // 2].set_xlabel(label)
     what = "Baselines" if name == "baselines" else "Stitched models"
-    headline(figure, *_say(about, f"{what}: {_quantity(metric)}", "bars: standard error"))
+    set_headline(figure, *_say(about, f"{what}: {_quantity(metric)}", "bars: standard error"))
     several = len(colours) < len(pairs)  # each name stands for several bars, which have their own beside them
     handles: list[Any] = [
         panels[-1].barh([np.nan], [np.nan], color=c, label=word) for word, c in colours.items() if several
@@ -146,13 +146,13 @@ def _say_ending(head: str) -> str:
     return next((ending.strip("()") for ending in SCRAMBLED if head.endswith(ending)), "")
 
 
-def _plain(head: str) -> str:
+def _drop_ending(head: str) -> str:
     return head.removesuffix(f" ({_say_ending(head)})")
 
 
 def _kind(label: str, kinds: Mapping[str, str]) -> str:
     """What the model is, without its depth."""
-    return kinds[_plain(label)].split(", ")[0].removesuffix("_ln")
+    return kinds[_drop_ending(label)].split(", ")[0].removesuffix("_ln")
 
 
 def _direction(pair: tuple[str, str], kinds: Mapping[str, str]) -> str:
@@ -192,7 +192,7 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
     panel = figure.add_axes((0, 0, 1, 1))
     for pair in pairs:
         found = {each["head layer"]: each for each in records if (each["head"], each["tail"]) == pair}
-        middle, spread = (gaps([found.get(layer, {}).get(key) for layer in layers]) for key in (value, error))
+        middle, spread = (mark_gaps([found.get(layer, {}).get(key) for layer in layers]) for key in (value, error))
         style = styles[names[pair]]
         panel.fill_between(at, middle - 2 * spread, middle + 2 * spread, color=style["color"], alpha=0.2, linewidth=0)
         (line,) = panel.plot(at, middle, **style, markersize=3.5, linewidth=1.3)
@@ -207,7 +207,7 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
         there = [i for i, layer in enumerate(layers) if layer in chance]
         panel.fill_between(there, low, high, color="grey", alpha=0.12, linewidth=0)
         panel.plot(there, middle, ":", color="grey", linewidth=1.2, label="heads of random weights")
-    shown, said = by_block(layers)
+    shown, said = name_by_block(layers)
     step = -(-len(layers) // NAMED_LAYERS)
     panel.set_xticks(at[::step], shown[::step], fontsize=7, rotation=0 if said else 90, parse_math=False)
     panel.set_xlabel(f"stitched after: {said}" if said else "stitched after", fontsize=8, parse_math=False)
@@ -215,9 +215,9 @@ def _depth(records: Records, about: Mapping[str, Any], metric: str, chance: Mapp
     panel.axhline(0, color="black", linewidth=0.6)
     if marked:
         panel.text(0, 1.01, f"○ {MISLEADS}", transform=panel.transAxes, fontsize=7, va="bottom")
-    plain(panel)
+    draw_light_grid(panel)
     name_lines(panel, list(drawn.values()))
-    headline(figure, *_say(about, f"Stitched models: {_quantity(metric)}, by depth", "bands: two standard errors"))
+    set_headline(figure, *_say(about, f"Stitched models: {_quantity(metric)}, by depth", "bands: two standard errors"))
     return figure
 
 
@@ -240,16 +240,16 @@ def _grid(records: Records, metric: str) -> Any:
     """Rows: after which layer of the head; columns: into which of the tail. Cells without a value are crossed out."""
     value, _, label = METRICS[metric]
     rows, columns = (list(dict.fromkeys(stitch[side] for stitch in records)) for side in ("head layer", "tail layer"))
-    _, said = by_block([*rows, *columns])
+    _, said = name_by_block([*rows, *columns])
     values = np.full((len(rows), len(columns)), np.nan)
     for stitch in records:
         if stitch[value] is not None:
             values[rows.index(stitch["head layer"]), columns.index(stitch["tail layer"])] = stitch[value]
     low, high = min(0.0, float(np.nanmin(values))), max(float(np.nanmax(values)), 1e-9)
-    figure, axes = heatmap(
+    figure, axes = draw_heatmap(
         values,
-        by_block(rows)[0] if said else rows,
-        by_block(columns)[0] if said else columns,
+        name_by_block(rows)[0] if said else rows,
+        name_by_block(columns)[0] if said else columns,
         title=f"{records[0]['head']} → {records[0]['tail']}",
         bar_label=label,
         limits=(low, high),
@@ -282,7 +282,7 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
         draw_levels(panel, find_shared_levels(there))
         for curve in there:
             style = {**styles[names[ways(curve)]], "marker": None}
-            panel.plot(curve.at, gaps(curve.lines["loss"]), **style, linewidth=0.9, alpha=0.8)
+            panel.plot(curve.at, mark_gaps(curve.lines["loss"]), **style, linewidth=0.9, alpha=0.8)
         panel.xaxis.set_major_locator(MaxNLocator(4, prune="upper", integer=True))
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.set_title(layer, loc="left", parse_math=False)
@@ -295,5 +295,5 @@ def _curves(curves: Sequence[Curve], about: Mapping[str, Any]) -> Any:
     handles = [panels[-1].plot([], [], **{**style, "marker": None}, label=word)[0] for word, style in styles.items()]
     handles += levels.values()
     legend_beside(panels[-1], handles=handles, title="head → tail", title_fontsize=7, ncols=1 + len(styles) // 16)
-    headline(figure, "How stitched models learn, by the layer after which they are stitched")
+    set_headline(figure, "How stitched models learn, by the layer after which they are stitched")
     return figure

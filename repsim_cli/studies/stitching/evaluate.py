@@ -21,8 +21,8 @@ from repsim_cli.studies.stitching.models import (
     Inputs,
     Layer,
     Whole,
-    inputs_of,
     layer_name,
+    make_input_batch,
     output_names,
 )
 from repsim_cli.studies.stitching.noise import alter
@@ -103,11 +103,11 @@ class PredictionTask:
         return Predicted(log_p, answer, right, torch.arange(len(labels), device=device))
 
 
-def next_token() -> PredictionTask:
+def make_next_token_task() -> PredictionTask:
     return PredictionTask("AutoModelForCausalLM")
 
 
-def classification(
+def make_classification_task(
     models: Mapping[str, Any], labels: Sequence[str], outputs: Sequence[str] | None = None
 ) -> PredictionTask:
     """Labels of the data, matched by name with the outputs of the models (Source by label), which must agree.
@@ -197,10 +197,10 @@ class StitchScores:
 
     def _mean(self, sums: Float[np.ndarray, " N"]) -> Estimate:
         """The mean over predictions, with the standard error of a ratio of sums over sequences."""
-        return ratio(sums, self.weights)
+        return estimate_ratio(sums, self.weights)
 
 
-def ratio(sums: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]) -> Estimate:
+def estimate_ratio(sums: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]) -> Estimate:
     """Estimates a ratio of sums over sequences, with its standard error."""
     count, total = len(sums), weights.sum()
     mean = sums.sum() / total
@@ -208,7 +208,7 @@ def ratio(sums: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]) -> Es
     return Estimate(float(mean), float(np.sqrt(spread) / total))
 
 
-def labels_of(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Int[Tensor, " b"] | None:
+def take_labels(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Int[Tensor, " b"] | None:
     return None if sequences.labels is None else torch.from_numpy(sequences.labels.codes[rows]).long()
 
 
@@ -254,8 +254,8 @@ def evaluate_stitches(
             parts.append(safetensors.torch.load_file(entry.files[name]))
             continue
         rows = slice(start, start + batch_size)
-        inputs = inputs_of(sequences, rows)
-        labels = labels_of(sequences, rows)
+        inputs = make_input_batch(sequences, rows)
+        labels = take_labels(sequences, rows)
         read = Streams(heads, tails, stitches, inputs, labels, passes.seed + start)
         alone: list[Tensor] = []
         stitched: dict[Stitch, Tensor] = {}
@@ -392,6 +392,6 @@ def split_sequences(sequences: Sequences, evaluation: Held, fitted: bool) -> tup
     return sequences.take(train), sequences.take(held)
 
 
-def content(sequences: Sequences) -> list[Any]:
+def identify_sequences(sequences: Sequences) -> list[Any]:
     labels = sequences.labels
     return [sequences.hash(), None if labels is None else [labels.codes.tolist(), list(labels.names)]]

@@ -8,9 +8,9 @@ import numpy as np
 
 from repsim_cli.findings.analysis import Finished, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, all_of, by_units
+from repsim_cli.findings.evidence import FEWEST, require_all_parts, weigh_mean
 from repsim_cli.runs.content import Table
-from repsim_cli.studies.stitching.drawing import SCRAMBLED, Kinds, Records, figures, records_of
+from repsim_cli.studies.stitching.drawing import SCRAMBLED, Kinds, Records, figures, read_stitching_records
 
 Direction = tuple[str, str]  # the kinds of head and tail
 PAPER = "Brown et al. 2023"
@@ -36,20 +36,20 @@ class StitchingOptions:
     metric: Literal["loss", "accuracy", "kl"] = "loss"
 
 
-def directions(records: Records, kinds: Kinds) -> Table:
+def tabulate_directions(records: Records, kinds: Kinds) -> Table:
     """Penalties of stitches at equal layers, averaged over the pairs of models of two kinds.
 
     records: as of the study stitching. kinds: of the models by label. A model before itself is counted apart.
     """
     rows = []
-    for key, pairs in _by_direction(records, kinds).items():
+    for key, pairs in _group_by_direction(records, kinds).items():
         values = [penalty for penalty, _ in pairs]
         error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
         rows.append([*key, len(values), float(np.mean(values)), error])
     return Table(columns=DIRECTIONS, rows=rows)
 
 
-def both_ways(records: Records) -> Table:
+def compute_recovered_shares(records: Records) -> Table:
     """For every two models and layer, which share of the loss that a head of random weights adds is recovered by the
     other model as the head, in both ways, and by the model itself.
 
@@ -71,7 +71,7 @@ def both_ways(records: Records) -> Table:
     return Table(columns=BOTH_WAYS, rows=[row for row in rows if any(share is not None for share in row[3:])])
 
 
-def _by_direction(records: Records, kinds: Kinds) -> dict[tuple[str, str, str, str], list[tuple[float, float]]]:
+def _group_by_direction(records: Records, kinds: Kinds) -> dict[tuple[str, str, str, str], list[tuple[float, float]]]:
     """By layer, kind of head, kind of tail and whether these are one model: penalty and its error, of every pair."""
     by_direction: dict[tuple[str, str, str, str], list[tuple[float, float]]] = {}
     for stitch in records:
@@ -134,8 +134,8 @@ def _gaps(records: Records, kinds: Kinds, wanted: Sequence[tuple[Direction, Dire
     if not all(gaps):
         return Untestable(f"needs {FEWEST} pairs of a SoLU and a GELU model of equal depth, stitched both ways")
     means = [float(np.mean(found)) for found in gaps]
-    parts = [by_units(found, 0.0, "pair of models") for found in gaps]
-    return Weighed(min(means), replace(all_of(parts), se=parts[int(np.argmin(means))].se))
+    parts = [weigh_mean(found, 0.0, "pair of models") for found in gaps]
+    return Weighed(min(means), replace(require_all_parts(parts), se=parts[int(np.argmin(means))].se))
 
 
 def _pairs(kinds: Kinds) -> list[dict[str, str]]:
@@ -154,9 +154,9 @@ def _pairs(kinds: Kinds) -> list[dict[str, str]]:
 
 @analysis(studies=("stitching",), unasked=lambda planned: not planned.groups, figures=figures)
 def stitching(run: Finished, options: StitchingOptions, claims: Sequence[Claim]) -> Part:
-    records, kinds = records_of(run.results), run.results.about["kinds"]
+    records, kinds = read_stitching_records(run.results), run.results.about["kinds"]
     verdicts = [each.verdict("stitching penalty", records, kinds) for each in claims]
-    tables = {"directions": directions(records, kinds)}
-    if (recovered := both_ways(records)).rows:
+    tables = {"directions": tabulate_directions(records, kinds)}
+    if (recovered := compute_recovered_shares(records)).rows:
         tables["recovered both ways"] = recovered
     return Part(tables=tables, claims=verdicts)

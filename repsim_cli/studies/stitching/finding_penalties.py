@@ -9,18 +9,18 @@ import numpy as np
 from repsim_cli.base.errors import BadInput
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import by_jackknife
+from repsim_cli.findings.evidence import weigh_by_jackknife
 from repsim_cli.findings.groups import (
     EARLY,
     LATE,
     Depths,
-    codes,
     curves,
     late_gap,
-    of_groups,
-    without_each,
+    leave_out_each,
+    list_group_figures,
+    number_groups,
 )
-from repsim_cli.findings.layers import block_of
+from repsim_cli.findings.layers import read_block_number
 from repsim_cli.runs.content import Curve, Table
 
 LITTLE = 0.02  # a penalty in accuracy that is almost none
@@ -67,9 +67,9 @@ def between_groups_cost_late(depths: Depths) -> Weighed | Untestable:
 )
 def within_groups_cost_little(depths: Depths) -> Weighed | Untestable:
     """Beyond 75 % of the depth stitching within a group costs almost nothing."""
-    numbers = codes(depths.groups)
+    numbers = number_groups(depths.groups)
     same = (numbers[:, None] == numbers) & ~np.eye(len(numbers), dtype=bool)
-    return _mean(depths, same, depths.shares > LATE)
+    return _average_penalties(depths, same, depths.shares > LATE)
 
 
 @claim(
@@ -82,10 +82,10 @@ def within_groups_cost_little(depths: Depths) -> Weighed | Untestable:
 )
 def early_layers_cost_little(depths: Depths) -> Weighed | Untestable:
     """In early layers identity stitching costs almost nothing."""
-    return _mean(depths, ~np.eye(len(depths.values), dtype=bool), depths.shares <= EARLY)
+    return _average_penalties(depths, ~np.eye(len(depths.values), dtype=bool), depths.shares <= EARLY)
 
 
-def _mean(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Weighed | Untestable:
+def _average_penalties(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Weighed | Untestable:
     """The mean over some pairs at some depths, against the penalty that is almost none."""
     if not at.any():
         return Untestable("no layer lies there")
@@ -95,14 +95,14 @@ def _mean(depths: Depths, pairs: np.ndarray, at: np.ndarray) -> Weighed | Untest
         part = np.ix_(kept, kept)
         return float(values[part][pairs[part]].mean()) if pairs[part].any() else float("nan")
 
-    left_out = [mean(kept) for kept in without_each(len(values))]
+    left_out = [mean(kept) for kept in leave_out_each(len(values))]
     value = mean(np.arange(len(values)))
-    return Weighed(value, by_jackknife(value, LITTLE, left_out, "model"))
+    return Weighed(value, weigh_by_jackknife(value, LITTLE, left_out, "model"))
 
 
 def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """QUANTITY-resid_post-groups"""
-    yield from of_groups(run.results.curves, "penalties")
+    yield from list_group_figures(run.results.curves, "penalties")
 
 
 class Stitched(NamedTuple):
@@ -123,7 +123,7 @@ def collect_stitched(run: Finished) -> dict[str, Stitched]:
             continue
         layers = [matrix.about["layer"] for matrix in matrices]
         values = np.stack([run.array(matrix.values) for matrix in matrices], axis=2)
-        shares = np.array([((block_of(layer) or 0) + 1) / blocks for layer in layers])
+        shares = np.array([((read_block_number(layer) or 0) + 1) / blocks for layer in layers])
         depths = Depths(run.groups, values, shares, larger_is_closer=quantity in (ACCURACY, "shared"))
         by_quantity[quantity] = Stitched(matrices[0].label, layers, depths)
     return by_quantity
@@ -149,7 +149,7 @@ def penalties(run: Finished, options: Penalties, claims: Sequence[Claim]) -> Par
 def _directions(by_quantity: Mapping[str, Stitched]) -> Table:
     """Means over pairs of different models by the groups of head and tail."""
     _, layers, first = next(iter(by_quantity.values()))
-    numbers = codes(first.groups)
+    numbers = number_groups(first.groups)
     different = ~np.eye(len(numbers), dtype=bool)
     rows: list[list[Any]] = []
     for i, head in enumerate(first.groups):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.data.base import Sequences
-from repsim_cli.models.points import by_structure, first
+from repsim_cli.models.points import guess_architecture, take_hidden_states
 from repsim_cli.models.source import AnySource, Source, backbone_path
 from repsim_cli.models.transformers import types_with
 
@@ -38,7 +38,7 @@ def check_stitchable(label: str, source: AnySource, auto: Auto) -> None:
     if not isinstance(source, Source) or not source.has_head:
         raise BadInput(f"model.{label}: it cannot be run past its activations, got no model with a head; use another")
     native = source.model_type.startswith("native ") and auto == "AutoModelForCausalLM"
-    why = uncut(source) if native or source.model_type in types_with(auto) else "it has no such head"
+    why = say_why_uncuttable(source) if native or source.model_type in types_with(auto) else "it has no such head"
     if why:
         raise BadInput(
             f"model.{label}: its blocks cannot be stitched under {auto}, got model_type '{source.model_type}' ({why}); "
@@ -46,7 +46,7 @@ def check_stitchable(label: str, source: AnySource, auto: Auto) -> None:
         )
 
 
-def uncut(source: Source) -> str:
+def say_why_uncuttable(source: Source) -> str:
     """Why the model cannot be cut between its blocks; empty where it can."""
     table = source.architecture
     if table is None:
@@ -58,7 +58,7 @@ def uncut(source: Source) -> str:
     stream = table.block.get("resid_post")
     if stream is None:
         return table.lacks.get("resid_post", "no stream is known in it")
-    return "" if stream.pick is first else "its blocks pass on more than the stream"
+    return "" if stream.pick is take_hidden_states else "its blocks pass on more than the stream"
 
 
 def output_names(source: Source) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Inputs(NamedTuple):
         )
 
 
-def inputs_of(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Inputs:
+def make_input_batch(sequences: Sequences, rows: slice | Int[np.ndarray, " b"]) -> Inputs:
     """A batch of sequences, cut to the longest of them."""
     given = sequences.take(rows, int(sequences.mask[rows].sum(1).max()))
     ids, mask = torch.from_numpy(given.ids).long(), torch.from_numpy(given.mask)
@@ -127,7 +127,9 @@ class Whole:
     def path(self) -> str:
         """Of the list of blocks. What TransformerLens wraps is a model of transformers, or its own."""
         backbone = backbone_path(self.model, self.source)
-        table = self.source.architecture if self.source.plain else by_structure(self.model.get_submodule(backbone))
+        table = (
+            self.source.architecture if self.source.plain else guess_architecture(self.model.get_submodule(backbone))
+        )
         assert table is not None
         return f"{backbone}.{table.blocks}"
 
@@ -146,7 +148,7 @@ class Whole:
 
         handles = [block.register_forward_hook(partial(keep, layer)) for layer, block in enumerate(self.blocks)]
         try:
-            self.outputs(few())
+            self.outputs(make_trial_inputs())
         finally:
             for handle in handles:
                 handle.remove()
@@ -160,7 +162,7 @@ class Whole:
 
     def check(self) -> None:
         """Raises BadInput where more than the stream passes between blocks, so that a cut changes the outputs."""
-        inputs = few()
+        inputs = make_trial_inputs()
         whole = self.outputs(inputs)
         for layer in sorted({0, (self.depth - 1) // 2}):
             try:
@@ -196,7 +198,7 @@ class Whole:
         streams: dict[Layer, Tensor] = {}
 
         def keep(layer: Layer, value: Any) -> None:
-            streams[layer] = first(value)
+            streams[layer] = take_hidden_states(value)
             if len(streams) == len(set(layers)):
                 raise _StreamsRead
 
@@ -276,7 +278,7 @@ def copy_doing(block: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     return other
 
 
-def few() -> Inputs:
+def make_trial_inputs() -> Inputs:
     """A short sequence, to see how a model works."""
     return Inputs(torch.arange(1, 5)[None], torch.ones(1, 4, dtype=torch.bool), None)
 

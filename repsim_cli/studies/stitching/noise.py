@@ -12,7 +12,7 @@ NONE = -1  # the answer after the last token of a sequence
 LARGE = 2**31 - 1
 
 
-def answers_of(inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Int[Tensor, "b s"]:
+def find_answers(inputs: Inputs, labels: Int[Tensor, " b"] | None) -> Int[Tensor, "b s"]:
     """Finds what is to be predicted at every place: the label of the sequence, or the next token; NONE after that."""
     if labels is not None:
         return labels[:, None].expand(inputs.ids.shape)
@@ -33,7 +33,7 @@ def alter(
         return shuffle(streams, inputs.mask, seed)
     if kind == "noise":
         return {
-            layer: draw_clusters(stream, answers_of(inputs, labels), layer, seed) for layer, stream in streams.items()
+            layer: draw_clusters(stream, find_answers(inputs, labels), layer, seed) for layer, stream in streams.items()
         }
     return streams
 

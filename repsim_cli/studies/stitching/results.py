@@ -61,7 +61,7 @@ def _row(stitch: Stitch, scores: StitchScores, fit: StitchFit | None) -> list[An
     return [*place, loss, alone, *spread, *rows, "trained" if fit is not None and len(fit.losses) else "not trained"]
 
 
-def _alone(scores: StitchScores, label: str) -> list[float]:
+def _list_alone_scores(scores: StitchScores, label: str) -> list[float]:
     """Loss and accuracy of the model alone, each with its standard error."""
     return [*scores.of_alone(label, "loss"), *scores.of_alone(label, "correct")]
 
@@ -99,7 +99,9 @@ def tables_of_pairs(
     """A row per stitch, and one per model alone."""
     return {
         "stitching": Table(columns=PENALTIES, rows=[_row(stitch, scores, fits.get(stitch)) for stitch in stitches]),
-        "models": Table(columns=["model", *ALONE], rows=[[tail, *_alone(scores, tail)] for tail in scores.alone]),
+        "models": Table(
+            columns=["model", *ALONE], rows=[[tail, *_list_alone_scores(scores, tail)] for tail in scores.alone]
+        ),
     }
 
 
@@ -133,7 +135,9 @@ def results_of_groups(
                 label=quantity.label,
                 about={"kind": "stitches", "quantity": name, "layer": place},
             )
-    alone = [[label, group, *_alone(scores, label)] for group, labels in members.items() for label in labels]
+    alone = [
+        [label, group, *_list_alone_scores(scores, label)] for group, labels in members.items() for label in labels
+    ]
     tables = {"models": Table(columns=["model", "group", *ALONE], rows=alone)}
     return Results(study="stitching", matrices=matrices, tables=tables)
 

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.results import Progress, quiet
-from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, labels_of, ratio
-from repsim_cli.studies.stitching.models import Layer, Whole, inputs_of
-from repsim_cli.studies.stitching.noise import alter, answers_of
+from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, estimate_ratio, take_labels
+from repsim_cli.studies.stitching.models import Layer, Whole, make_input_batch
+from repsim_cli.studies.stitching.noise import alter, find_answers
 
 ROWS = 2048  # of each side, to fit on and to score
 FEWEST = 32  # rows, or there is no number
@@ -79,8 +79,8 @@ def measure_shared(
         ats, intos = ({getattr(stitch, name) for stitch in some} for name in ("at", "into"))
         rows = [part.rows(heads[head], ats, head.kind, batch_size, seed) for part in answers]
         others = [part.rows(tails[tail], intos, "model", batch_size, seed) for part in answers]
-        sides = {at: side([x[at] for x in rows], answers) for at in ats}
-        of_tail = {into: side([x[into] for x in others], answers) for into in intos}
+        sides = {at: standardise_side([x[at] for x in rows], answers) for at in ats}
+        of_tail = {into: standardise_side([x[into] for x in others], answers) for into in intos}
         owners = answers[1].owners[answers[1].kept]
         for stitch in some:
             x, y = sides[stitch.at], of_tail[stitch.into]
@@ -99,8 +99,8 @@ class DrawnRows:
         order = np.random.default_rng(seed).permutation(np.flatnonzero(sequences.mask.ravel()))[:ROWS]
         self.owners, self.places = np.divmod(np.sort(order), sequences.mask.shape[1])
         self.used = np.unique(self.owners)
-        whole = inputs_of(sequences, self.used)
-        answers = answers_of(whole, labels_of(sequences, self.used))
+        whole = make_input_batch(sequences, self.used)
+        answers = find_answers(whole, take_labels(sequences, self.used))
         self.answers = answers[np.searchsorted(self.used, self.owners), self.places]
         _, self.which, counts = self.answers.unique(return_inverse=True, return_counts=True)
         self.kept = (counts[self.which] > 1).numpy()
@@ -113,7 +113,7 @@ class DrawnRows:
         parts: dict[Layer, list[Tensor]] = {layer: [] for layer in layers}
         for start in range(0, len(self.used), batch_size):
             batch = self.used[start : start + batch_size]
-            inputs, labels = inputs_of(self.sequences, batch), labels_of(self.sequences, batch)
+            inputs, labels = make_input_batch(self.sequences, batch), take_labels(self.sequences, batch)
             streams = alter(kind, whole.streams(inputs, layers), inputs, labels, seed + start)
             here = np.isin(self.owners, batch)
             at = np.searchsorted(batch, self.owners[here]), self.places[here]
@@ -122,14 +122,14 @@ class DrawnRows:
         return {layer: torch.cat(rows) for layer, rows in parts.items()}
 
 
-def side(rows: Sequence[Float[Tensor, "_ d"]], drawn: Sequence[DrawnRows]) -> StitchSide:
-    fit, held = (within(x, part.which)[part.kept] for x, part in zip(rows, drawn, strict=True))
+def standardise_side(rows: Sequence[Float[Tensor, "_ d"]], drawn: Sequence[DrawnRows]) -> StitchSide:
+    fit, held = (subtract_group_means(x, part.which)[part.kept] for x, part in zip(rows, drawn, strict=True))
     variance = fit.square().mean(0)
     scale = torch.where(variance > NOTHING * variance.max(), variance.rsqrt(), 0.0)
     return StitchSide(fit * scale, held * scale)
 
 
-def within(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+def subtract_group_means(rows: Float[Tensor, "n d"], groups: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
     """Takes the mean of their group from rows."""
     sums = rows.new_zeros(int(groups.max()) + 1, rows.shape[1]).index_add_(0, groups, rows)
     return rows - (sums / groups.bincount()[:, None])[groups]
@@ -141,17 +141,17 @@ def explain(x: StitchSide, y: StitchSide, owners: Int[np.ndarray, " m"]) -> Esti
     The penalty is the one that predicts the second half of the rows to fit on best from the first.
     """
     half, whole = x.half, len(x.fit)
-    guesses = ridge(x.solved[half], x.fit[:half].T @ y.fit[:half], x.fit[half:])
+    guesses = predict_by_ridge(x.solved[half], x.fit[:half].T @ y.fit[:half], x.fit[half:])
     errors = [(y.fit[half:] - guess).square().sum() for guess in guesses]
     best = int(torch.stack(errors).argmin())
-    (guess,) = ridge(x.solved[whole], x.fit.T @ y.fit, x.held, PENALTIES[best : best + 1])
+    (guess,) = predict_by_ridge(x.solved[whole], x.fit.T @ y.fit, x.held, PENALTIES[best : best + 1])
     error, total = ((rows**2).sum(1).numpy() for rows in (y.held - guess, y.held))
     sums = [np.bincount(owners, values)[np.unique(owners)] for values in (error, total)]
-    lost = ratio(*sums)
+    lost = estimate_ratio(*sums)
     return Estimate(1 - lost.value, lost.se)
 
 
-def ridge(
+def predict_by_ridge(
     x: Decomposition, products: Float[Tensor, "d e"], new: Float[Tensor, "m d"], penalties: Sequence[float] = PENALTIES
 ) -> Iterator[Float[Tensor, "m e"]]:
     """Predicts new rows by ridge regression without intercept, for every penalty. products: of x and y."""

@@ -9,25 +9,32 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import nn
 
-from repsim_cli.activations.inputs import check_modality, tokenizers
-from repsim_cli.activations.readings import devices
-from repsim_cli.base.closure import code_of
+from repsim_cli.activations.inputs import check_modality, load_tokenizers
+from repsim_cli.activations.readings import assign_devices
+from repsim_cli.base.closure import collect_code
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Group
 from repsim_cli.data.base import Sequences
 from repsim_cli.data.labelled import Examples
-from repsim_cli.engine.bounds import check_memory, describe_models, enough, usual_length
-from repsim_cli.engine.cost import Cost, forward_cost, needs, products
-from repsim_cli.engine.extraction import inputs
-from repsim_cli.engine.grouped import check_metrics, choose_models, list_models, of_groups
+from repsim_cli.engine.bounds import check_memory, describe_models, find_usual_length, suggest_memory_limit
+from repsim_cli.engine.cost import Cost, describe_needs, estimate_products, forward_cost
+from repsim_cli.engine.extraction import make_noted_sequences
+from repsim_cli.engine.grouped import check_metrics, choose_models, list_models, select_group_models
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfRows, Study
 from repsim_cli.engine.unit import Kinds, Phase, Unit
-from repsim_cli.runs.cache import Entry, key, trim, use
+from repsim_cli.runs.cache import Entry, make_cache_key, trim, use
 from repsim_cli.runs.content import Results
 from repsim_cli.runs.results import Progress, Run, quiet, scratch
-from repsim_cli.studies.stitching.checks import check_groups, check_recipe, different, layers_of, pairs_of, stitchable
+from repsim_cli.studies.stitching.checks import (
+    check_all_stitchable,
+    check_groups,
+    check_recipe,
+    list_cut_layers,
+    list_different_pairs,
+    list_stitched_pairs,
+)
 from repsim_cli.studies.stitching.evaluate import (
     Head,
     HeadKind,
@@ -36,11 +43,11 @@ from repsim_cli.studies.stitching.evaluate import (
     PredictionTask,
     Stitch,
     StitchScores,
-    classification,
-    content,
     count_held_out,
     evaluate_stitches,
-    next_token,
+    identify_sequences,
+    make_classification_task,
+    make_next_token_task,
     split_sequences,
 )
 from repsim_cli.studies.stitching.layers import check_layer
@@ -104,27 +111,27 @@ class Stitching(Study):
         self.evaluation: Held = evaluation
         self.extract = replace(given["extract"], unit="token", padding="drop")
         self.recipe, self.labels = recipe, labels
-        models = of_groups(given["model"], list_models(self.groups))
+        models = select_group_models(given["model"], list_models(self.groups))
         check_metrics(self.groups, models)
-        self.every = self.models = stitchable(models, self.auto)
+        self.every = self.models = check_all_stitchable(models, self.auto)
         check_modality(self.models, self.data)
         check_recipe(recipe, evaluation, self.extract, self.hardware)
         if self.groups:
             check_groups(self.models, {"pairs": pairs, "grid": grid, "baselines": self.baselines})
-        self.layers = {label: layers_of(label, source, self.extract) for label, source in self.models.items()}
-        self._stitch(different(self.models) if self.groups else pairs_of(self.models, pairs))
+        self.layers = {label: list_cut_layers(label, source, self.extract) for label, source in self.models.items()}
+        self._stitch(list_different_pairs(self.models) if self.groups else list_stitched_pairs(self.models, pairs))
         if not self.stitches:
             raise BadInput(
                 f"extract.layers: no pair of models shares a layer, got {self.extract.layers}; use all, or grid"
             )
         for stitch in self.stitches:
             self._check_widths(stitch)
-        self.devices = devices(self.hardware, list(self.models))
-        self.tokenizers = tokenizers(self.models, self.data, self.extract)
+        self.devices = assign_devices(self.hardware, list(self.models))
+        self.tokenizers = load_tokenizers(self.models, self.data, self.extract)
         if isinstance(self.data, Examples):
-            classification(self.models, self.data.names, labels)
+            make_classification_task(self.models, self.data.names, labels)
         need = sum(self.memory().values())
-        advice = f"{enough(need)}, or lower hardware.batch_size or extract.length, or use fewer models"
+        advice = f"{suggest_memory_limit(need)}, or lower hardware.batch_size or extract.length, or use fewer models"
         check_memory(need, self.hardware, advice)
 
     @property
@@ -141,9 +148,11 @@ class Stitching(Study):
             baselines = [Head(tail, AS_HEAD[word]) for word in self.baselines]
             self.heads[tail] = list(dict.fromkeys([*others, *baselines]))
         self.pairs = list(pairs)
-        self.stitches = [s for tail, heads in self.heads.items() for head in heads for s in self._between(head, tail)]
+        self.stitches = [
+            s for tail, heads in self.heads.items() for head in heads for s in self._make_stitches(head, tail)
+        ]
 
-    def _between(self, head: Head, tail: str) -> Iterator[Stitch]:
+    def _make_stitches(self, head: Head, tail: str) -> Iterator[Stitch]:
         for at in self.layers[head.model]:
             for into in self.layers[tail]:
                 if self.grid or at == into:
@@ -184,7 +193,7 @@ class Stitching(Study):
             "tokens per step, at most": recipe.batch * length if steps else 0,
             "training tokens of each, at most": steps * recipe.batch * length,
             "evaluation tokens, at most": self._count_evaluated() * length,
-            **needs(self.costs(steps), self.hardware, memory=self.memory()),
+            **describe_needs(self.costs(steps), self.hardware, memory=self.memory()),
         }
 
     def _count_planned(self) -> tuple[int, int]:
@@ -200,25 +209,29 @@ class Stitching(Study):
     def costs(self, steps: int) -> dict[str, Cost]:
         """A step is a forward pass of head and tail and a backward pass of the tail; evaluating,
         every model runs once, and a tail, on average half a model, for every stitch."""
-        length, count = usual_length(self.models, self.data, self.extract), len(self.models)
+        length, count = find_usual_length(self.models, self.data, self.extract), len(self.models)
         vocabularies = self.auto.endswith("LM")
         stitches = self._count_planned()[1]
 
-        def each(sequences: int) -> Cost:
+        def estimate_pass(sequences: int) -> Cost:
             models = self.models.values()
             return 1 / count * forward_cost(models, sequences, length, self.hardware, vocabularies=vocabularies)
 
         return {
-            "training of stitches": 2.5 * stitches * each(steps * self.recipe.batch),
-            "evaluation": (count + stitches / 2) * each(self._count_evaluated()),
-            **({"rows that are compared": self._estimate_comparison(each, length)} if self.recipe.fitted else {}),
+            "training of stitches": 2.5 * stitches * estimate_pass(steps * self.recipe.batch),
+            "evaluation": (count + stitches / 2) * estimate_pass(self._count_evaluated()),
+            **(
+                {"rows that are compared": self._estimate_comparison(estimate_pass, length)}
+                if self.recipe.fitted
+                else {}
+            ),
         }
 
     def _estimate_comparison(self, each: Callable[[int], Cost], length: int) -> Cost:
         """Both models of every pair run on the rows of both parts; a stitch takes four decompositions."""
         passes = sum(map(len, self.heads.values())) * 4 * each(min(-(-ROWS // length), self.extract.sequences))
         widest = max(source.width for source in self.models.values())
-        return passes + products(SOLVING * len(self.stitches) * 4 * widest**3, self.hardware)
+        return passes + estimate_products(SOLVING * len(self.stitches) * 4 * widest**3, self.hardware)
 
     def run(self, run: Run) -> Results:
         hardware = self.hardware
@@ -233,7 +246,7 @@ class Stitching(Study):
         run.save_manifest()
         with run.stage("models"):
             wholes = {label: self.open_whole(label) for label in self.models}
-            heads = {head: self.as_head(head, wholes[head.model]) for each in self.heads.values() for head in each}
+            heads = {head: self.prepare_head(head, wholes[head.model]) for each in self.heads.values() for head in each}
         keys = self.keys(self.stitches, identities, train, task)
         fits: dict[Stitch, StitchFit] = {}
         with run.stage("stitch layers"):
@@ -252,8 +265,8 @@ class Stitching(Study):
             what = f"{lost} of {len(self.stitches)} trainings" if whole else "every training"
             raise RunFailed(f"options.recipe.learning_rate: {what} diverged, got {self.recipe.learning_rate}; lower it")
         maps: dict[Stitch, nn.Module] = {s: fits[s].layer for s in whole if s in fits}
-        parts = {"stitches": [keys[s] for s in whole], "data": content(held), **self._settings}
-        name = (code := code_of(__name__)) and key({"code": code.key, **parts})
+        parts = {"stitches": [keys[s] for s in whole], "data": identify_sequences(held), **self._settings}
+        name = (code := collect_code(__name__)) and make_cache_key({"code": code.key, **parts})
         with run.stage("stitched models"), self.entries("stitched", [name]) as entries:
             scores = evaluate_stitches(
                 heads,
@@ -275,7 +288,7 @@ class Stitching(Study):
             classifiers = task.outputs != ()
             if members:
                 return results_of_groups(run, members, self.layers, self.pairs, scores)
-            return self._of_pairs(scores, fits, classifiers, len(train.ids))
+            return self._make_pair_results(scores, fits, classifiers, len(train.ids))
 
     def choose(self, run: Run) -> dict[str, list[str]]:
         """With groups: keeps only their models, some chosen by the metrics that they were saved with; the members."""
@@ -284,11 +297,15 @@ class Stitching(Study):
         with run.stage("groups"):
             members = choose_models(run, self.groups, self.every)
             self.models = {label: self.every[label] for group in members.values() for label in group}
-            self._stitch(different(self.models))
+            self._stitch(list_different_pairs(self.models))
         return members
 
     def task(self, held: Sequences) -> PredictionTask:
-        return classification(self.models, held.labels.names, self.labels) if held.labels else next_token()
+        return (
+            make_classification_task(self.models, held.labels.names, self.labels)
+            if held.labels
+            else make_next_token_task()
+        )
 
     def open_whole(self, label: str) -> Whole:
         dtype = getattr(torch, self.hardware.dtype)
@@ -337,7 +354,9 @@ class Stitching(Study):
     def parts(self, run: Run) -> tuple[Sequences, Sequences]:
         """The training and the evaluation sequences, their numbers noted in the manifest."""
         used = {label: self.tokenizers[label] for label in self.models}
-        sequences = next(iter(inputs(run, self.models, used, self.data, self.extract, self.seed).values()))
+        sequences = next(
+            iter(make_noted_sequences(run, self.models, used, self.data, self.extract, self.seed).values())
+        )
         if isinstance(self.data, Examples) and sequences.labels is None:
             raise BadInput(
                 f"data: classifiers need a label per example, got none in {self.data.source}; use other data"
@@ -351,7 +370,7 @@ class Stitching(Study):
         run.manifest["rows"] = {"training": len(train.ids), "evaluation": len(held.ids)}
         return train, held
 
-    def as_head(self, head: Head, whole: Whole) -> Whole:
+    def prepare_head(self, head: Head, whole: Whole) -> Whole:
         return scramble(whole, self.auto, self.seed) if head.kind == "random" else whole
 
     @contextmanager
@@ -364,7 +383,7 @@ class Stitching(Study):
             yield entries
         trim()
 
-    def _of_pairs(
+    def _make_pair_results(
         self, scores: StitchScores, fits: Mapping[Stitch, StitchFit], classifiers: bool, sequences: int
     ) -> Results:
         """A table with a row per stitch."""
@@ -424,6 +443,6 @@ class StitchWorker:
         with study.entries("stitches", [*keys.values()]) as entries:
             if missing := any(not entry.complete for entry in entries.values()):
                 known = {s: entries[name] for s, name in keys.items()}
-                whole = study.as_head(of, self.whole(of.model))
+                whole = study.prepare_head(of, self.whole(of.model))
                 study.fit_stitches(whole, self.whole(tail), stitches, train, task, known, quiet)
         return missing

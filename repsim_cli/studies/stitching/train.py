@@ -14,9 +14,9 @@ from torch import nn
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Above0, Fraction, Medium, NotNegative, Positive
 from repsim_cli.data.base import Sequences
-from repsim_cli.runs.cache import Entry, key
+from repsim_cli.runs.cache import Entry, make_cache_key
 from repsim_cli.runs.results import Progress, quiet
-from repsim_cli.studies.stitching.evaluate import PredictionTask, Stitch, labels_of
+from repsim_cli.studies.stitching.evaluate import PredictionTask, Stitch, take_labels
 from repsim_cli.studies.stitching.layers import (
     KINDS,
     Init,
@@ -25,7 +25,7 @@ from repsim_cli.studies.stitching.layers import (
     start_at_identity,
     start_at_least_squares,
 )
-from repsim_cli.studies.stitching.models import Layer, Whole, inputs_of
+from repsim_cli.studies.stitching.models import Layer, Whole, make_input_batch
 from repsim_cli.studies.stitching.noise import alter
 
 CODE = 1  # raise when a change of the code changes what a trained layer is (tests/test_codes.py)
@@ -157,7 +157,7 @@ def fit_key(
         for label in (stitch.head.model, stitch.tail)
     }
     codes = None if sequences.labels is None else sequences.labels.codes.tolist()
-    return key(
+    return make_cache_key(
         {
             "code": CODE,
             "head": parts[stitch.head.model],
@@ -204,8 +204,8 @@ def _train(
         total, predicted = dict.fromkeys(running, 0.0), 0
         for start in range(0, len(rows[step]), batch_size):
             part = rows[step][start : start + batch_size]
-            inputs = inputs_of(sequences, part)
-            labels = labels_of(sequences, part)
+            inputs = make_input_batch(sequences, part)
+            labels = take_labels(sequences, part)
             count, streams = 0, _streams(head, inputs, labels, running, seed + 1 + step * len(sequences.ids) + start)
             for stitch in running:
                 with tail.autocast():
@@ -225,7 +225,7 @@ def _train(
             _step(layers[stitch], optimisers[stitch], recipe, step, predicted)
     for stitch in stitches:
         if stitch not in broken:
-            worse = _worse(losses[stitch], chance)
+            worse = _find_divergence(losses[stitch], chance)
             finite = all(torch.isfinite(weights).all() for weights in layers[stitch].parameters())
             if worse is not None or not finite:
                 broken[stitch] = recipe.steps if worse is None else worse
@@ -248,7 +248,7 @@ def _step(layer: nn.Module, optimiser: Any, recipe: StitchRecipe, step: int, pre
     optimiser.zero_grad()
 
 
-def _worse(losses: Sequence[float], chance: float) -> int | None:
+def _find_divergence(losses: Sequence[float], chance: float) -> int | None:
     """The step after which the loss stayed above both its start and chance; None where the training ended below."""
     limit = max(losses[0], chance)
     last = max(1, len(losses) // 10)
@@ -288,8 +288,8 @@ def _initialise(
     chosen = np.sort(np.random.default_rng(seed).permutation(len(sequences.ids))[: recipe.init_sequences])
     for start in range(0, len(chosen), batch_size):
         some = chosen[start : start + batch_size]
-        inputs = inputs_of(sequences, some)
-        streams = _streams(head, inputs, labels_of(sequences, some), list(layers), seed + start)
+        inputs = make_input_batch(sequences, some)
+        streams = _streams(head, inputs, take_labels(sequences, some), list(layers), seed + start)
         targets = tail.streams(inputs, sorted({stitch.into for stitch in layers}))
         inside = inputs.mask.to(tail.device)
         for stitch, sums in moments.items():

@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import legend_beside, shades
-from repsim_cli.figures.lines import draw_levels, find_shared_levels, gaps, name_bands
-from repsim_cli.figures.panels import headline
+from repsim_cli.figures.frame import choose_shades, legend_beside
+from repsim_cli.figures.lines import draw_levels, find_shared_levels, mark_gaps, name_bands
+from repsim_cli.figures.panels import set_headline
 from repsim_cli.figures.steps import step_panel
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import DEEP, FEWEST, by_rank, by_units, ranks, with_trend
+from repsim_cli.findings.evidence import (
+    DEEP,
+    FEWEST,
+    normalise_ranks,
+    require_shared_trend,
+    weigh_mean,
+    weigh_rank_correlation,
+)
 from repsim_cli.runs.content import Curve
 
 SIZES = 5  # of which a rank correlation can be told from another
@@ -29,22 +36,22 @@ class ConvergenceOptions:
     """How layers converge during training. It has no settings."""
 
 
-def inside(curve: Curve, share: float) -> list[int]:
+def find_early_checkpoints(curve: Curve, share: float) -> list[int]:
     """The places of the checkpoints within the first `share` of training, without gaps."""
     return [i for i, mean in enumerate(curve.mean or ()) if mean is not None and curve.at[i] <= share * curve.at[-1]]
 
 
-def at_share(curve: Curve, share: float) -> list[float] | None:
+def take_values_at_share(curve: Curve, share: float) -> list[float] | None:
     """The values of all layers at the last checkpoint within the first `share` of training; None without one."""
-    places = inside(curve, share)
+    places = find_early_checkpoints(curve, share)
     return [float(line[places[-1]] or 0.0) for line in curve.lines.values()] if places else None
 
 
-def to_last(curves: Sequence[Curve]) -> list[Curve]:
+def select_to_last(curves: Sequence[Curve]) -> list[Curve]:
     return [curve for curve in curves if curve.about["quantity"].endswith(" to last")]
 
 
-def with_size(
+def correlate_with_size(
     curves: Sequence[Curve], values: Callable[[Curve], list[float] | None], threshold: float
 ) -> Weighed | Untestable:
     """Rank correlation over models of several sizes with the mean of `values` over the model's curves."""
@@ -56,7 +63,7 @@ def with_size(
     means = [float(np.mean(numbers)) for numbers in by_size.values()]
     if len(set(means)) < 2:
         return Untestable(f"needs {SIZES} sizes that differ, with a checkpoint early enough, got {len(by_size)}")
-    return Weighed(*by_rank(list(by_size), means, threshold, "model"))
+    return Weighed(*weigh_rank_correlation(list(by_size), means, threshold, "model"))
 
 
 @claim(
@@ -67,7 +74,7 @@ def with_size(
 )
 def larger_models_converge_earlier(curves: Sequence[Curve]) -> Weighed | Untestable:
     """After 20 % of training larger models are nearer to their final state."""
-    return with_size(to_last(curves), lambda curve: at_share(curve, AT_20), 0.5)
+    return correlate_with_size(select_to_last(curves), lambda curve: take_values_at_share(curve, AT_20), 0.5)
 
 
 @claim(
@@ -81,15 +88,15 @@ def earlier_layers_converge_faster(curves: Sequence[Curve]) -> Weighed | Untesta
     """Earlier layers converge faster to their final state than later ones."""
     # curves of one model share its layers, and are no cases of their own
     by_model: dict[tuple[str, int], list[np.ndarray]] = {}
-    for curve in to_last(curves):
+    for curve in select_to_last(curves):
         means = [float(np.mean([v for v in line[:-1] if v is not None])) for line in curve.lines.values()]
         if len(means) >= DEEP and len(set(means)) > 1:
-            by_model.setdefault((curve.about["model"], len(means)), []).append(ranks(means))
+            by_model.setdefault((curve.about["model"], len(means)), []).append(normalise_ranks(means))
     if not by_model:
         return Untestable(f"needs {FEWEST} models of {DEEP} layers that differ in similarity")
     means = [np.mean(ranked, axis=0) for ranked in by_model.values()]
-    rhos = [float(each @ ranks(range(len(each)))) for each in means]
-    return Weighed(float(np.mean(rhos)), with_trend(by_units(rhos, 0.0, "model"), means))
+    rhos = [float(each @ normalise_ranks(range(len(each)))) for each in means]
+    return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, 0.0, "model"), means))
 
 
 # ---- figures ----
@@ -111,8 +118,10 @@ def _means(curves: Sequence[Curve]) -> Any:
     """Mean over layers and the band between the quartiles, a colour per model, smallest first."""
     figure, panel = _panel(curves, "all models" if len(curves) > 1 else curves[0].about["model"])
     order = sorted(curves, key=lambda curve: curve.about["parameters"])
-    for curve, colour in zip(order, shades(len(order)), strict=True):
-        _mean(panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)")
+    for curve, colour in zip(order, choose_shades(len(order)), strict=True):
+        _draw_mean(
+            panel, curve, colour, "quartiles", f"{curve.about['model']} ({curve.about['parameters']:,} parameters)"
+        )
     draw_levels(panel, find_shared_levels(curves))
     name_bands(panel, [curve.bands["quartiles"].of for curve in curves])
     legend_beside(panel)
@@ -123,20 +132,24 @@ def _layers(curve: Curve) -> Any:
     """A thin line per layer from dark to bright, the mean over layers and the band of the 10th to 90th percentile."""
     figure, panel = _panel([curve], curve.about["model"])
     step = -(-len(curve.lines) // NAMED)
-    for number, ((name, values), colour) in enumerate(zip(curve.lines.items(), shades(len(curve.lines)), strict=True)):
+    for number, ((name, values), colour) in enumerate(
+        zip(curve.lines.items(), choose_shades(len(curve.lines)), strict=True)
+    ):
         label = "_" if number % step else name
-        panel.plot(curve.at, gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
-    _mean(panel, curve, "black", "deciles", "mean")
+        panel.plot(curve.at, mark_gaps(values), color=colour, linewidth=0.9, marker=".", markersize=3, label=label)
+    _draw_mean(panel, curve, "black", "deciles", "mean")
     draw_levels(panel, find_shared_levels([curve]))
     name_bands(panel, [curve.bands["deciles"].of])
     legend_beside(panel, fontsize=6)
     return figure
 
 
-def _mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
+def _draw_mean(panel: Any, curve: Curve, colour: Any, band: str, label: str) -> None:
     about = curve.bands[band]
-    panel.fill_between(curve.at, gaps(about.low), gaps(about.high), color=colour, alpha=0.15, linewidth=0)
-    panel.plot(curve.at, gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label)
+    panel.fill_between(curve.at, mark_gaps(about.low), mark_gaps(about.high), color=colour, alpha=0.15, linewidth=0)
+    panel.plot(
+        curve.at, mark_gaps(curve.mean or []), color=colour, linewidth=1.6, marker="o", markersize=3, label=label
+    )
 
 
 def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
@@ -147,7 +160,7 @@ def _panel(curves: Sequence[Curve], models: str) -> tuple[Any, Any]:
     panel.set_ylabel(str(first.y), fontsize=8)
     of_last = " with the last checkpoint," if first.about["quantity"].endswith(" to last") else ""
     seen = f"{models}: {first.y}{of_last} over the training"
-    headline(figure, seen, f"{first.about['quantity']}, {first.about['point']}")
+    set_headline(figure, seen, f"{first.about['quantity']}, {first.about['point']}")
     return figure, panel
 
 

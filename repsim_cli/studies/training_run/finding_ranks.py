@@ -9,9 +9,15 @@ from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Share
 from repsim_cli.findings.analysis import Finished, Part, analysis, select_claims
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, by_units
+from repsim_cli.findings.evidence import FEWEST, weigh_mean
 from repsim_cli.runs.content import Curve, Table
-from repsim_cli.studies.training_run.finding_convergence import AT_20, at_share, inside, to_last, with_size
+from repsim_cli.studies.training_run.finding_convergence import (
+    AT_20,
+    correlate_with_size,
+    find_early_checkpoints,
+    select_to_last,
+    take_values_at_share,
+)
 
 COLUMNS = ["model", "matrices", "of", "layers", "early", "large rank", "both", "matthews", "undefined because"]
 TABLE = "early convergence and large rank"
@@ -35,30 +41,30 @@ class Ranks:
     large_gradients: Share = 0.9
 
 
-def early(curve: Curve, similarity: float, share: float) -> list[bool] | None:
+def find_early_layers(curve: Curve, similarity: float, share: float) -> list[bool] | None:
     """Which layers reach `similarity` at some checkpoint within the first `share` of training; None without one."""
-    places = inside(curve, share)
+    places = find_early_checkpoints(curve, share)
     return [any((line[i] or 0.0) >= similarity for i in places) for line in curve.lines.values()] if places else None
 
 
-def large(curve: Curve, threshold: float, relative: bool) -> list[bool]:
+def find_large_layers(curve: Curve, threshold: float, relative: bool) -> list[bool]:
     """Which layers are at or above the threshold at the last checkpoint; relative: to the largest of them."""
-    last = final(curve)
+    last = take_final_values(curve)
     bar = threshold * max(last) if relative else threshold
     return [value >= bar for value in last]
 
 
-def final(curve: Curve) -> list[float]:
+def take_final_values(curve: Curve) -> list[float]:
     """The values of all layers at the last checkpoint, which is always there."""
     return [float(line[-1] or 0.0) for line in curve.lines.values()]
 
 
-def matthews(first: Sequence[bool], second: Sequence[bool], names: tuple[str, str]) -> tuple[float | None, str]:
+def compute_matthews(first: Sequence[bool], second: Sequence[bool], names: tuple[str, str]) -> tuple[float | None, str]:
     """Matthews correlation of two binary variables in [-1, 1]; None and the reason where one has one class only.
 
-    >>> matthews([True, True, False, False], [True, False, False, False], ("early", "large"))[0]
+    >>> compute_matthews([True, True, False, False], [True, False, False, False], ("early", "large"))[0]
     0.5773502691896258
-    >>> matthews([True, True], [True, False], ("early", "large"))
+    >>> compute_matthews([True, True], [True, False], ("early", "large"))
     (None, 'all early')
     """
     for side, name in ((first, names[0]), (second, names[1])):
@@ -68,7 +74,7 @@ def matthews(first: Sequence[bool], second: Sequence[bool], names: tuple[str, st
     return float(np.clip(((x - x.mean()) * (y - y.mean())).mean() / (x.std() * y.std()), -1.0, 1.0)), ""
 
 
-def table(similarity: Sequence[Curve], ranks: Sequence[Curve], options: Ranks) -> Table:
+def tabulate_matthews(similarity: Sequence[Curve], ranks: Sequence[Curve], options: Ranks) -> Table:
     """Per model and kind of matrix: layers that converge early, layers of large rank, and their Matthews correlation.
 
     Raises BadInput where the two have other layers.
@@ -81,15 +87,15 @@ def table(similarity: Sequence[Curve], ranks: Sequence[Curve], options: Ranks) -
             got = list(pair[0].lines) if pair else "none"
             raise BadInput(f"extract: the table needs the similarity of {list(rank.lines)}, got {got}; read all layers")
         relative = of == "gradients"
-        rises = early(pair[0], options.early_similarity, options.early_share)
-        wide = large(rank, options.large_gradients if relative else options.large_parameters, relative)
+        rises = find_early_layers(pair[0], options.early_similarity, options.early_share)
+        wide = find_large_layers(rank, options.large_gradients if relative else options.large_parameters, relative)
         head = [model, point, of, len(wide)]
         if rises is None:
             why = f"no checkpoint in the first {options.early_share:.0%}"
             rows.append([*head, None, sum(wide), None, None, why])
             continue
         both = sum(a and b for a, b in zip(rises, wide, strict=True))
-        value, why = matthews(rises, wide, ("early", "of large rank"))
+        value, why = compute_matthews(rises, wide, ("early", "of large rank"))
         rows.append([*head, sum(rises), sum(wide), both, value, why])
     return Table(columns=COLUMNS, rows=rows)
 
@@ -97,7 +103,7 @@ def table(similarity: Sequence[Curve], ranks: Sequence[Curve], options: Ranks) -
 PAPER = "Diehl Martinez et al. 2024"
 
 
-def of(curves: Sequence[Curve], quantity: str) -> list[Curve]:
+def select_by_quantity(curves: Sequence[Curve], quantity: str) -> list[Curve]:
     return [curve for curve in curves if curve.about["quantity"] == quantity]
 
 
@@ -110,7 +116,7 @@ def of(curves: Sequence[Curve], quantity: str) -> list[Curve]:
 )
 def larger_models_have_larger_parameter_rank(curves: Sequence[Curve]) -> Weighed | Untestable:
     """Parameters of larger models span a larger share of their dimensions."""
-    return with_size(of(curves, "parameters"), final, 0.5)
+    return correlate_with_size(select_by_quantity(curves, "parameters"), take_final_values, 0.5)
 
 
 @claim(
@@ -123,10 +129,10 @@ def larger_models_have_larger_parameter_rank(curves: Sequence[Curve]) -> Weighed
 def larger_models_have_larger_gradient_rank(curves: Sequence[Curve]) -> Weighed | Untestable:
     """Throughout training, gradients of larger models span a larger share of dimensions."""
 
-    def throughout(curve: Curve) -> list[float]:
+    def list_means(curve: Curve) -> list[float]:
         return [mean for mean in curve.mean or () if mean is not None]
 
-    return with_size(of(curves, "gradients"), throughout, 0.5)
+    return correlate_with_size(select_by_quantity(curves, "gradients"), list_means, 0.5)
 
 
 @claim(
@@ -141,10 +147,10 @@ def rank_keeps_falling_in_small_models(curves: Sequence[Curve]) -> Weighed | Unt
     """Parameter rank stabilises early in large models, keeps falling in small ones."""
 
     def fall(curve: Curve) -> list[float] | None:
-        then = at_share(curve, AT_20)
+        then = take_values_at_share(curve, AT_20)
         return None if then is None else [float(np.mean(then)) - float((curve.mean or [0.0])[-1] or 0.0)]
 
-    return with_size(of(curves, "parameters"), fall, -0.5)
+    return correlate_with_size(select_by_quantity(curves, "parameters"), fall, -0.5)
 
 
 @claim(
@@ -163,16 +169,16 @@ def early_attention_has_large_rank(early_and_large: Table) -> Weighed | Untestab
     if not by_model:
         return Untestable(f"needs {FEWEST} models with a defined Matthews correlation")
     means = [float(np.mean(values)) for values in by_model.values()]
-    return Weighed(float(np.mean(means)), by_units(means, 0.5, "model"))
+    return Weighed(float(np.mean(means)), weigh_mean(means, 0.5, "model"))
 
 
 @analysis(studies=("effective_rank",), unasked=lambda planned: True)
 def ranks(run: Finished, options: Ranks, claims: Sequence[Claim]) -> Part:
     curves = list(run.results.curves.values())
-    similarity = to_last(curves)
+    similarity = select_to_last(curves)
     measure = similarity[0].about["measure"]
     ranked = [curve for curve in curves if curve.about["quantity"] in ("parameters", "gradients")]
-    matthews_table = table(similarity, ranked, options)
+    matthews_table = tabulate_matthews(similarity, ranked, options)
     verdicts = [claim.verdict(measure, curves) for claim in select_claims(claims, "curves")]
     verdicts += [claim.verdict(measure, matthews_table) for claim in select_claims(claims, "table")]
     return Part(tables={TABLE: matthews_table}, claims=verdicts)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from repsim_cli.base.plain import slug
-from repsim_cli.figures.frame import legend_beside, shades
-from repsim_cli.figures.lines import gaps
-from repsim_cli.figures.panels import headline, list_models
+from repsim_cli.figures.frame import choose_shades, legend_beside
+from repsim_cli.figures.lines import mark_gaps
+from repsim_cli.figures.panels import list_models, set_headline
 from repsim_cli.figures.steps import PANEL
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import DEEP, FEWEST, by_units, ranks, with_trend
+from repsim_cli.findings.evidence import DEEP, FEWEST, normalise_ranks, require_shared_trend, weigh_mean
 from repsim_cli.runs.content import Table
 
 TABLE = "distance and metrics"
@@ -32,7 +32,7 @@ class TrainingViewOptions:
 # ---- claims ----
 
 
-def _with(courses: Courses, quantity: str, threshold: float) -> Weighed | Untestable:
+def _correlate_with_distance(courses: Courses, quantity: str, threshold: float) -> Weighed | Untestable:
     """Spearman's rho between a quantity and the mean distance, over the checkpoints that have both: one per model."""
     sides = []
     for course in courses.values():
@@ -42,9 +42,9 @@ def _with(courses: Courses, quantity: str, threshold: float) -> Weighed | Untest
             sides.append((known[:, 0], known[:, 1]))
     if not sides:
         return Untestable(f"needs {FEWEST} models of {DEEP} checkpoints with different values of {quantity}")
-    rhos = [float(ranks(x) @ ranks(y)) for x, y in sides]
-    curves = [ranks(y)[x.argsort(kind="stable")] for x, y in sides]
-    return Weighed(float(np.mean(rhos)), with_trend(by_units(rhos, threshold, "model"), curves, threshold))
+    rhos = [float(normalise_ranks(x) @ normalise_ranks(y)) for x, y in sides]
+    curves = [normalise_ranks(y)[x.argsort(kind="stable")] for x, y in sides]
+    return Weighed(float(np.mean(rhos)), require_shared_trend(weigh_mean(rhos, threshold, "model"), curves, threshold))
 
 
 OVER = "mean over models of Spearman's rho over checkpoints between the mean distance of layers and"
@@ -53,19 +53,19 @@ OVER = "mean over models of Spearman's rho over checkpoints between the mean dis
 @claim("Gao et al. 2024, section 5.3, figure 6a", statistic=f"{OVER} the step", threshold=0.5, unit="model")
 def distances_grow_in_training(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks grows over training iterations."""
-    return _with(courses, "step", 0.5)
+    return _correlate_with_distance(courses, "step", 0.5)
 
 
 @claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} accuracy", threshold=0.5, unit="model")
 def distances_grow_with_accuracy(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks grows as the model achieves better accuracy."""
-    return _with(courses, "accuracy", 0.5)
+    return _correlate_with_distance(courses, "accuracy", 0.5)
 
 
 @claim("Gao et al. 2024, section 5.3, figure 6b", statistic=f"{OVER} F1", threshold=0.5, unit="model")
 def distances_grow_with_f1(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks grows as the model achieves better F1 scores."""
-    return _with(courses, "f1", 0.5)
+    return _correlate_with_distance(courses, "f1", 0.5)
 
 
 @claim(
@@ -78,10 +78,10 @@ def distances_grow_with_f1(courses: Courses) -> Weighed | Untestable:
 def distances_grow_as_loss_falls(courses: Courses) -> Weighed | Untestable:
     """The mean distance between blocks increases in order to achieve a lower training loss."""
     known = all("training_loss" in course for course in courses.values())
-    return _with(courses, "training_loss" if known else "loss", -0.5)
+    return _correlate_with_distance(courses, "training_loss" if known else "loss", -0.5)
 
 
-def courses_of(table: Table, measure: str, larger_is_closer: bool) -> Courses:
+def collect_courses(table: Table, measure: str, larger_is_closer: bool) -> Courses:
     """Of every model under one measure. Of a similarity, minus its mean stands for the distance."""
     sign = -1 if larger_is_closer else 1
     names = ["model", "measure", "step", "distance", *table.columns[BESIDE:]]
@@ -115,16 +115,16 @@ def _view(table: Table, measure: str) -> Any:
     panels = figure.subplots(1, len(against), sharey=True, squeeze=False, gridspec_kw={"wspace": 0.1})[0]
     models = list(dict.fromkeys(row[0] for row in rows))
     for name, panel in zip(against, panels, strict=True):
-        for model, colour in zip(models, shades(len(models)), strict=True):
+        for model, colour in zip(models, choose_shades(len(models)), strict=True):
             points = [(row[table.columns.index(name)], row[3]) for row in rows if row[0] == model]
-            x, y = (gaps(side) for side in zip(*points, strict=True))
+            x, y = (mark_gaps(side) for side in zip(*points, strict=True))
             panel.plot(x, y, color=colour, linewidth=1, marker="o", markersize=3.5, label=model)
         panel.set_xlabel(name)
         panel.grid(alpha=0.25, linewidth=0.5)
     panels[0].set_xscale("symlog", linthresh=1, linscale=0.4)
     panels[0].set_xlim(0)
     panels[0].set_ylabel(table.columns[3], fontsize=8)
-    headline(figure, f"{list_models(models)}: distance from the last step, beside how good the model is", measure)
+    set_headline(figure, f"{list_models(models)}: distance from the last step, beside how good the model is", measure)
     legend_beside(panels[-1])
     return figure
 
@@ -135,7 +135,7 @@ def training_view(run: Finished, options: TrainingViewOptions, claims: Sequence[
     by_measure = {row[1]: closer[f"{row[1]} between layers of {row[0]}"] for row in table.rows}
     return Part(
         claims=[
-            each.verdict(measure, courses_of(table, measure, larger))
+            each.verdict(measure, collect_courses(table, measure, larger))
             for measure, larger in by_measure.items()
             for each in claims
         ]

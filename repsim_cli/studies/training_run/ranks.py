@@ -74,7 +74,9 @@ class Writers:
             place = table and table.projection(kind, layer)
             weight = place and getattr(_owner(source.skeleton, modules.get(place.module)), "weight", None)
             if weight is None or weight.ndim != 2:
-                why = table and (table.why(kind, layer) or table.why(INNER.get(kind, kind), layer))
+                why = table and (
+                    table.say_why_missing(kind, layer) or table.say_why_missing(INNER.get(kind, kind), layer)
+                )
                 where = f"block {layer} ({why})" if why else f"block {layer}"
                 raise BadInput(f"{source.model_type} has no one matrix for {kind} in {where}; use another model")
 

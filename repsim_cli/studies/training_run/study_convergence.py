@@ -10,10 +10,10 @@ from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.checks import suitable
+from repsim_cli.engine.checks import select_suitable
 from repsim_cli.engine.cost import Cost
 from repsim_cli.engine.counterparts import Counterparts, estimate_counterparts
-from repsim_cli.engine.curves import curve, name_curves
+from repsim_cli.engine.curves import make_curve, name_curves
 from repsim_cli.engine.record import Sampled, blocks_record
 from repsim_cli.engine.rows import prepare
 from repsim_cli.engine.study import OfSeries, Study
@@ -29,13 +29,13 @@ from repsim_cli.studies.training_run.trainings import (
     Training,
     TrainingWorker,
     Visit,
-    checkpoints,
+    collect_trainings,
     costs_of_trainings,
     gap_table,
     list_last,
     needs_of_trainings,
-    of_trainings,
     open_trainings,
+    plan_checkpoint_units,
 )
 
 UNTRAINED = "untrained weights (step 0)"  # what chance gives
@@ -69,11 +69,11 @@ class Convergence(Study):
                     f"options.pairs: needs symmetric measures, got {bound.name}; use e.g. cka, or pairs=false"
                 )
 
-        given["measure"], asymmetric = suitable(given["measure"], check, given.get("skip_unsuitable", False))
+        given["measure"], asymmetric = select_suitable(given["measure"], check, given.get("skip_unsuitable", False))
         self.previous, self.pairs, self.hardware = previous, pairs, given["hardware"]
         self.trainings = open_trainings(given, missing)
         self.courses = [Course(training) for training in self.trainings.values()]
-        self.readings, self.measures, skipped = of_trainings(self.trainings.values())
+        self.readings, self.measures, skipped = collect_trainings(self.trainings.values())
         self.skipped = asymmetric | skipped
 
     def plan(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Convergence(Study):
         )
 
     def units(self, run: Run) -> Iterable[Phase]:
-        return [checkpoints(self.trainings.values())]
+        return [plan_checkpoint_units(self.trainings.values())]
 
     def worker(self) -> Kinds:
         return {"checkpoint": TrainingWorker(self.trainings).record}
@@ -198,7 +198,7 @@ class Course:
             values = {step: pair.values[places].tolist() for step, pair in by_step.items()}
             first = [value for value in values.get(0, ()) if not np.isnan(value)]
             untrained = against == "last" and first and len(values) > 1
-            yield curve(
+            yield make_curve(
                 quantity=f"{measure} to {against}",
                 label=bound.card.label,
                 point=point,

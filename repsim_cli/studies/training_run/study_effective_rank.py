@@ -7,15 +7,15 @@ from typing import Any, ClassVar, NamedTuple, Unpack
 import torch
 from torch import nn
 
-from repsim_cli.base.closure import code_of
+from repsim_cli.base.closure import collect_code
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import studies
 from repsim_cli.data.base import Sequences
-from repsim_cli.engine.curves import curve, name_curves
+from repsim_cli.engine.curves import make_curve, name_curves
 from repsim_cli.engine.study import OfSeries, Study
 from repsim_cli.models.source import backbone_path
 from repsim_cli.models.transformers import predicts_next
-from repsim_cli.runs.cache import key, use
+from repsim_cli.runs.cache import make_cache_key, use
 from repsim_cli.runs.content import Curve, Results
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.training_run.ranks import WRITERS, Attention, Normaliser, Writers
@@ -122,7 +122,7 @@ class EffectiveRank(Study):
         """A curve per model and kind of matrix, of parameters and of gradients."""
         for label, of, point in dict.fromkeys((rank.model, rank.of, rank.point) for rank in ranks):
             training = self.convergence.trainings[label]
-            yield curve(
+            yield make_curve(
                 quantity=of,
                 label=LABELS[self.normaliser],
                 point=point,
@@ -137,7 +137,7 @@ class EffectiveRank(Study):
 
     def _ranks(self, run: Run, training: Training, opened: OpenedCheckpoint) -> list[Rank]:
         """Proportional effective ranks of all layers of a checkpoint, from the cache where they are there."""
-        sequences, code = training.tokens if self.gradients else None, code_of(__name__)
+        sequences, code = training.tokens if self.gradients else None, collect_code(__name__)
         parts = {
             "code": code and code.key,
             "weights": opened.identity["weights_hash"],
@@ -151,7 +151,7 @@ class EffectiveRank(Study):
             entry = None
             if training.compared.cache and code is not None:
                 try:
-                    entry = held.enter_context(use("ranks", [key(parts)]))[key(parts)]
+                    entry = held.enter_context(use("ranks", [make_cache_key(parts)]))[make_cache_key(parts)]
                 except OSError as error:
                     run.warn(f"cache: {error.filename} cannot be used ({error.strerror}); continuing without it")
             if entry is not None and entry.complete:

@@ -9,7 +9,7 @@ from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import ALL_REMEDIES
 from repsim_cli.engine.cost import Cost
-from repsim_cli.engine.curves import curve, name_curves, omit_nan
+from repsim_cli.engine.curves import make_curve, name_curves, omit_nan
 from repsim_cli.engine.estimates import estimate_all_pairs
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.processes import PairWork
@@ -25,13 +25,13 @@ from repsim_cli.studies.training_run.trainings import (
     Missing,
     Training,
     TrainingWorker,
-    checkpoints,
+    collect_trainings,
     costs_of_trainings,
     gap_table,
     list_last,
     needs_of_trainings,
-    of_trainings,
     open_trainings,
+    plan_checkpoint_units,
 )
 
 COLUMNS = ["model", "measure", "step", "mean over pairs of layers"]
@@ -59,7 +59,7 @@ class TrainingView(Study):
     ):
         self.extract, self.hardware = given["extract"], given["hardware"]
         self.trainings = open_trainings(given, missing)
-        self.readings, self.measures, self.skipped = of_trainings(self.trainings.values())
+        self.readings, self.measures, self.skipped = collect_trainings(self.trainings.values())
         for label, training in self.trainings.items():
             if len(training.compared.layers) < 2:
                 raise BadInput(f"extract: two layers are needed, got one of {label}; read more hook points")
@@ -94,7 +94,7 @@ class TrainingView(Study):
                     records.append(self._record(run, training, measure, by_step))
                     curves.append(self._curve(measure, training, by_step))
                     for step, matrix in by_step.items():
-                        distance = omit_nan(_mean(_to_others(matrix.values.cpu().numpy())))
+                        distance = omit_nan(_average_known(_average_to_others(matrix.values.cpu().numpy())))
                         rows.append(([label, measure, step, distance], metrics[step]))
         gaps = [gap for training in self.trainings.values() for gap in training.gaps]
         names = list(dict.fromkeys(name for _, scores in rows for name in scores))
@@ -107,7 +107,7 @@ class TrainingView(Study):
         )
 
     def units(self, run: Run) -> Iterable[Phase]:
-        return [checkpoints(self.trainings.values())]
+        return [plan_checkpoint_units(self.trainings.values())]
 
     def worker(self) -> Kinds:
         return {"checkpoint": TrainingWorker(self.trainings).record}
@@ -162,7 +162,7 @@ class TrainingView(Study):
     def _curve(self, measure: str, training: Training, by_step: Matrices) -> Curve:
         """A layer's value is its mean to the other layers, so that the mean over layers is that over pairs."""
         card = self.measures[measure].card
-        return curve(
+        return make_curve(
             quantity=f"{measure} between layers",
             label=card.label,
             point=", ".join(self.extract.hook_points),
@@ -170,18 +170,18 @@ class TrainingView(Study):
             parameters=training.last.parameters,
             steps=[checkpoint.step for checkpoint in training.series.checkpoints],
             layers=[layer.name for layer in training.compared.layers],
-            values={step: _to_others(matrix.values.cpu().numpy()).tolist() for step, matrix in by_step.items()},
+            values={step: _average_to_others(matrix.values.cpu().numpy()).tolist() for step, matrix in by_step.items()},
             bounds=card.bounds,
         )
 
 
-def _to_others(matrix: np.ndarray) -> np.ndarray:
+def _average_to_others(matrix: np.ndarray) -> np.ndarray:
     """The mean of every row and column without the diagonal, of the cells with a value; NaN where none has one."""
     both = (matrix + matrix.T) / 2
-    return np.array([_mean(np.delete(row, i)) for i, row in enumerate(both)])
+    return np.array([_average_known(np.delete(row, i)) for i, row in enumerate(both)])
 
 
-def _mean(values: np.ndarray) -> float:
+def _average_known(values: np.ndarray) -> float:
     """Averages the numbers that are not NaN; NaN where there is none."""
     there = values[~np.isnan(values)]
     return float(there.mean()) if len(there) else np.nan

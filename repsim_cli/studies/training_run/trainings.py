@@ -10,20 +10,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.cached import from_cache, open_cache
+from repsim_cli.activations.cached import find_cached_reading, open_cache
 from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Reading, choose_loading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import RowBlock, batches, blocks
+from repsim_cli.activations.rows import RowBlock, stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Recorder, Running, activations_key
 from repsim_cli.base.errors import BadInput, RepsimError, RunFailed
 from repsim_cli.base.settings import Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import describe_models, most_rows
-from repsim_cli.engine.comparison import comparison_of
-from repsim_cli.engine.cost import Cost, needs
-from repsim_cli.engine.rows import diagnosis_of, tally
+from repsim_cli.engine.bounds import count_most_rows, describe_models
+from repsim_cli.engine.comparison import make_comparison
+from repsim_cli.engine.cost import Cost, describe_needs
+from repsim_cli.engine.rows import make_diagnosis, tally
 from repsim_cli.engine.study import OfSeries
 from repsim_cli.engine.unit import Phase, Unit
 from repsim_cli.measures import Measure
@@ -73,7 +73,7 @@ def open_trainings(given: OfSeries, missing: Missing) -> dict[str, "Training"]:
     return {label: Training(label, series, missing, given) for label, series in given["model"].items()}
 
 
-def of_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[str, Measure], dict[str, str]]:
+def collect_trainings(trainings: Iterable["Training"]) -> tuple[list[Reading], dict[str, Measure], dict[str, str]]:
     """Collects what is read, the measures that suit at least one training, and why others do not suit one."""
     each = [training.compared for training in trainings]
     return (
@@ -97,7 +97,7 @@ def costs_of_trainings(trainings: Iterable["Training"], pairs: Mapping[str, int]
     """pairs: of layers that are compared at each checkpoint, by the label of the training."""
     parts: dict[str, Cost] = {}
     for training in trainings:
-        for part, each in footprint.costs(training.compared, pairs[training.label]).items():
+        for part, each in footprint.estimate_costs(training.compared, pairs[training.label]).items():
             parts[part] = parts.get(part, Cost()) + len(training.series.checkpoints) * each
     return parts
 
@@ -108,7 +108,7 @@ def needs_of_trainings(
     """The end of the plan of trainings that are visited one after the other."""
     trainings = list(trainings)
     rows = footprint.rows_at_once
-    return needs(
+    return describe_needs(
         costs,
         hardware,
         memory=max((each.memory(rows(each.compared)) for each in trainings), key=lambda parts: sum(parts.values())),
@@ -127,7 +127,7 @@ class Training:
             final = last.open()
         except BadInput as error:
             raise BadInput(f"model.{label}, step {last.step}: {error}") from None
-        self.compared = comparison_of({**given, "model": {label: final}}, side_by_side=True)
+        self.compared = make_comparison({**given, "model": {label: final}}, side_by_side=True)
         footprint.check_fits(self.compared, self.memory)
         for checkpoint in others if series.local else ():
             try:
@@ -162,9 +162,9 @@ class Training:
         if compared.extract.estimate == "full" and not compared.extract.features_changed:
             kept = 4.0 * 2 * rows * features
         else:
-            kept = 0.0 if compared.cache else 4.0 * 3 * most_rows(compared.models, compared.extract) * features
+            kept = 0.0 if compared.cache else 4.0 * 3 * count_most_rows(compared.models, compared.extract) * features
         return {
-            **footprint.memory_of(compared, rows),
+            **footprint.estimate_comparison_memory(compared, rows),
             "checkpoints": kept,
             "next checkpoint": 4.0 * self.last.parameters,
         }
@@ -200,7 +200,7 @@ class Training:
             sequences = self.compared.sequences(run, self.label)
             self.compared = self.compared.count_rows(run, sequences)
         self.tokens = sequences[self.label]
-        self.diagnosis = diagnosis_of(self.compared, sequences)
+        self.diagnosis = make_diagnosis(self.compared, sequences)
         return sequences
 
     def visit(
@@ -292,16 +292,20 @@ class Training:
         def give(reading: Reading, module: nn.Module | None = None) -> Iterator[RowBlock]:
             modules = {} if module is None else {label: module}
             recorders = {} if module is None or entry is None else {label: Recorder(entry)}
-            return blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
+            return stream_row_blocks([reading], Running(modules, sequences, recorders, count), extract, hardware, quiet)
 
         def stream(reading: Reading, module: nn.Module | None = None) -> Iterator[list[Tensor]]:
             rows = remedies.apply(give(reading, module), reading.layers)
             rows = self.diagnosis.watch(rows, reading.layers)  # of the checkpoint that is read first, the last one
-            return batches(rows, extract, compared.total, compared.seed)
+            return stream_row_batches(rows, extract, compared.total, compared.seed)
 
         def record() -> Reading | None:
             known = entry is not None and entry.complete
-            return from_cache(of_checkpoint, {label: entry}, {label: identity}) if entry is not None and known else None
+            return (
+                find_cached_reading(of_checkpoint, {label: entry}, {label: identity})
+                if entry is not None and known
+                else None
+            )
 
         again = record()
         if again is None and extract.estimate == "full" and not extract.features_changed:  # rows pass once
@@ -313,10 +317,10 @@ class Training:
                 remedies.measure(remedies.rows(give(again)), again.layers)
             sample = list(stream(again)) if extract.estimate == "full" else None
 
-        def anew() -> Iterator[list[Tensor]]:
+        def read_again() -> Iterator[list[Tensor]]:
             return stream(again) if again is not None else iter(sample or ())
 
-        return CheckpointStep(opened.checkpoint, anew if sample is None else lambda: iter(sample), anew)
+        return CheckpointStep(opened.checkpoint, read_again if sample is None else lambda: iter(sample), read_again)
 
     def _record(self, opened: OpenedCheckpoint, reading: Reading, running: Running, entry: Entry | None) -> Reading:
         """Runs the model once; its rows are read from the cache then, or from memory where it cannot be written."""
@@ -325,11 +329,11 @@ class Training:
         kept: list[list[Tensor]] = []
         for recorders in attempts:
             now = replace(running, modules={self.label: module}, recorders=recorders)
-            rows = blocks([reading], now, compared.extract, compared.hardware, quiet)
+            rows = stream_row_blocks([reading], now, compared.extract, compared.hardware, quiet)
             kept = [[] if recorders else [x.cpu() for x in block] for _, block in rows]
             if entry is not None and entry.complete:
-                return from_cache(reading, {self.label: entry}, {self.label: opened.identity})
-        return replace(reading, source=self._in_memory(kept, opened.identity), points=[])
+                return find_cached_reading(reading, {self.label: entry}, {self.label: opened.identity})
+        return replace(reading, source=self._keep_in_memory(kept, opened.identity), points=[])
 
     def _module(self, opened: OpenedCheckpoint) -> nn.Module:
         """The model on its device; only the caller holds a reference."""
@@ -343,7 +347,7 @@ class Training:
             self.reading.eager, choose_loading(self.compared.hardware, self.compared.devices[self.label])
         )
 
-    def _in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
+    def _keep_in_memory(self, kept: Sequence[Sequence[Tensor]], identity: dict[str, Any]) -> Precomputed:
         names = [layer.name for layer in self.compared.layers]
         whole = {name: torch.cat([rows[i] for rows in kept]) for i, name in enumerate(names)}
         return Precomputed(
@@ -355,7 +359,7 @@ class Training:
         )
 
 
-def checkpoints(trainings: Iterable[Training]) -> Phase:
+def plan_checkpoint_units(trainings: Iterable[Training]) -> Phase:
     """A unit per checkpoint of every series: its rows."""
     return "checkpoints", [
         Unit(

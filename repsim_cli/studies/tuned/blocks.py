@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import TokenTally, lengths_of, of_similar_length, tensors
+from repsim_cli.activations.batching import TokenTally, batch_by_length, make_input_tensors, measure_lengths
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import LOGITS, HookPoint, locate
 from repsim_cli.activations.places import places_read
@@ -30,12 +30,20 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine.cost import Cost, forward_cost
 from repsim_cli.models.calls import Hooks, exchange, find_entering
-from repsim_cli.models.loading import like_inputs
+from repsim_cli.models.loading import make_input_template
 from repsim_cli.models.points import Architecture
-from repsim_cli.models.precision import UNIT, Raised, cast_inputs, dtype_of, limits_of, twin_dtype, twin_of
+from repsim_cli.models.precision import (
+    UNIT,
+    Raised,
+    cast_inputs,
+    choose_rounding_limits,
+    copy_in_precision,
+    find_main_dtype,
+    twin_dtype,
+)
 from repsim_cli.models.source import Source, backbone_path
 from repsim_cli.runs.content import CARRIED, OWN
-from repsim_cli.studies.tuned.changes import divergences, encode
+from repsim_cli.studies.tuned.changes import compute_logit_divergences, encode
 
 END, TOP = "resid_post", 10  # what leaves a block; tokens that a direction promotes, and that it demotes
 ROUGH = 4  # roundings, where they cannot be measured
@@ -43,7 +51,7 @@ HELD = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # precisions in w
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def refusal(source: Source) -> str | None:
+def say_why_not_alone(source: Source) -> str | None:
     """Why the blocks of a model cannot be run alone; None: they can."""
     table = source.architecture
     if table is None or table.stacks or not table.depth or END not in table.block:
@@ -62,7 +70,7 @@ class BlockStack:
 
     @property
     def table(self) -> Architecture:
-        assert self.source.architecture is not None  # as `refusal` says
+        assert self.source.architecture is not None  # as `say_why_not_alone` says
         return self.source.architecture
 
     @cached_property
@@ -104,11 +112,11 @@ class BlockStack:
         enter: Callable[[int, tuple[Any, ...], dict[str, Any]], Call | None] | None = None,
     ) -> list[Tensor]:
         hooks = Hooks()
-        inputs, mask, more = tensors(given, self.source, like_inputs(self.module))
+        inputs, mask, more = make_input_tensors(given, self.source, make_input_template(self.module))
         chosen = torch.from_numpy(_choose_places(given, extract)).to(inputs.device)
         try:
             for number, block in enumerate(self.blocks if enter is not None else ()):
-                hooks.before(block, lambda args, kwargs, number=number: enter(number, args, kwargs))  # type: ignore
+                hooks.call_before(block, lambda args, kwargs, number=number: enter(number, args, kwargs))  # type: ignore
             with capture(module, self.source, points) as read:
                 found = read(inputs, mask, **more)
         finally:
@@ -122,7 +130,7 @@ def _choose_places(given: Sequences, extract: Extract) -> np.ndarray:
     return places if given.left_out is None else places & ~given.left_out
 
 
-def stacks(
+def make_block_stacks(
     readings: Sequence[Reading], modules: Mapping[str, nn.Module], warn: Callable[[str], None]
 ) -> list[BlockStack]:
     """The models, the base first, with logits as their last point where they have heads; a warning for those whose
@@ -131,7 +139,7 @@ def stacks(
     for reading in readings:
         source = reading.source
         assert isinstance(source, Source)
-        why = refusal(source)
+        why = say_why_not_alone(source)
         if why is None and made and len(made[0].blocks) != source.architecture.depth:  # type: ignore[union-attr]
             why = f"it has other blocks than '{made[0].label}'"
         if why is None:
@@ -143,19 +151,19 @@ def stacks(
     return made
 
 
-def batches_of(sequences: Sequences, count: int, extract: Extract, hardware: Hardware) -> list[Sequences]:
+def make_unpadded_batches(sequences: Sequences, count: int, extract: Extract, hardware: Hardware) -> list[Sequences]:
     """The first so many sequences in batches of equal length, which need no padding."""
     some = sequences.take(slice(count))
-    lengths = lengths_of(find_used(some, extract))
+    lengths = measure_lengths(find_used(some, extract))
     taken = [
         some.take(batch, int(lengths[batch].max()))
-        for batch in of_similar_length(lengths, hardware, padding=0.0)
+        for batch in batch_by_length(lengths, hardware, padding=0.0)
         if lengths[batch].max()
     ]
     return [given for given in taken if _choose_places(given, extract).any()]
 
 
-def bytes_of(models: Iterable[Source], places: int) -> float:
+def estimate_batch_bytes(models: Iterable[Source], places: int) -> float:
     """Estimates the bytes of a batch of so many places: the streams of three passes, the inputs of the first, and a
     block in float64."""
     models = list(models)
@@ -163,7 +171,7 @@ def bytes_of(models: Iterable[Source], places: int) -> float:
     return 4.0 * 5 * places * streams + 8.0 * max(source.parameters / max(source.layers, 1) for source in models)
 
 
-def costs_of(
+def estimate_block_costs(
     base: Source, tuned: Sequence[Source], turns: int, length: int, count: int, hardware: Hardware, *, patching: bool
 ) -> dict[str, Cost]:
     """What it takes to run the blocks on so many sequences of this length, the base once for each of the turns, and to
@@ -213,7 +221,7 @@ class Gathered:
         return {OWN: own, CARRIED: carried, "direction": mean, "share": share}
 
 
-def of_blocks(
+def compute_block_changes(
     base: BlockStack,
     tuned: Sequence[BlockStack],
     given: Sequence[Sequences],
@@ -256,8 +264,8 @@ def of_blocks(
     made = {}
     for model in tuned:
         made[model.label] = found = gathered[model.label].tensors()
-        found |= {"rounding": rounding, **of_weights(base, model)}
-        found["above"] = above(found[OWN], rounding, dtype_of(base.module)) & ~found["held"]
+        found |= {"rounding": rounding, **compute_weight_changes(base, model)}
+        found["above"] = find_above_rounding(found[OWN], rounding, find_main_dtype(base.module)) & ~found["held"]
         if base.headed and model.headed:
             found["promoted"] = find_promoted(base, found["direction"])
             if patching:
@@ -278,12 +286,12 @@ def measure_rounding(
 ) -> Float[Tensor, "blocks 2"]:
     """Every block again in another precision on the same inputs: the change over the norm, by token, as root mean
     square and as the largest. At least half a rounding; ROUGH roundings where a block refuses the other precision."""
-    own = dtype_of(base.module)
+    own = find_main_dtype(base.module)
     dtype, unit, places = twin_dtype(own, own), UNIT[own], torch.from_numpy(chosen)
     found = []
     for layer, (block, (args, kwargs), end) in enumerate(zip(base.blocks, calls, ends, strict=True)):
         pick = locate(HookPoint(END, layer), base.source).pick
-        twin = twin_of(block, dtype, set())
+        twin = copy_in_precision(block, dtype, set())
         try:
             with torch.inference_mode(), Raised() if dtype == torch.float64 else nullcontext():
                 out = pick(twin(*cast_inputs(args, dtype), **cast_inputs(kwargs, dtype)), 0)
@@ -296,15 +304,15 @@ def measure_rounding(
     return torch.tensor(found, dtype=torch.float64)
 
 
-def above(own: Float[Tensor, "b n"], rounding: Float[Tensor, "b 2"], dtype: torch.dtype) -> Tensor:
+def find_above_rounding(own: Float[Tensor, "b n"], rounding: Float[Tensor, "b 2"], dtype: torch.dtype) -> Tensor:
     """Whether the own change of each block is more than rounding gives, over all tokens or at one of them, by the
     limits of `repsim verify`."""
-    limits, known = limits_of(dtype), own.double().nan_to_num(0.0)
+    limits, known = choose_rounding_limits(dtype), own.double().nan_to_num(0.0)
     whole, largest = known.square().mean(1).sqrt(), known.max(1).values
     return (whole > limits.whole * rounding[:, 0]) | (largest > limits.row * rounding[:, 1])
 
 
-def of_weights(base: BlockStack, tuned: BlockStack) -> dict[str, Tensor]:
+def compute_weight_changes(base: BlockStack, tuned: BlockStack) -> dict[str, Tensor]:
     """weights: the relative change of the weights of every block, NaN where none have a name in common. tensors: an
     encoded list of (name, block or None, relative change) of those that changed. held: whether all that changed in a
     block is that its weights were rounded to 16 bits."""
@@ -346,7 +354,7 @@ def find_promoted(base: BlockStack, direction: Float[Tensor, "b d"]) -> Tensor:
     Through the base's final norm (its gain, and its centring where it centres; what it adds to everything cancels) and
     its head.
     """
-    weights, head, place = like_inputs(base.module), _head(base.module), base.table.final_norm
+    weights, head, place = make_input_template(base.module), _head(base.module), base.table.final_norm
     norm = (lambda x: x) if place is None else base.modules[place.module]
     unit = direction / direction.norm(dim=1, keepdim=True).clamp_min(1e-300) * direction.shape[1] ** 0.5
     unit = unit.to(weights.device, weights.dtype)
@@ -373,7 +381,7 @@ def compute_restored(
         def effect(wanted: Tensor = wanted, batch: Sequences = batch) -> float:
             got = tuned.logits(batch, extract)
             common = min(wanted.shape[1], got.shape[1])  # vocabularies may be padded
-            return float(divergences(wanted[:, :common], got[:, :common].to(wanted.device)).sum())
+            return float(compute_logit_divergences(wanted[:, :common], got[:, :common].to(wanted.device)).sum())
 
         of_batch = effect()
         whole += of_batch

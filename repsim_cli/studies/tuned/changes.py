@@ -22,7 +22,7 @@ BEFORE, AFTER, EXCERPT = 10, 5, 30  # tokens of text that are shown
 WITHOUT = {RELATIVE: "a row of zeros in the base has no relative change", COSINE: "a row of zeros has no direction"}
 
 
-def differences(
+def compute_row_changes(
     base: Float[Tensor, "n d"], tuned: Float[Tensor, "n d"]
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """|tuned - base| / |base| of every row, from 0 on, and the cosine of the two rows, in float64.
@@ -37,7 +37,7 @@ def differences(
     return relative, cosine
 
 
-def divergences(base: Float[Tensor, "n c"], tuned: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
+def compute_logit_divergences(base: Float[Tensor, "n c"], tuned: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
     """KL(base || tuned) of the distributions that two models' logits give, in nats, from 0 on, in float64."""
     step = max(1, CELLS // base.shape[1])
     parts = []
@@ -55,13 +55,13 @@ class Change:
 
     def add(self, layers: int, base: Sequence[Tensor], tuned: Sequence[Tensor]) -> None:
         """Rows of so many layers of the base and of the model, and their logits after these where both have any."""
-        pairs = [differences(x, y) for x, y in zip(base[:layers], tuned[:layers], strict=True)]
+        pairs = [compute_row_changes(x, y) for x, y in zip(base[:layers], tuned[:layers], strict=True)]
         for kind, values in zip((RELATIVE, COSINE), zip(*pairs, strict=True), strict=True):
             self._note(kind, torch.stack(values).float())
         if len(base) > layers and len(tuned) > layers:
             common = min(base[-1].shape[1], tuned[-1].shape[1])  # vocabularies may be padded
             p, q = base[-1][:, :common], tuned[-1][:, :common]
-            self._note(KL, divergences(p, q)[None])
+            self._note(KL, compute_logit_divergences(p, q)[None])
             self._note(NEXT, torch.stack([p.argmax(1), q.argmax(1)]))
 
     def _note(self, kind: str, values: Tensor) -> None:
@@ -91,7 +91,7 @@ class Texts:
         """A line for each of the tokens that change most, of every model, by each quantity."""
         for label, change in changes.items():
             following = change.get(NEXT)
-            for by, values in amounts(change):
+            for by, values in measure_token_changes(change):
                 for row in _largest(values, lambda row: self._begin(row).tobytes(), most):
                     ids, at = self._ids(int(self.sequence[row])), int(self.place[row])
                     around = (ids[max(0, at - BEFORE) : at], ids[at : at + 1], ids[at + 1 : at + 1 + AFTER])
@@ -102,7 +102,7 @@ class Texts:
         """A line for each of the sequences that change most on average over their tokens."""
         total = len(self.sequences.ids)
         for label, change in changes.items():
-            for by, values in amounts(change):
+            for by, values in measure_token_changes(change):
                 sequence, values = (x[np.isfinite(values)] for x in (self.sequence, values))
                 counts = np.bincount(sequence, minlength=total)
                 sums = np.bincount(sequence, values, total)
@@ -126,7 +126,7 @@ class Texts:
         return "".join(x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
 
 
-def amounts(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
+def measure_token_changes(change: Mapping[str, Tensor]) -> Iterator[tuple[str, np.ndarray]]:
     """By how much every token changes: in its outputs, and in its layers; NaN where no layer has a value."""
     if KL in change:
         yield f"{KL}, nats", change[KL][0].numpy()

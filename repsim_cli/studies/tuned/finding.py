@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from repsim_cli.base.plain import blocks_named, runs_of
+from repsim_cli.base.plain import blocks_named, join_into_ranges
 from repsim_cli.figures.frame import COLOURS, legend_beside, line_styles
-from repsim_cli.figures.heatmap import by_block, choose_colours, heatmap
-from repsim_cli.figures.lines import PANEL, gaps, of_layers, plain
-from repsim_cli.figures.panels import headline, list_models, pages, panels
+from repsim_cli.figures.heatmap import choose_colours, draw_heatmap, name_by_block
+from repsim_cli.figures.lines import PANEL, draw_light_grid, list_layer_figures, mark_gaps
+from repsim_cli.figures.panels import list_models, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import (
@@ -56,7 +56,7 @@ class TunedOptions:
     change. It has no settings."""
 
 
-def by_layers(run: Finished, matrix: Matrix) -> Curve:
+def make_layer_curve(run: Finished, matrix: Matrix) -> Curve:
     """The mean over tokens at every layer, and bands that hold a share of the tokens; a layer of which none has a value
     is a gap."""
     values = run.array(matrix.values)
@@ -65,18 +65,18 @@ def by_layers(run: Finished, matrix: Matrix) -> Curve:
     said = {RELATIVE: f"norm of the difference / norm in {base}", COSINE: f"cosine with {base}"}
     kind = matrix.about["kind"]
 
-    def of_known(number: Callable[[np.ndarray], float]) -> Numbers:
+    def summarise_known(number: Callable[[np.ndarray], float]) -> Numbers:
         known = [row[~np.isnan(row)] for row in values]
         return [float(number(row)) if len(row) else None for row in known]
 
     def percentile(percent: int) -> Numbers:
-        return of_known(lambda row: np.percentile(row, percent))
+        return summarise_known(lambda row: np.percentile(row, percent))
 
     return Curve(
         x=Axis(name="layer"),
         y=Axis(name=said[kind] + left_out),
         at=matrix.rows.layers,
-        lines={"mean over tokens": of_known(np.mean)},
+        lines={"mean over tokens": summarise_known(np.mean)},
         bands={name: Band(low=percentile(low), high=percentile(high), of=name) for name, (low, high) in BANDS.items()},
         bounds=[0.0, None] if kind == RELATIVE else [-1.0, 1.0],
         about={"quantity": kind, "model": matrix.rows.model},
@@ -111,7 +111,7 @@ class ChangedBlocks:
         return [block for block in range(len(self.own)) if block not in (*self.above, *self.rounded)]
 
 
-def blocks_of(run: Finished) -> dict[str, ChangedBlocks]:
+def read_changed_blocks(run: Finished) -> dict[str, ChangedBlocks]:
     """By model; empty where no blocks were run on the base's input."""
     table = run.results.tables.get(OF_BLOCKS, Table(columns=OF_BLOCKS_COLUMNS, rows=[]))
     made = {}
@@ -136,17 +136,17 @@ def _range(values: Sequence[float | None]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def where(blocks: ChangedBlocks, outside: Sequence[tuple[str, float | None]]) -> str:
+def say_changed_blocks(blocks: ChangedBlocks, outside: Sequence[tuple[str, float | None]]) -> str:
     """A sentence: every range of blocks with a change of its own, and those without. outside: weights that changed
     outside of blocks, and how much.
 
     >>> more = dict(carried=[], weights=[0, 0, 0.1, 0.1, 0], rounding=[], rounded=[], restored=[])
-    >>> where(ChangedBlocks(own=[0, 0, .1, .31, 0], above=[2, 3], **more), [])
+    >>> say_changed_blocks(ChangedBlocks(own=[0, 0, .1, .31, 0], above=[2, 3], **more), [])
     'blocks 2 to 3: own change 0.1 to 0.31; blocks 0 to 1, 4: none above rounding'
     """
     parts = [
         f"{blocks_named(part)}: own change {_range([blocks.own[block] for block in part])}"
-        for part in runs_of(blocks.above)
+        for part in join_into_ranges(blocks.above)
     ]
     if blocks.rounded:
         parts.append(f"{blocks_named(blocks.rounded)}: the base's weights, rounded to 16 bits")
@@ -168,7 +168,7 @@ def where(blocks: ChangedBlocks, outside: Sequence[tuple[str, float | None]]) ->
     return "; ".join(parts)
 
 
-def effect(blocks: ChangedBlocks) -> str:
+def say_restored_effect(blocks: ChangedBlocks) -> str:
     """What putting back the base's block restores, where that was measured."""
     known = {block: value for block, value in enumerate(blocks.restored) if value is not None and block in blocks.above}
     if not known:
@@ -180,7 +180,7 @@ def effect(blocks: ChangedBlocks) -> str:
     )
 
 
-def direction(table: Table, model: str) -> str:
+def say_mean_direction(table: Table, model: str) -> str:
     """The mean change at the end of the last block, where it has a direction."""
     rows = [row for row in table.rows if row[0] == model]
     if not rows:
@@ -188,11 +188,11 @@ def direction(table: Table, model: str) -> str:
     _, block, _, share, up, down = rows[-1]
     return (
         f"one direction, the mean change, has {share:.2g} of the change after block {block}; it promotes "
-        f"{' '.join(_first(up))} and demotes {' '.join(_first(down))}"
+        f"{' '.join(_list_first_tokens(up))} and demotes {' '.join(_list_first_tokens(down))}"
     )
 
 
-def _first(tokens: str) -> list[str]:
+def _list_first_tokens(tokens: str) -> list[str]:
     return re.findall(r"'.*?'(?= '|$)", tokens)[:NAMED]
 
 
@@ -209,19 +209,26 @@ def say_predictions(row: Sequence[Any]) -> str:
     )
 
 
-def answers(run: Finished, of_blocks: Mapping[str, ChangedBlocks], outputs: Sequence[Sequence[Any]]) -> list[list[str]]:
+def list_answers(
+    run: Finished, of_blocks: Mapping[str, ChangedBlocks], outputs: Sequence[Sequence[Any]]
+) -> list[list[str]]:
     """Who and what, in sentences. outputs: rows of OUTPUTS."""
     empty = Table(columns=["model", "tensor", "block", "relative change"], rows=[])
     weights, directions = (run.results.tables.get(name, empty) for name in (OF_WEIGHTS, DIRECTIONS))
     made, next_tokens = [], {row[0]: say_predictions(row) for row in outputs}
     for model, blocks in of_blocks.items():
         outside = [(name, size) for of, name, block, size in weights.rows if of == model and block is None]
-        said = (where(blocks, outside), effect(blocks), next_tokens.get(model), direction(directions, model))
+        said = (
+            say_changed_blocks(blocks, outside),
+            say_restored_effect(blocks),
+            next_tokens.get(model),
+            say_mean_direction(directions, model),
+        )
         made += [[model, sentence] for sentence in said if sentence]
     return made
 
 
-def by_block_curve(model: str, blocks: ChangedBlocks) -> Curve:
+def make_block_curve(model: str, blocks: ChangedBlocks) -> Curve:
     """Own and carried change and the change of the weights by block, beside rounding."""
     lines = {OWN: blocks.own, CARRIED: blocks.carried, "weights": blocks.weights, "rounding": blocks.rounding}
     return Curve(
@@ -241,11 +248,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """blocks, by-layer-MEASURE_with_BASE, by-layer-relative_difference, outputs-KL; with many models, or on demand,
     relative-difference-all; on demand by-layer-cosine"""
     if blocks := [curve for curve in run.results.curves.values() if curve.about["quantity"] == "blocks"]:
-        for name, some in pages("blocks", blocks, MOST):
+        for name, some in split_into_pages("blocks", blocks, MOST):
             yield name, partial(_blocks, some)
-    yield from of_layers(run.results.curves, "", run.seeds)
+    yield from list_layer_figures(run.results.curves, "", run.seeds)
     curves = {name: x for name, x in run.results.curves.items() if whole or x.about["quantity"] != COSINE}
-    yield from of_layers(curves, "tuned", run.seeds)
+    yield from list_layer_figures(curves, "tuned", run.seeds)
     divergences = run.select_kind(KL)
     if divergences:
         yield "outputs-KL", partial(_histogram, run, divergences)
@@ -276,21 +283,21 @@ def _histogram(run: Finished, divergences: Sequence[Matrix]) -> Any:
     axes.set_xlabel(f"KL({run.base} || model) of the next token, nats", fontsize=8, parse_math=False)
     axes.set_ylabel("share of tokens", fontsize=8)
     axes.tick_params(labelsize=7)
-    plain(axes)
+    draw_light_grid(axes)
     legend_beside(axes)
-    headline(figure, f"How far the predictions of {list_models(list(values))} are from those of {run.base}")
+    set_headline(figure, f"How far the predictions of {list_models(list(values))} are from those of {run.base}")
     return figure
 
 
 def _blocks(curves: Sequence[Curve]) -> Any:
     """A panel per model, on a logarithmic axis, as far down as the smallest rounding; what is less stands there."""
-    figure, axes = panels(len(curves), min(2, len(curves)), 3.1, 2.3, gaps=(0.6, 0.8))
-    least = min(float(gaps(curve.lines["rounding"]).min()) for curve in curves) / 2
+    figure, axes = make_panels(len(curves), min(2, len(curves)), 3.1, 2.3, gaps=(0.6, 0.8))
+    least = min(float(mark_gaps(curve.lines["rounding"]).min()) for curve in curves) / 2
     styles = {OWN: ("o", "-"), CARRIED: ("s", "-"), "weights": ("D", "--"), "rounding": ("", ":")}
     for panel, curve in zip(axes, curves, strict=True):
-        names, said = by_block(curve.at)
+        names, said = name_by_block(curve.at)
         for (line, (marker, dashes)), colour in zip(styles.items(), [*COLOURS[:3], "0.4"], strict=True):
-            values = np.maximum(gaps(curve.lines[line]), least)
+            values = np.maximum(mark_gaps(curve.lines[line]), least)
             label = f"{line} (at the bottom: less)" if line == "rounding" else line
             panel.plot(
                 values, marker=marker, linestyle=dashes, color=colour, markersize=3.5, linewidth=1.3, label=label
@@ -301,20 +308,20 @@ def _blocks(curves: Sequence[Curve]) -> Any:
         panel.set_xlabel(said.replace("resid_post by block", "block"), fontsize=8)
         panel.set_title(curve.about["model"], loc="left", fontsize=9, parse_math=False)
         panel.tick_params(axis="y", labelsize=7)
-        plain(panel)
+        draw_light_grid(panel)
     axes[0].set_ylabel(str(curves[0].y), fontsize=8, parse_math=False)
     legend_beside(axes[min(1, len(axes) - 1)])
-    headline(figure, "Which blocks changed, and which change they carry on")
+    set_headline(figure, "Which blocks changed, and which change they carry on")
     return figure
 
 
 def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
     """The mean relative difference of every layer (rows) of every model (columns)."""
-    means = [by_layers(run, matrix).lines["mean over tokens"] for matrix in relative]
+    means = [make_layer_curve(run, matrix).lines["mean over tokens"] for matrix in relative]
     values = np.array(means, dtype=float).T  # None is NaN
-    layers, said = by_block(relative[0].rows.layers)
+    layers, said = name_by_block(relative[0].rows.layers)
     title = f"How far each layer has moved from {run.base}\nmean relative difference" + (f", {said}" if said else "")
-    figure, _ = heatmap(
+    figure, _ = draw_heatmap(
         values,
         layers,
         [matrix.rows.model for matrix in relative],
@@ -329,11 +336,11 @@ def _map(run: Finished, relative: Sequence[Matrix]) -> Any:
 
 @analysis(studies=("tuned",), unasked=lambda planned: True, figures=figures)
 def tuned(run: Finished, options: TunedOptions, claims: Sequence[Claim]) -> Part:
-    curves = [by_layers(run, matrix) for kind in (RELATIVE, COSINE) for matrix in run.select_kind(kind)]
+    curves = [make_layer_curve(run, matrix) for kind in (RELATIVE, COSINE) for matrix in run.select_kind(kind)]
     following = {matrix.rows.model: matrix for matrix in run.select_kind(NEXT)}
     rows = [outputs_row(run, matrix, following[matrix.rows.model]) for matrix in run.select_kind(KL)]
     tables = {"changes of the outputs": Table(columns=OUTPUTS, rows=rows)} if rows else {}
-    if of_blocks := blocks_of(run):
-        tables[WHERE] = Table(columns=["model", "where"], rows=answers(run, of_blocks, rows))
-        curves += [by_block_curve(model, blocks) for model, blocks in of_blocks.items()]
+    if of_blocks := read_changed_blocks(run):
+        tables[WHERE] = Table(columns=["model", "where"], rows=list_answers(run, of_blocks, rows))
+        curves += [make_block_curve(model, blocks) for model, blocks in of_blocks.items()]
     return Part(tables=tables, curves={f"{x.about['quantity']}, {x.about['model']}": x for x in curves})

@@ -20,7 +20,7 @@ from repsim_cli.models.transformers import predicts_next
 HEAD = "AutoModelForCausalLM"
 
 
-def with_tokenizer_of(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:
+def use_base_tokenizer(base: str, models: Mapping[str, AnySource]) -> dict[str, AnySource]:
     """The models, all of which read the base's tokens. Raises BadInput for one that does not know them."""
     live: dict[str, Source] = {}
     for label, source in models.items():
@@ -46,7 +46,7 @@ def _knows(tokenizer: Any, wanted: Any) -> bool:
     return wanted.get_vocab().items() <= tokenizer.get_vocab().items()
 
 
-def whole(source: Source, how: Loading = WHOLE) -> nn.Module:
+def load_next_token_model(source: Source, how: Loading = WHOLE) -> nn.Module:
     """The model with its next-token head. Raises BadInput where it has none."""
     if not predicts_next(source):
         raise BadInput(f"it has no output head for the next token, got model_type '{source.model_type}'")
@@ -65,7 +65,7 @@ def open_models(
         module, how = None, choose_loading(comparison.hardware, comparison.devices[reading.label])
         if not opened or opened[0].points[-1] == LOGITS:
             try:
-                module = whole(reading.source, how)
+                module = load_next_token_model(reading.source, how)
             except BadInput as error:
                 warn(f"model.{reading.label}: changes of the outputs are left out ({error})")
         if module is None:

@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from repsim_cli.activations.batching import TokenTally, most_places, passes
+from repsim_cli.activations.batching import TokenTally, count_batch_places, count_passes
 from repsim_cli.activations.places import rows_left
 from repsim_cli.activations.readings import Reading
 from repsim_cli.activations.remedies import Remedies
-from repsim_cli.activations.rows import RowBlock, batches, blocks
+from repsim_cli.activations.rows import RowBlock, stream_row_batches, stream_row_blocks
 from repsim_cli.activations.stored import Running
 from repsim_cli.base.errors import BadInput, Degenerate, RunFailed
 from repsim_cli.base.plain import slug
@@ -20,25 +20,39 @@ from repsim_cli.base.registry import studies
 from repsim_cli.base.settings import Medium, Medium0
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import bound_pass, describe_models, most_rows, places, usual_length
+from repsim_cli.engine.bounds import (
+    bound_pass,
+    bound_sequence_length,
+    count_most_rows,
+    describe_models,
+    find_usual_length,
+)
 from repsim_cli.engine.cached import Content, Tensors, open_units
-from repsim_cli.engine.comparison import Comparison, comparison_of
-from repsim_cli.engine.cost import Cost, forward_cost, needs, pairs_cost
+from repsim_cli.engine.comparison import Comparison, make_comparison
+from repsim_cli.engine.cost import Cost, describe_needs, forward_cost, pairs_cost
 from repsim_cli.engine.counterparts import estimate_counterparts
 from repsim_cli.engine.curves import omit_nan
 from repsim_cli.engine.rows import hash_models, prepare, tally
 from repsim_cli.engine.study import OfMeasures, Study
 from repsim_cli.engine.without_value import Lacking, measures_with_values
 from repsim_cli.measures import Measure
-from repsim_cli.models.sizes import all_at_once, resident_bytes
+from repsim_cli.models.sizes import are_resident_together, resident_bytes
 from repsim_cli.models.source import Source
 from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OWN, RELATIVE, Axis, Curve, Matrix, Results, Side, Table
 from repsim_cli.runs.results import Run, quiet
-from repsim_cli.studies.tuned.blocks import END, BlockStack, batches_of, bytes_of, costs_of, of_blocks, stacks
+from repsim_cli.studies.tuned.blocks import (
+    END,
+    BlockStack,
+    compute_block_changes,
+    estimate_batch_bytes,
+    estimate_block_costs,
+    make_block_stacks,
+    make_unpadded_batches,
+)
 from repsim_cli.studies.tuned.changes import CELLS, TEXTS, TOKENS, WITHOUT, Change, Texts, decode, encode, find_lacking
-from repsim_cli.studies.tuned.models import open_models, with_tokenizer_of
-from repsim_cli.studies.tuned.tables import of_all_blocks
+from repsim_cli.studies.tuned.models import open_models, use_base_tokenizer
+from repsim_cli.studies.tuned.tables import make_block_tables
 
 UNITS = {
     RELATIVE: "norm of the difference / norm in the base",
@@ -89,8 +103,8 @@ class Tuned(Study):
         if extract.unit not in ("token", "word") or extract.piece == "mean":
             got = extract.unit if extract.unit not in ("token", "word") else "piece=mean"
             raise BadInput(f"extract.unit: a row must be one token, got {got}; use extract=tokens")
-        given["model"] = with_tokenizer_of(base, model)
-        self.comparison = comparison_of(given, side_by_side=True)
+        given["model"] = use_base_tokenizer(base, model)
+        self.comparison = make_comparison(given, side_by_side=True)
         self.base, self.examples, self.blocks, self.patching = base, examples, blocks, patching
         self.readings, self.measures = self.comparison.readings, self.comparison.measures
         self.skipped = self.comparison.skipped
@@ -125,7 +139,7 @@ class Tuned(Study):
         features = sum(layer.width for layer in compared.layers)
         vocabulary = max(source.vocabulary for source in live.values())
         squares = max(measure.slow.squares if measure.slow else measure.squares for measure in self.measures.values())
-        cells = most_places(places(live, compared.extract), hardware) * vocabulary
+        cells = count_batch_places(bound_sequence_length(live, compared.extract), hardware) * vocabulary
         return {
             "Python and its libraries": 0.5e9,
             **bound_pass(live, compared.extract, hardware, features, together=True),
@@ -135,15 +149,17 @@ class Tuned(Study):
             "rows": 4.0 * 3 * rows * features,
             "pairs of layers": 8.0 * 4 * rows**2 * squares,
             "changes": self._changes_bytes(),
-            "blocks on the base's input": bytes_of(live.values(), cells // vocabulary) if self.blocks else 0.0,
+            "blocks on the base's input": estimate_batch_bytes(live.values(), cells // vocabulary)
+            if self.blocks
+            else 0.0,
         }
 
     def plan(self) -> dict[str, Any]:
         """What a run would do: models, layers, measures, forward passes, memory in GB."""
         compared, turns = self.comparison, self._turns(self.tuned)
-        length = usual_length(compared.live, compared.data, compared.extract)
+        length = find_usual_length(compared.live, compared.data, compared.extract)
         counts = compared.extract.sequences, min(self.blocks, compared.extract.sequences)
-        all_of_them, some = (passes(count, length, compared.hardware) for count in counts)
+        all_of_them, some = (count_passes(count, length, compared.hardware) for count in counts)
         patched = sum(compared.live[x.label].layers + 2 for x in self.tuned)
         return {
             "models": describe_models(compared.models, compared.hardware),
@@ -156,7 +172,7 @@ class Tuned(Study):
             "forward passes, unless stored": (len(self.tuned) + len(turns)) * all_of_them
             + (2 * len(self.tuned) + len(turns)) * some,
             **({"forward passes of patching, at most": patched * some} if self.patching else {}),
-            **needs(
+            **describe_needs(
                 self._costs(),
                 compared.hardware,
                 memory=self.memory(footprint.rows_at_once(compared)),
@@ -168,14 +184,14 @@ class Tuned(Study):
     def _changes_bytes(self) -> float:
         """Bytes of what is noted of every token, in float64."""
         extract, models, live = self.comparison.extract, self.comparison.models, self.comparison.live
-        tokens = min(most_rows(models, extract), extract.sequences * places(live, extract))
+        tokens = min(count_most_rows(models, extract), extract.sequences * bound_sequence_length(live, extract))
         return 8.0 * 3 * tokens * sum(len(reading.layers) for reading in self.tuned)
 
     def _costs(self) -> dict[str, Cost]:
         compared, rows = self.comparison, footprint.rows_at_once(self.comparison)
         extract, hardware, live = compared.extract, compared.hardware, compared.live
-        length = usual_length(live, compared.data, extract)
-        total = min(most_rows(compared.models, extract), extract.sequences * length)
+        length = find_usual_length(live, compared.data, extract)
+        total = min(count_most_rows(compared.models, extract), extract.sequences * length)
         pairs = len(compared.layers) - len(self.reference.layers)
         widths = [layer.width for layer in compared.layers]
         count = 1.0 if extract.estimate == "full" else max(total / rows, 1.0)
@@ -183,7 +199,7 @@ class Tuned(Study):
         return {
             "forward passes": forward_cost(live.values(), extract.sequences, length, hardware, vocabularies=True),
             **(
-                costs_of(*of_blocks, min(self.blocks, extract.sequences), hardware, patching=self.patching)
+                estimate_block_costs(*of_blocks, min(self.blocks, extract.sequences), hardware, patching=self.patching)
                 if self.blocks
                 else {}
             ),
@@ -206,7 +222,7 @@ class Tuned(Study):
         if comparison.cache:
             of_blocks = {"blocks": self.blocks, "patching": self.patching}
             content = Content.of(comparison, sequences, identities, by=__name__, **of_blocks)
-            keys = {x.label: content.of_change((self.base, x.label), comparison.measures) for x in self.tuned}
+            keys = {x.label: content.make_change_key((self.base, x.label), comparison.measures) for x in self.tuned}
         with open_units(run, "changes", keys) as (known, keep):
             missing = [reading for reading in self.tuned if reading.label not in known]
             counts = tally(run, {x.label: x.source for x in [self.reference, *missing]} if missing else {})
@@ -221,7 +237,9 @@ class Tuned(Study):
         """Which of these models are in memory together, with the base: all, or one after the other."""
         sources = [x.source for x in [self.reference, *tuned] if isinstance(x.source, Source)]
         return (
-            [[*tuned]] if tuned and all_at_once(sources, self.comparison.hardware) else [[reading] for reading in tuned]
+            [[*tuned]]
+            if tuned and are_resident_together(sources, self.comparison.hardware)
+            else [[reading] for reading in tuned]
         )
 
     def _measure(
@@ -241,7 +259,7 @@ class Tuned(Study):
         count, extract = len(self.reference.layers), comparison.extract
         with run.stage("activations, outputs and similarity"):
             rows = self._pair(readings, modules, sequences, changes, run, counts)
-            taken = batches(rows, extract, comparison.total, comparison.seed)
+            taken = stream_row_batches(rows, extract, comparison.total, comparison.seed)
             both = ((batch[:count] * len(tuned), batch[count:]) for batch in taken)
             try:
                 compared, notices = estimate_counterparts(
@@ -260,7 +278,11 @@ class Tuned(Study):
                 raise RunFailed(str(error)) from error
         for notice in notices:
             run.warn(notice)
-        of_each = self._of_blocks(run, stacks(readings, modules, run.warn), sequences, counts) if self.blocks else {}
+        of_each = (
+            self._compute_block_changes(run, make_block_stacks(readings, modules, run.warn), sequences, counts)
+            if self.blocks
+            else {}
+        )
         return {
             label: {
                 **change.tensors(),
@@ -280,7 +302,7 @@ class Tuned(Study):
             for i, (label, change) in enumerate(changes.items())
         }
 
-    def _of_blocks(
+    def _compute_block_changes(
         self, run: Run, models: Sequence[BlockStack], sequences: Mapping[str, Sequences], counts: TokenTally
     ) -> dict[str, dict[str, Tensor]]:
         """What every block of these models changes, the base first among them."""
@@ -288,10 +310,12 @@ class Tuned(Study):
             return {}
         base, *tuned = models
         extract, hardware = self.comparison.extract, self.comparison.hardware
-        given = batches_of(sequences[self.base], self.blocks, extract, hardware)
+        given = make_unpadded_batches(sequences[self.base], self.blocks, extract, hardware)
         with run.stage("blocks on the base's input"):
             progress = partial(run.progress, label="blocks on the base's input", unit="batches")
-            return of_blocks(base, tuned, given, extract, patching=self.patching, progress=progress, tally=counts)
+            return compute_block_changes(
+                base, tuned, given, extract, patching=self.patching, progress=progress, tally=counts
+            )
 
     def _pair(
         self,
@@ -309,7 +333,7 @@ class Tuned(Study):
 
         def stream(reading: Reading, progress: Any) -> Iterator[RowBlock]:
             # with the sequences of all models, whose windows are then the same
-            rows = blocks([reading], Running(modules, sequences, tally=counts), extract, hardware, progress)
+            rows = stream_row_blocks([reading], Running(modules, sequences, tally=counts), extract, hardware, progress)
             return remedies.rows(rows)
 
         base, *others = (stream(x, quiet if i else progress) for i, x in enumerate(readings))
@@ -391,5 +415,5 @@ class Tuned(Study):
             "tokens that change most": Table(columns=TOKENS, rows=list(texts.tokens(changes, self.examples))),
             "texts that change most": Table(columns=TEXTS, rows=list(texts.texts(changes, self.examples))),
         }
-        tables |= of_all_blocks(changes, texts.show)
+        tables |= make_block_tables(changes, texts.show)
         return Results(study="tuned", matrices=matrices, curves=curves, tables=tables)

@@ -20,7 +20,7 @@ HELD = "no, its weights were rounded to 16 bits"
 LEAST = 4  # times rounding, from which a change has a direction
 
 
-def of_all_blocks(changes: Mapping[str, Tensors], shown: Callable[[Any], str]) -> dict[str, Table]:
+def make_block_tables(changes: Mapping[str, Tensors], shown: Callable[[Any], str]) -> dict[str, Table]:
     """The tables of blocks, weights and directions of all models whose blocks were run; none where none were. shown:
     tokens as text."""
     of_blocks, of_weights, directions = [], [], []

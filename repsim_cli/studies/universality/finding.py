@@ -11,13 +11,13 @@ from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.registry import did_you_mean
-from repsim_cli.figures.layout import available
-from repsim_cli.figures.panels import LONG, bar_beside, headline
+from repsim_cli.figures.layout import find_available_width
+from repsim_cli.figures.panels import LONG, bar_beside, set_headline
 from repsim_cli.findings.agreement import agreement_map
 from repsim_cli.findings.analysis import Finished, Job, Part, Planned, analysis
 from repsim_cli.findings.claims import Claim
-from repsim_cli.findings.distances import tree
-from repsim_cli.findings.evidence import ranks
+from repsim_cli.findings.distances import build_linkage_tree
+from repsim_cli.findings.evidence import normalise_ranks
 from repsim_cli.findings.leaderboard import trust
 from repsim_cli.runs.content import GRID, Matrix, Side, Table
 from repsim_cli.studies.universality.rule import (
@@ -28,11 +28,11 @@ from repsim_cli.studies.universality.rule import (
     UNRELATED,
     UNTRAINED,
     FactorComparison,
-    contrasts,
     correct,
+    decide_verdicts,
+    find_weakest,
     judge,
-    verdicts,
-    weakest,
+    list_contrasts,
 )
 
 MARKERS = {SAME: "o", RELATED: "^", UNTRAINED: "_", UNRELATED: "x", UNCLEAR: "$?$"}
@@ -102,14 +102,16 @@ def _compare(run: Finished, matrix: Matrix, sign: float) -> FactorComparison:
     return FactorComparison(similar, matrix.about["seeds"], untrained, matrix.about["shapes"], float(null.mean()))
 
 
-def rows_of(run: Finished, label: str, card: Mapping[str, Any], matrices: Sequence[Matrix]) -> Iterator[list[Any]]:
+def make_factor_rows(
+    run: Finished, label: str, card: Mapping[str, Any], matrices: Sequence[Matrix]
+) -> Iterator[list[Any]]:
     """A row of the table for every value of every factor."""
     sign, margin = 1.0 if card["larger_is_closer"] else -1.0, _margin(run)
     compared = [_compare(run, matrix, sign) for matrix in matrices]
     judged = [judge(cell, margin, run.level) for cell in compared]
-    p = {name: correct([getattr(x, name) for x in judged]) for name in contrasts(margin)}
+    p = {name: correct([getattr(x, name) for x in judged]) for name in list_contrasts(margin)}
     p["chance"] = np.array([matrix.about["p_family"] for matrix in matrices])
-    said = verdicts(p, run.results.about["alpha"])
+    said = decide_verdicts(p, run.results.about["alpha"])
     for i, (matrix, cell, given) in enumerate(zip(matrices, judged, compared, strict=True)):
         about: Sequence[float | None] = [None] * 5  # of single models
         if len(cell.seeds):
@@ -131,17 +133,17 @@ def omit_nan(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def of_factors(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
+def list_weakest_verdicts(cells: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
     """The weakest verdict of the values of a factor under a measure, and their least and largest share of the seeds."""
     for measure, factor in dict.fromkeys((cell["measure"], cell["factor"]) for cell in cells):
         of_factor = [cell for cell in cells if (cell["measure"], cell["factor"]) == (measure, factor)]
         shares = [share for cell in of_factor if (share := cell["share of seeds"]) is not None]
         ends = (min(shares), max(shares)) if len(shares) == len(of_factor) else (None, None)
-        said = weakest([cell["verdict"] for cell in of_factor])
+        said = find_weakest([cell["verdict"] for cell in of_factor])
         yield [measure, factor, len(of_factor), *ends, of_factor[0]["margin"], said]
 
 
-def by_weight(factors: Sequence[Sequence[Any]], weights: Mapping[str, float]) -> Iterator[list[Any]]:
+def weigh_verdicts(factors: Sequence[Sequence[Any]], weights: Mapping[str, float]) -> Iterator[list[Any]]:
     """Of every factor the share of the weight of all measures that has each verdict."""
     for factor in dict.fromkeys(row[1] for row in factors):
         weighted = [(weights.get(row[0], 0.0) if weights else 1.0, row[-1]) for row in factors if row[1] == factor]
@@ -150,9 +152,9 @@ def by_weight(factors: Sequence[Sequence[Any]], weights: Mapping[str, float]) ->
         yield [factor, *shares, factors[0][OF_FACTORS.index("margin")]]
 
 
-def agreement_of(similar: Float[np.ndarray, "measures cells"]) -> Float[np.ndarray, "measures measures"]:
+def correlate_over_factors(similar: Float[np.ndarray, "measures cells"]) -> Float[np.ndarray, "measures measures"]:
     """Spearman's rho between measures over the values of all factors."""
-    ranked = np.stack([ranks(row) for row in similar])
+    ranked = np.stack([normalise_ranks(row) for row in similar])
     rho = ranked @ ranked.T
     np.fill_diagonal(rho, 1)
     return rho
@@ -185,7 +187,7 @@ def _figure(table: Table, value: str | None) -> Any:
     ):
         at = measures.index(measure), columns.index(key)
         shares[at], said[at] = (np.nan if share is None else share), verdict
-    limit = available()
+    limit = find_available_width()
     wide = CELL if limit is None else min(CELL, limit / len(columns))
     width, height = wide * len(columns), max(ROW, wide) * len(measures)
     figure = Figure(figsize=(width, height))
@@ -226,7 +228,7 @@ def _figure(table: Table, value: str | None) -> Any:
     axes.legend(handles=handles, ncols=len(MARKERS), fontsize=8, frameon=False, loc="lower left", borderpad=0,
                 bbox_to_anchor=(0, 1 + above / height), columnspacing=1, handletextpad=0.2)  # fmt: skip
     same = sum(verdict == SAME for verdict in said.values())
-    headline(
+    set_headline(
         figure,
         f"Models that differ in one factor: the same as seeds in {same} of {len(said)} verdicts",
         "a row per measure; colour: how far from untrained models or chance to seeds; hatched: no such share",
@@ -256,22 +258,22 @@ def universality(run: Finished, options: UniversalityOptions, claims: Sequence[C
     rows, signed, cells = [], [], list(_cells(run))
     options.check_measures([label for label, _, _ in cells])
     for label, card, matrices in cells:
-        of_label = list(rows_of(run, label, card, matrices))
+        of_label = list(make_factor_rows(run, label, card, matrices))
         sign = 1.0 if card["larger_is_closer"] else -1.0
         rows += of_label
         signed.append([sign * row[COLUMNS.index("similarity")] for row in of_label])
     weights = trust([label for label, _, _ in cells]) if options.weights is None else options.weights
-    factors = list(of_factors([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
+    factors = list(list_weakest_verdicts([dict(zip(COLUMNS, row, strict=True)) for row in rows]))
     tables = {
         CELLS: Table(columns=COLUMNS, rows=rows),
         FACTORS: Table(columns=OF_FACTORS, rows=factors),
-        WEIGHTED: Table(columns=["factor", *MARKERS, "margin"], rows=list(by_weight(factors, weights))),
+        WEIGHTED: Table(columns=["factor", *MARKERS, "margin"], rows=list(weigh_verdicts(factors, weights))),
     }
     labels, values = list(dict.fromkeys(row[0] for row in rows)), np.array(signed)
     if len(labels) < 3 or values.shape[1] < 3 or (np.ptp(values, axis=1) == 0).any():
         return Part(tables=tables)
-    rho = agreement_of(values)
-    order = hierarchy.leaves_list(tree(1 - rho))
+    rho = correlate_over_factors(values)
+    order = hierarchy.leaves_list(build_linkage_tree(1 - rho))
     side = Side(model="measures", layers=[labels[i] for i in order])
     matrix = Matrix(rows=side, columns=side, n=values.shape[1], label="Spearman's rho", bounds=[-1.0, 1.0])
     return Part(tables=tables, matrices={AGREEMENT: (rho[np.ix_(order, order)], matrix)})

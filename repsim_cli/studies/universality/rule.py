@@ -13,7 +13,7 @@ import scipy
 import scipy.special
 from jaxtyping import Float
 
-from repsim_cli.findings.jackknife import StandardErrors, interval, over_models, satterthwaite
+from repsim_cli.findings.jackknife import StandardErrors, compute_t_interval, estimate_standard_error, satterthwaite
 
 SAME, RELATED, UNTRAINED, UNRELATED, UNCLEAR = "same", "related", "below untrained", "unrelated", "undecided"
 WEAKEST = (UNRELATED, UNTRAINED, UNCLEAR, RELATED, SAME)  # a factor has the first that one of its values has
@@ -63,11 +63,11 @@ MEANS = ("across", "seeds", "twins", "chance")
 ACROSS, SEEDS, TWINS, CHANCE = np.eye(4)  # weights of these means in a contrast
 
 
-def among(similar: Float[np.ndarray, "m m"]) -> Float[np.ndarray, " pairs"]:
+def take_upper_triangle(similar: Float[np.ndarray, "m m"]) -> Float[np.ndarray, " pairs"]:
     return similar[np.triu_indices(len(similar), 1)]
 
 
-def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
+def list_contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
     """Lists, by the p values of `JudgedFactor`, the contrasts of means that must all be above 0."""
     near, far = ACROSS - (1 - margin) * SEEDS, margin * SEEDS + (1 - margin) * CHANCE
     return {
@@ -81,17 +81,17 @@ def contrasts(margin: float) -> dict[str, list[Float[np.ndarray, " 4"]]]:
 
 def judge(cell: FactorComparison, margin: float = MARGIN, level: float = 0.95) -> JudgedFactor:
     """Tests contrasts of means over pairs of models by Student's t, with errors from the jackknife over the models of
-    base, value and twins (see `over_models`); of contrasts with seeds, no more degrees of freedom than equal spreads
-    have.
+    base, value and twins (see `estimate_standard_error`); of contrasts with seeds, no more degrees of freedom than
+    equal spreads have.
 
     alike: the similarity is more than a share 1 - margin of the way to the seeds, from untrained twins and from chance,
     and seeds are above both. apart: it is less than a share `margin` of the way from chance to seeds, and seeds are
     above chance. Neither is known with fewer than three models. Two single models vary as two untrained twins do."""
     means, left = _means(cell)
-    asked = contrasts(margin)
+    asked = list_contrasts(margin)
     weights = np.stack([contrast for every in asked.values() for contrast in every], 1)
     unknown = np.isnan(np.concatenate([means[None], *left])).any(0) @ (weights != 0)
-    values, error = np.nan_to_num(means) @ weights, over_models([np.nan_to_num(x) @ weights for x in left])
+    values, error = np.nan_to_num(means) @ weights, estimate_standard_error([np.nan_to_num(x) @ weights for x in left])
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(values == 0, 0.0, values / error.se)
     models = min(cell.base, len(cell.similar) - cell.base)
@@ -106,22 +106,24 @@ def judge(cell: FactorComparison, margin: float = MARGIN, level: float = 0.95) -
     if models < FEWEST:
         p |= {"alike": math.nan, "apart": math.nan}
     of_trained = (
-        StandardErrors(np.array(math.nan), np.array(1.0)) if models < 2 else over_models([x[:, 0] for x in left[:2]])
+        StandardErrors(np.array(math.nan), np.array(1.0))
+        if models < 2
+        else estimate_standard_error([x[:, 0] for x in left[:2]])
     )
-    low, high = interval(float(means[0]), of_trained, level)
+    low, high = compute_t_interval(float(means[0]), of_trained, level)
     floor = float(np.fmax(*means[2:]))
     return JudgedFactor(
         similarity=float(means[0]),
         low=float(low),
         high=float(high),
-        seeds=among(cell.similar[: cell.base, : cell.base]),
+        seeds=take_upper_triangle(cell.similar[: cell.base, : cell.base]),
         untrained=float(means[2]),
         share=float((means[0] - floor) / (means[1] - floor)) if means[1] > floor else math.nan,
         **p,
     )
 
 
-def _of_pairs(square: Float[np.ndarray, "m m"]) -> tuple[float, Float[np.ndarray, " m"]]:
+def _average_pairs(square: Float[np.ndarray, "m m"]) -> tuple[float, Float[np.ndarray, " m"]]:
     """Takes the mean over pairs, and that without each; NaN where no pair is left."""
     count, off = len(square), square - np.diag(np.diag(square))
     total = off.sum() / 2
@@ -130,7 +132,7 @@ def _of_pairs(square: Float[np.ndarray, "m m"]) -> tuple[float, Float[np.ndarray
         return float(total / np.float64(count * (count - 1) / 2)), np.where(count > 2, left, np.nan)
 
 
-def _of_block(block: Float[np.ndarray, "m n"]) -> tuple[float, Float[np.ndarray, " m"], Float[np.ndarray, " n"]]:
+def _average_block(block: Float[np.ndarray, "m n"]) -> tuple[float, Float[np.ndarray, " m"], Float[np.ndarray, " n"]]:
     """Takes the mean, and that without each row, and without each column; NaN where nothing is left."""
     with np.errstate(divide="ignore", invalid="ignore"):
         without = [
@@ -146,9 +148,9 @@ def _means(cell: FactorComparison) -> tuple[Float[np.ndarray, " 4"], list[Means]
     value, and of each shape of twins. NaN where there is no pair. Of two single models none can be left out: twins then
     vary as a pair of them does beside the mean of all."""
     base, shapes, fresh = cell.base, cell.shapes, cell.untrained
-    across, without_base, without_value = _of_block(cell.similar[:base, base:])
-    seeds, without_seed = _of_pairs(cell.similar[:base, :base])
-    twins, *without_twin = _of_block(fresh[:shapes, shapes:]) if shapes < len(fresh) else _of_pairs(fresh)
+    across, without_base, without_value = _average_block(cell.similar[:base, base:])
+    seeds, without_seed = _average_pairs(cell.similar[:base, :base])
+    twins, *without_twin = _average_block(fresh[:shapes, shapes:]) if shapes < len(fresh) else _average_pairs(fresh)
     means = np.array([across, seeds, twins, cell.chance])
 
     def change(count: int, **values: Float[np.ndarray, " k"]) -> Means:
@@ -168,13 +170,13 @@ def _means(cell: FactorComparison) -> tuple[Float[np.ndarray, " 4"], list[Means]
     ]
 
 
-def verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list[str]:
+def decide_verdicts(p: Mapping[str, Float[np.ndarray, " cells"]], alpha: float) -> list[str]:
     """Decides the verdict of every cell from its corrected p: above `chance`, and those of `JudgedFactor`. NaN: not
     known.
 
     >>> p = {"chance": [.01, .01, .01, .9, .01], "above": [.01, .01, .9, .9, .3], "under": [.9, .9, .01, .1, .7]}
     >>> p |= {"below": [.4, .01, .01, .01, .01], "alike": [.01, .4, .9, .9, .9], "apart": [.9, .9, .9, .01, .9]}
-    >>> verdicts({name: np.array(values) for name, values in p.items()}, 0.05)
+    >>> decide_verdicts({name: np.array(values) for name, values in p.items()}, 0.05)
     ['same', 'related', 'below untrained', 'unrelated', 'undecided']
     """
     shown = {name: values <= alpha for name, values in p.items()}
@@ -202,14 +204,14 @@ def correct(p: Sequence[float]) -> Float[np.ndarray, " cells"]:
     return adjusted
 
 
-def weakest(some: Sequence[str]) -> str:
+def find_weakest(some: Sequence[str]) -> str:
     return min(some, key=WEAKEST.index)
 
 
 # ---- before a run ----
 
 
-def power(seeds: int, models: int, values: int, margin: float, alpha: float) -> float:
+def compute_power(seeds: int, models: int, values: int, margin: float, alpha: float) -> float:
     """Computes how often models that are like further seeds are called the same by the first step of Holm's correction:
     each shifts all similarities to it by a normal number whose standard deviation is SPREAD of the way from untrained
     twins to seeds."""
@@ -232,7 +234,7 @@ def find_needed(seeds: int, models: int, values: int, margin: float, alpha: floa
     few, alone = min(seeds, models) < FEWEST, max(seeds, FEWEST)
 
     def is_found(base: int, others: int) -> bool:
-        return power(base, others, values, margin, alpha) >= POWER
+        return compute_power(base, others, values, margin, alpha) >= POWER
 
     if not few and is_found(seeds, models):
         return None

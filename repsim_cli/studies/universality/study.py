@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 
-from repsim_cli.activations.batching import passes
+from repsim_cli.activations.batching import count_passes
 from repsim_cli.activations.inputs import name_errors
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.plain import slug
@@ -18,12 +18,12 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Significance
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import activations, describe_models, usual_length
-from repsim_cli.engine.comparison import Comparison, comparison_of
+from repsim_cli.engine.bounds import count_activation_bytes, describe_models, find_usual_length
+from repsim_cli.engine.comparison import Comparison, make_comparison
 from repsim_cli.engine.corrections import max_t
-from repsim_cli.engine.cost import Cost, forward_cost, needs
-from repsim_cli.engine.extraction import inputs
-from repsim_cli.engine.matrices import matrices_of
+from repsim_cli.engine.cost import Cost, describe_needs, forward_cost
+from repsim_cli.engine.extraction import make_noted_sequences
+from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.engine.pairs import SimilarityMatrix
 from repsim_cli.engine.record import card_record
 from repsim_cli.engine.rows import prepare
@@ -114,7 +114,7 @@ class Universality(Study):
                     if tested
                     else Significance(clusters="row", chance=False, floor=False)
                 )
-                known[key] = comparison_of({**given, "model": models}, significant)
+                known[key] = make_comparison({**given, "model": models}, significant)
                 footprint.check_fits(known[key])
             return known[key]
 
@@ -144,10 +144,12 @@ class Universality(Study):
         self.skipped = {label: why for part in self.parts for label, why in part.skipped.items()}
 
     def plan(self) -> dict[str, Any]:
-        length = usual_length(self.live, self.data, self.extract)
+        length = find_usual_length(self.live, self.data, self.extract)
         costs = {
             "forward passes": forward_cost(self.live.values(), self.extract.sequences, length, self.hardware),
-            "similarity": sum((footprint.costs(part, part.pairs)["similarity"] for part in self.parts), Cost()),
+            "similarity": sum(
+                (footprint.estimate_costs(part, part.pairs)["similarity"] for part in self.parts), Cost()
+            ),
         }
         return {
             "factors": {name: [cell.value for cell in self.cells if cell.factor == name]
@@ -157,15 +159,15 @@ class Universality(Study):
             "measures": list(self.measures),
             "pairs of layers": sum(part.pairs for part in self.parts),
             "pairs of rows": footprint.pairs_planned(self.parts[0]),
-            "forward passes": len(self.live) * passes(self.extract.sequences, length, self.hardware),
-            **needs(
+            "forward passes": len(self.live) * count_passes(self.extract.sequences, length, self.hardware),
+            **describe_needs(
                 costs,
                 self.hardware,
                 memory=max(
-                    (footprint.memory_of(part, footprint.rows_at_once(part)) for part in self.parts),
+                    (footprint.estimate_comparison_memory(part, footprint.rows_at_once(part)) for part in self.parts),
                     key=lambda need: sum(need.values()),
                 ),
-                activations=activations(self.live, self.readings, self.data, self.extract),
+                activations=count_activation_bytes(self.live, self.readings, self.data, self.extract),
                 figures=3,
             ),
         }  # fmt: skip
@@ -174,7 +176,7 @@ class Universality(Study):
         prepare(run, self.hardware)
         with run.stage("data"):
             tokenizers = {label: part.tokenizers[label] for part in self.parts for label in part.live}
-            sequences = inputs(run, self.live, tokenizers, self.data, self.extract, self.seed)
+            sequences = make_noted_sequences(run, self.live, tokenizers, self.data, self.extract, self.seed)
         known: dict[int, dict[str, SimilarityMatrix]] = {}
         measures = self.measures
         for part in self.parts:
@@ -186,7 +188,9 @@ class Universality(Study):
         matrices: dict[str, Matrix] = {}
         with run.stage("results"):
             for label, bound in measures.items():
-                matrices |= dict(self._of_measure(run, label, bound, {key: made[label] for key, made in known.items()}))
+                matrices |= dict(
+                    self._test_measure(run, label, bound, {key: made[label] for key, made in known.items()})
+                )
         about = {"alpha": self.significance.alpha, "margin": self.margin}
         return Results(study="universality", matrices=matrices, about=about)
 
@@ -197,11 +201,11 @@ class Universality(Study):
         sequences = {label: given[label] for label in part.live}
         part = part.pair_rows(run, sequences).count_rows(run, sequences)
         # of all parts, so that all have the same rows
-        part = footprint.in_memory(part.add_clusters(run, sequences, self.significance))
+        part = footprint.plan_memory(part.add_clusters(run, sequences, self.significance))
         part = replace(part, measures={label: bound for label, bound in part.measures.items() if label in measures})
-        return matrices_of(run, part, sequences)[0]
+        return compute_matrices(run, part, sequences)[0]
 
-    def _of_measure(
+    def _test_measure(
         self, run: Run, label: str, bound: Measure, made: Mapping[int, SimilarityMatrix]
     ) -> Iterator[tuple[str, Matrix]]:
         sign = 1.0 if bound.card.larger_is_closer else -1.0
@@ -210,7 +214,7 @@ class Universality(Study):
             places = cell.chance.places
             statistics = made[id(cell.chance)].statistics
             values = torch.cat([statistics["tested"][None], statistics["null"]]).cpu().numpy()
-            similarities = np.array([between(draw, places, bound.card)[0, 1] for draw in values])
+            similarities = np.array([compare_by_closest_layers(draw, places, bound.card)[0, 1] for draw in values])
             if not np.isfinite(similarities).all():
                 raise RunFailed(f"{label}: a value is not finite; please report this with the run's config")
             tested.append(similarities[0])
@@ -219,7 +223,7 @@ class Universality(Study):
         for cell, observed, null, p_family in zip(self.cells, tested, nulls, family.tolist(), strict=True):
             name = f"{label}, {cell.factor}, {cell.value}"
             whole, fresh = (
-                between(made[id(part)].values.cpu().numpy(), part.places, bound.card)
+                compare_by_closest_layers(made[id(part)].values.cpu().numpy(), part.places, bound.card)
                 for part in (cell.trained, cell.twins)
             )
             side = Side(model=f"{cell.factor}: {cell.value}", layers=list(cell.trained.models))
@@ -241,7 +245,9 @@ class Universality(Study):
             )  # fmt: skip
 
 
-def between(values: Float[np.ndarray, "r r"], places: Sequence[slice], card: Card) -> Float[np.ndarray, "m m"]:
+def compare_by_closest_layers(
+    values: Float[np.ndarray, "r r"], places: Sequence[slice], card: Card
+) -> Float[np.ndarray, "m m"]:
     """The similarity of models: of every layer of both with the closest layer of the other, on average over the layers
     of each, then over both; without layers that have no value. places: of the layers of each model."""
     closer = values if card.larger_is_closer else -values

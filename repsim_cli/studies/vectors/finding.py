@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repsim_cli.base.plain import free, slug
+from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.figures.frame import legend_beside, line_styles
 from repsim_cli.figures.layout import SHADED
-from repsim_cli.figures.lines import draw_levels, gaps, name_bands
-from repsim_cli.figures.panels import headline, panels
+from repsim_cli.figures.lines import draw_levels, mark_gaps, name_bands
+from repsim_cli.figures.panels import make_panels, set_headline
 from repsim_cli.findings.analysis import Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import KEPT, Axis, Band, Curve, Table
@@ -36,7 +36,7 @@ class VectorMapOptions:
     """What each map keeps, and the scores against the number of fitted rows. There are no settings."""
 
 
-def by_pair(table: Table) -> dict[str, list[Row]]:
+def group_by_pair(table: Table) -> dict[str, list[Row]]:
     """Lists the rows of each pair of layers, by its name."""
     pairs: dict[str, list[Row]] = {}
     for values in table.rows:
@@ -46,24 +46,24 @@ def by_pair(table: Table) -> dict[str, list[Row]]:
     return pairs
 
 
-def whole(rows: Sequence[Row], score: str) -> dict[str, Row]:
+def find_full_fits(rows: Sequence[Row], score: str) -> dict[str, Row]:
     """Finds for each kind of map its row of this score, of the map that all rows were fitted for."""
     return {row["map"]: row for row in rows if row["score"] == score}  # sizes ascend
 
 
-def best(rows: Sequence[Row]) -> str:
+def find_best_kind(rows: Sequence[Row]) -> str:
     """Names the kind of map that keeps most of the new neighbours."""
-    maps = {kind: row["value"] for kind, row in whole(rows, MAIN).items() if kind not in BESIDE}
+    maps = {kind: row["value"] for kind, row in find_full_fits(rows, MAIN).items() if kind not in BESIDE}
     return max(maps, key=lambda kind: maps[kind])
 
 
-def sentence(rows: Sequence[Row]) -> str:
-    kind = best(rows)
+def say_map_scores(rows: Sequence[Row]) -> str:
+    kind = find_best_kind(rows)
     by_score = {row["score"]: row for row in rows if row["map"] == kind}
     new, fit = by_score[MAIN], by_score["R^2"]
-    left = whole(rows, MAIN).get(AS_THEY_ARE)
+    left = find_full_fits(rows, MAIN).get(AS_THEY_ARE)
     old = by_score[MAIN.replace("new", "old")]
-    again = whole(rows, MAIN.replace("new", "old"))[RENEWED]
+    again = find_full_fits(rows, MAIN.replace("new", "old"))[RENEWED]
     return (
         f"mapped by {kind} they find {new['value']:.2f} [{new['low']:.2f}, {new['high']:.2f}] of the {max(AT)} nearest "
         f"that new vectors would, and {old['value']:.2f} of the old ones (new vectors: {again['value']:.2f}); R^2 "
@@ -77,7 +77,7 @@ def _read(rows: Sequence[Row], by_score: Mapping[str, Row]) -> Iterator[str]:
     """Says what a probe and a direction are worth that were carried over, where the data has labels."""
     for name in (PROBE, DIRECTION):
         if name in by_score:
-            beside, row = whole(rows, name), by_score[name]
+            beside, row = find_full_fits(rows, name), by_score[name]
             others = {"in the old model": BEFORE, "fitted anew": RENEWED, "the largest class": BY_CHANCE}
             said = ", ".join(f"{what} {beside[kind]['value']:.2f}" for what, kind in others.items() if kind in beside)
             yield (
@@ -111,19 +111,21 @@ def curves(name: str, rows: Sequence[Row]) -> Iterator[Curve]:
 
 def figures(run: Finished, all_figures: bool) -> Iterator[Job]:
     """maps-PAIR: every score against the number of rows that the maps were fitted on"""
-    for name, rows in by_pair(run.results.tables[VECTOR_MAPS]).items():
+    for name, rows in group_by_pair(run.results.tables[VECTOR_MAPS]).items():
         drawn = [curve for curve in run.results.curves.values() if curve.about.get("pair") == name]
         yield slug("maps", name), partial(_draw, name, drawn, rows)
 
 
 def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
-    figure, axes = panels(len(drawn), 3, *PANEL, gaps=GAPS)
+    figure, axes = make_panels(len(drawn), 3, *PANEL, gaps=GAPS)
     beside = [kind for kind in BESIDE if any(kind in curve.about["levels"] for curve in drawn)]
     for panel, curve in zip(axes, drawn, strict=True):
         for (kind, values), style in zip(curve.lines.items(), line_styles(len(curve.lines)), strict=True):
             band = curve.bands[kind]
-            panel.fill_between(curve.at, gaps(band.low), gaps(band.high), color=style["color"], alpha=0.15, linewidth=0)
-            panel.plot(curve.at, gaps(values), **style, markersize=3.5, linewidth=1.3, label=kind)
+            panel.fill_between(
+                curve.at, mark_gaps(band.low), mark_gaps(band.high), color=style["color"], alpha=0.15, linewidth=0
+            )
+            panel.plot(curve.at, mark_gaps(values), **style, markersize=3.5, linewidth=1.3, label=kind)
         draw_levels(panel, curve.about["levels"], names=beside)
         panel.set_xscale("log", base=2)
         panel.set_xticks(curve.at, [f"{at:,}" for at in curve.at], fontsize=7)
@@ -138,9 +140,9 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
     last = axes[min(2, len(axes) - 1)]
     name_bands(last, [OF])
     legend_beside(last)
-    kind = best(rows)
-    row = whole(rows, MAIN)[kind]
-    headline(
+    kind = find_best_kind(rows)
+    row = find_full_fits(rows, MAIN)[kind]
+    set_headline(
         figure,
         f"{name}: {kind} keeps {row['value']:.2f} of the {max(AT)} nearest neighbours of new vectors",
         f"{row['rows held out']:,} rows of {row['documents held out']:,} documents held out; {SHADED}{OF}",
@@ -151,10 +153,10 @@ def _draw(name: str, drawn: Sequence[Curve], rows: Sequence[Row]) -> Any:
 @analysis(studies=("vector_map",), unasked=lambda planned: True, figures=figures)
 def vector_map(run: Finished, options: VectorMapOptions, claims: Sequence[Claim]) -> Part:
     """Says what maps keep of the neighbours, and draws it against the number of rows."""
-    pairs = by_pair(run.results.tables[VECTOR_MAPS])
+    pairs = group_by_pair(run.results.tables[VECTOR_MAPS])
     made: dict[str, Curve] = {}
     for name, rows in pairs.items():
         for curve in curves(name, rows):
-            made[free(f"{curve.about['quantity']}, {name}", made)] = curve
-    said = [[name, sentence(rows)] for name, rows in pairs.items()]
+            made[find_free_key(f"{curve.about['quantity']}, {name}", made)] = curve
+    said = [[name, say_map_scores(rows)] for name, rows in pairs.items()]
     return Part(tables={KEPT: Table(columns=["vectors", "what"], rows=said)}, curves=made)

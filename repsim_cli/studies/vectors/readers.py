@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from repsim_cli.studies.vectors.fits import Rows
-from repsim_cli.studies.vectors.scores import DIRECTION, PROBE, MapScore, over_documents
+from repsim_cli.studies.vectors.scores import DIRECTION, PROBE, MapScore, divide_over_documents
 from repsim_cli.training.probes import PROBES
 
 KIND = "ridge_classification"  # in closed form: one probe for the same rows, whatever the seed
@@ -39,11 +39,11 @@ def score_carried(
         low, high = (fitted.rows[fitted.classes == name].mean(0) for name in names)
         above = (held_out.rows - (low + high) / 2) @ (high - low) > 0
         right[DIRECTION] = names[above.astype(int)] == held_out.classes
-    return {name: of_rows(each, documents) for name, each in right.items()}
+    return {name: score_rows(each, documents) for name, each in right.items()}
 
 
-def of_rows(right: Bool[np.ndarray, " k"], documents: Int[np.ndarray, " k"]) -> MapScore:
-    return over_documents(right.astype(float), np.ones(len(right)), documents)
+def score_rows(right: Bool[np.ndarray, " k"], documents: Int[np.ndarray, " k"]) -> MapScore:
+    return divide_over_documents(right.astype(float), np.ones(len(right)), documents)
 
 
 def largest_class(
@@ -51,5 +51,5 @@ def largest_class(
 ) -> Mapping[str, MapScore]:
     """Scores the class that most fitted rows have."""
     names, counts = np.unique(fitted, return_counts=True)
-    chance = of_rows(held_out.classes == names[counts.argmax()], documents)
+    chance = score_rows(held_out.classes == names[counts.argmax()], documents)
     return {PROBE: chance} | ({DIRECTION: chance} if len(names) == 2 else {})

@@ -31,13 +31,13 @@ class MapScore(NamedTuple):
     high: float
 
 
-def over_documents(
+def divide_over_documents(
     part: np.ndarray, whole: np.ndarray, documents: Int[np.ndarray, " n"], most: float = 1.0
 ) -> MapScore:
     """Divides the sum of `part` by that of `whole`, each a number per row, with a t interval over documents
     (linearised).
 
-    >>> over_documents(np.array([1.0, 0.0, 1.0, 0.0]), np.ones(4), np.arange(4)).value
+    >>> divide_over_documents(np.array([1.0, 0.0, 1.0, 0.0]), np.ones(4), np.arange(4)).value
     0.5
     """
     of = np.unique(documents, return_inverse=True)[1]
@@ -54,7 +54,7 @@ def units(x: Rows) -> Rows:
     return x / np.where(norms > 0, norms, 1.0)
 
 
-def nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n k"]:
+def retrieve_nearest(queries: Rows, store: Rows, documents: Int[np.ndarray, " n"]) -> Int[np.ndarray, "n k"]:
     """Finds the max(AT) rows of the store that are nearest to each query by cosine, nearest first, of other
     documents."""
     queries, store, found = units(queries), units(store), []
@@ -87,21 +87,23 @@ class HeldOut(NamedTuple):
 
 
 def hold_out(x: Rows, y: Rows, documents: Int[np.ndarray, " n"]) -> HeldOut:
-    return HeldOut(x, y, documents, nearest(x, x, documents), nearest(y, y, documents))
+    return HeldOut(x, y, documents, retrieve_nearest(x, x, documents), retrieve_nearest(y, y, documents))
 
 
 def neighbours_kept(given: HeldOut, store: Rows) -> dict[str, MapScore]:
     """Scores what queries of the new model find in a store, by name: of the neighbours that the old vectors had, and
     of those that new vectors would have."""
-    found, ones = nearest(given.y, store, given.documents), np.ones(len(store))
+    found, ones = retrieve_nearest(given.y, store, given.documents), np.ones(len(store))
     return {
-        f"recall@{at} of {name} neighbours": over_documents(count_shared(found, truth, at), ones, given.documents)
+        f"recall@{at} of {name} neighbours": divide_over_documents(
+            count_shared(found, truth, at), ones, given.documents
+        )
         for name, truth in (("old", given.old), ("new", given.new))
         for at in AT
     }
 
 
-def by_chance(given: HeldOut) -> dict[str, MapScore]:
+def compute_chance_recall(given: HeldOut) -> dict[str, MapScore]:
     """Computes the recall of rows of other documents that are drawn at random."""
     of = np.unique(given.documents, return_inverse=True)[1]
     others = len(of) - np.bincount(of)[of]
@@ -109,14 +111,14 @@ def by_chance(given: HeldOut) -> dict[str, MapScore]:
     return {f"recall@{at} of {name} neighbours": MapScore(*[values[at]] * 3) for name in ("old", "new") for at in AT}
 
 
-def scores(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, MapScore]:
+def score_mapped_rows(given: HeldOut, mapped: Rows, mean: Float[np.ndarray, " d"]) -> dict[str, MapScore]:
     """Scores mapped old rows, by name: R^2 against the mean of the fitted rows, the cosine of each with its new row,
     and the neighbours that they keep."""
     error, total = (np.square(given.y - other).sum(1) for other in (mapped, mean))
-    left = over_documents(error, total, given.documents, np.inf)
+    left = divide_over_documents(error, total, given.documents, np.inf)
     cosines = (units(mapped) * units(given.y)).sum(1)
     return {
         "R^2": MapScore(1 - left.value, 1 - left.high, min(1 - left.low, 1.0)),
-        "cosine": over_documents(cosines, np.ones(len(cosines)), given.documents),
+        "cosine": divide_over_documents(cosines, np.ones(len(cosines)), given.documents),
         **neighbours_kept(given, mapped),
     }

@@ -15,7 +15,7 @@ import safetensors.numpy
 from jaxtyping import Float
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import local, readable, refuse
+from repsim_cli.base.files import check_readable, expand_path, refuse
 from repsim_cli.base.registry import did_you_mean
 from repsim_cli.runs.results import write
 from repsim_cli.studies.vectors.scores import MAIN
@@ -63,7 +63,7 @@ class VectorMap:
 
 def check_target(path: str | Path) -> Path:
     """Finds the file of a map. Raises BadInput where none can be written."""
-    file = local(path)
+    file = expand_path(path)
     if file.suffix != ".safetensors" or not file.absolute().parent.is_dir():
         raise BadInput(f"map: it is written as .safetensors in a folder that exists, got '{path}'; rename it")
     return file
@@ -78,11 +78,11 @@ def _hash(tensors: Mapping[str, np.ndarray]) -> str:
 
 def load_map(path: str | os.PathLike[str]) -> VectorMap:
     """Reads a map that `save` wrote. Raises BadInput for any other file, and for one whose numbers were changed."""
-    file = local(path)
+    file = expand_path(path)
     if not file.is_file():
         raise BadInput(f"map: no such file, got '{path}'; repsim map fit writes one")
     problem, advice = f"{file}: not a map of repsim map fit", "fit it again"
-    with refuse(problem, file.name, advice), safetensors.safe_open(readable(file), framework="numpy") as archive:
+    with refuse(problem, file.name, advice), safetensors.safe_open(check_readable(file), framework="numpy") as archive:
         record = json.loads((archive.metadata() or {}).get(RECORD, "null"))
         names = tuple(sorted(archive.keys()))
         tensors = {name: archive.get_tensor(name) for name in names} if names == TENSORS else {}
@@ -98,7 +98,7 @@ def load_map(path: str | os.PathLike[str]) -> VectorMap:
     return VectorMap(weight, bias, record)
 
 
-def best_of(maps: Sequence[VectorMap]) -> VectorMap:
+def choose_best_map(maps: Sequence[VectorMap]) -> VectorMap:
     """Chooses the map that keeps most of the neighbours that new vectors have."""
     return max(maps, key=lambda each: each.record["held out"][MAIN]["value"])
 
@@ -106,7 +106,7 @@ def best_of(maps: Sequence[VectorMap]) -> VectorMap:
 def map_file(given: VectorMap, rows: str | Path, out: str | Path, array: str | None = None) -> tuple[str, int]:
     """Maps the rows of a file into another file of the same format; all else in it stays. Returns the name of the array
     and the number of rows. array: its name, where the file has several of that width."""
-    source, target = local(rows), local(out)
+    source, target = expand_path(rows), expand_path(out)
     if not source.is_file():
         raise BadInput(f"rows: no such file, got '{rows}'; check the path")
     if source.suffix not in FORMATS:
@@ -115,7 +115,7 @@ def map_file(given: VectorMap, rows: str | Path, out: str | Path, array: str | N
         raise BadInput(f"out: a {source.suffix} file in a folder that exists is written, got '{out}'; rename it")
     if target.exists():
         raise BadInput(f"out: the file exists, got '{out}'; name a new one")
-    return FORMATS[source.suffix](given, readable(source), target, array)
+    return FORMATS[source.suffix](given, check_readable(source), target, array)
 
 
 def _choose_array(given: VectorMap, shapes: Mapping[str, tuple[int, ...]], array: str | None, file: Path) -> str:

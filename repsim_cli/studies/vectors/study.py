@@ -15,9 +15,9 @@ from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Fraction, Positive
 from repsim_cli.data.base import Sequences
 from repsim_cli.engine import footprint
-from repsim_cli.engine.bounds import check_rows_fit, describe_models, most_rows
-from repsim_cli.engine.cost import Cost, needs
-from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.bounds import check_rows_fit, count_most_rows, describe_models
+from repsim_cli.engine.cost import Cost, describe_needs
+from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
@@ -34,10 +34,10 @@ from repsim_cli.studies.vectors.scores import (
     RENEWED,
     VECTOR_MAPS,
     MapScore,
-    by_chance,
+    compute_chance_recall,
     hold_out,
     neighbours_kept,
-    scores,
+    score_mapped_rows,
 )
 from repsim_cli.studies.vectors.stored import VectorMap
 
@@ -111,11 +111,11 @@ class VectorMaps(StudyOfRows):
                 raise BadInput(f"options.kinds: no such kind of map, got '{name}'; {did_you_mean(name, KINDS)}")
         if extract.estimate != "full":
             raise BadInput(f"extract.estimate: maps are fitted on one sample, got {extract.estimate}; use full")
-        self.extraction = extraction_of(given)
+        self.extraction = make_extraction(given)
         self.readings, self.hardware, self.seed = self.extraction.readings, given["hardware"], given["seed"]
         self.kinds, self.rank, self.train_share = list(dict.fromkeys(kinds or KINDS)), rank, train_share
         self.pairs = self._pairs(layers)
-        self.most = min(extract.rows, most_rows(models, extract))
+        self.most = min(extract.rows, count_most_rows(models, extract))
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live)
 
     def _pairs(self, layers: list[list[str]] | None) -> list[MappedPair]:
@@ -155,7 +155,7 @@ class VectorMaps(StudyOfRows):
             "pairs of layers": [" to ".join(self.extraction.names[place] for place in pair) for pair in self.pairs],
             "maps": self.kinds,
             "rows, at most": self.most,
-            **needs(
+            **describe_needs(
                 self._costs(),
                 self.hardware,
                 memory=self.memory(self.most),
@@ -174,18 +174,18 @@ class VectorMaps(StudyOfRows):
             sequences = self.extraction.sequences(run)
             extraction = self.extraction.pair_rows(run, sequences).count_rows(run, sequences)
             documents, classes = extraction.find_documents(sequences), classes_read(extraction, sequences)
-            half = halves(documents, self.train_share, self.seed)
+            half = split_documents(documents, self.train_share, self.seed)
         taken, tables = sample(run, extraction, sequences)
         rows: list[list[Any]] = []
         with run.stage("maps"):
             for pair in run.progress(self.pairs, label="maps", unit="pairs of layers"):
                 x, y = (taken[place].cpu().numpy().astype(np.float64) for place in pair)
                 given = Given(x, y, documents, classes, half)
-                rows += self._of_pair(run, [extraction.layers[place] for place in pair], given)
+                rows += self._map_pair(run, [extraction.layers[place] for place in pair], given)
         maps = {VECTOR_MAPS: Table(columns=MAPS_COLUMNS, rows=rows)}
         return Results(study="vector_map", tables=maps | tables)
 
-    def _of_pair(self, run: Run, layers: Sequence[Layer], given_rows: "Given") -> Iterator[list[Any]]:
+    def _map_pair(self, run: Run, layers: Sequence[Layer], given_rows: "Given") -> Iterator[list[Any]]:
         """Makes the rows of MAPS_COLUMNS; the map of each kind that all fitted rows make is written."""
         (old, new), (x, y, documents, classes, half) = layers, given_rows
         for layer, values in zip(layers, (x, y), strict=True):
@@ -209,24 +209,24 @@ class VectorMaps(StudyOfRows):
             for name, score in found.items():
                 yield [old.model, old.name, new.model, new.name, kind, *fitted, *counts, name, *score]
 
-        for size in sizes(len(half.fitted)):
+        for size in list_fitted_sizes(len(half.fitted)):
             chosen = np.concatenate(half.fitted[-size:])
             fitted, given = [len(chosen), size], centre(x[chosen], y[chosen])
             for kind in self.kinds:
                 fit = KINDS[kind](given, self.rank or max(1, min(old.width, new.width) // 4))
-                found = scores(out, fit(out.x), mean) | read(fit(x[chosen]), chosen)
+                found = score_mapped_rows(out, fit(out.x), mean) | read(fit(x[chosen]), chosen)
                 yield from list_scores(kind, fitted, found)
                 if size == len(half.fitted):
                     self._write(run, layers, kind, fit, fitted + counts, found)
         every = np.concatenate(half.fitted)
-        chance = by_chance(out)
+        chance = compute_chance_recall(out)
         if classes is not None and has_two_classes(classes[every]):
             chance |= largest_class(classes[every], LabelledRows(out.y, classes[half.held_out]), out.documents)
         yield from list_scores(BY_CHANCE, [0, 0], chance)
         yield from list_scores(RENEWED, [0, 0], neighbours_kept(out, out.y) | read(y[every], every))
         yield from list_scores(BEFORE, [0, 0], read(x[every], every, out.x))
         if old.width == new.width:
-            yield from list_scores(AS_THEY_ARE, [0, 0], scores(out, out.x, mean) | read(x[every], every))
+            yield from list_scores(AS_THEY_ARE, [0, 0], score_mapped_rows(out, out.x, mean) | read(x[every], every))
 
     def _write(
         self,
@@ -255,10 +255,12 @@ class VectorMaps(StudyOfRows):
             "repsim": repsim_cli.__version__,
         }
         (run.folder / "maps").mkdir(exist_ok=True)
-        VectorMap(fit.weight, fit.bias, record).save(run.folder / "maps" / f"{file_of(kind, *layers)}.safetensors")
+        VectorMap(fit.weight, fit.bias, record).save(
+            run.folder / "maps" / f"{name_map_file(kind, *layers)}.safetensors"
+        )
 
 
-def file_of(kind: str, old: Layer, new: Layer) -> str:
+def name_map_file(kind: str, old: Layer, new: Layer) -> str:
     return slug(kind, old.model, old.name, new.model, new.name)
 
 
@@ -269,7 +271,7 @@ def classes_read(extraction: Extraction, sequences: Mapping[str, Sequences]) -> 
     return None if labels is None else labels[extraction.numbers(0)]
 
 
-def halves(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:
+def split_documents(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:
     """Raises BadInput where documents or rows are too few on either side."""
     names = np.random.default_rng(seed).permutation(np.unique(documents))
     count = round(share * len(names))
@@ -283,10 +285,10 @@ def halves(documents: Int[np.ndarray, " n"], share: float, seed: int) -> Half:
     return Half(rows, left)
 
 
-def sizes(documents: int) -> list[int]:
+def list_fitted_sizes(documents: int) -> list[int]:
     """Lists how many documents are fitted: all, half of them, and so on, ascending.
 
-    >>> sizes(100), sizes(9)
+    >>> list_fitted_sizes(100), list_fitted_sizes(9)
     ([12, 25, 50, 100], [9])
     """
     return [documents >> step for step in reversed(range(HALVINGS)) if documents >> step >= FEWEST]

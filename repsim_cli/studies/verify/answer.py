@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from repsim_cli.base.plain import blocks_named, runs_of
+from repsim_cli.base.plain import blocks_named, join_into_ranges
 
 IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT = "IDENTICAL", "ROUNDING", "AS QUANTISED", "DIFFERENT"
 VERDICTS = (IDENTICAL, ROUNDING, AS_QUANTISED, DIFFERENT)
@@ -95,18 +95,18 @@ class Answer:
         """For a terminal: the verdict, and a line for each reason."""
         if not self.differences:
             effect = [f"  {'effect':{WIDTH - 2}}{self._effect()}"] if self.quantised else []
-            return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._also()]
+            return [f"{self.verdict}   {self.quantised or self._agreement()}", *effect, *self._list_notes()]
         first = self.differences[0]
         said = {
             "kind": f"{first.about}{self._rotation(first)}",
             "weights": self._weights(),
-            "from": _from(first),
+            "from": _say_first_token(first),
             "effect": self._effect(),
-            "alone": self._alone(),
+            "alone": self._say_alone(),
             "input": self._inputs(first),
         }
-        lines = [f"{self.verdict}   first at {first.where} {self._before()}".rstrip()]
-        return [*lines, *(f"  {name:{WIDTH - 2}}{text}" for name, text in said.items() if text), *self._also()]
+        lines = [f"{self.verdict}   first at {first.where} {self._say_agreement_before()}".rstrip()]
+        return [*lines, *(f"  {name:{WIDTH - 2}}{text}" for name, text in said.items() if text), *self._list_notes()]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -118,7 +118,7 @@ class Answer:
             return ""
         return f"; what is rotated and its angles ({angles}) are right, so look at what rotates"
 
-    def _others(self) -> str:
+    def _say_quantised(self) -> str:
         return self.quantised if self.differences else ""
 
     def _layout(self) -> str:
@@ -140,7 +140,7 @@ class Answer:
         whole, row = self.worst
         return f"{what} are within {max(whole, 0.01):.2g} times their rounding, single rows within {max(row, 0.01):.2g}"
 
-    def _before(self) -> str:
+    def _say_agreement_before(self) -> str:
         first = self.differences[0].unit
         return "" if first.split()[0] in ("embed", "token") else "(all before agree to rounding)"
 
@@ -151,7 +151,7 @@ class Answer:
         if not common:
             return "the models have no names of weights in common"
         lacking = {"reference": self.weights["only_reference"], "candidate": self.weights["only_candidate"]}
-        alone = "".join(f"; the {side} alone has {_some(names)}" for side, names in lacking.items() if names)
+        alone = "".join(f"; the {side} alone has {_name_some(names)}" for side, names in lacking.items() if names)
         if not differ:
             return f"none of the {common} tensors of common names differs{alone}"
         shown = [
@@ -167,7 +167,7 @@ class Answer:
             return f"next token: KL {kl:.2g} nats, the same choice in {100 * same:.1f} %"
         return f"the output is off by {self.effect['relative']:.2g} of its norm" if self.effect else ""
 
-    def _alone(self) -> str:
+    def _say_alone(self) -> str:
         """All places, and which blocks are right when given right inputs."""
         if not self.given:
             return ""
@@ -177,10 +177,10 @@ class Answer:
         groups = [
             (list(units), inside) for inside, units in groupby(places, lambda unit: [*dict.fromkeys(places[unit])])
         ]
-        shown = [f"{ranges(units)}: {', '.join(inside)}" for units, inside in groups[:SHOWN]]
+        shown = [f"{name_part_ranges(units)}: {', '.join(inside)}" for units, inside in groups[:SHOWN]]
         if rest := [unit for units, _ in groups[SHOWN:] for unit in units]:
-            shown.append(f"{len(rest)} more part{'s' * (len(rest) > 1)} ({ranges(rest)})")
-        right = f"; {ranges(self.right)} are right when given right inputs" if self.right else ""
+            shown.append(f"{len(rest)} more part{'s' * (len(rest) > 1)} ({name_part_ranges(rest)})")
+        right = f"; {name_part_ranges(self.right)} are right when given right inputs" if self.right else ""
         return f"on {self.given} {'; '.join(shown)}{right}"
 
     def _inputs(self, first: Difference) -> str:
@@ -193,15 +193,17 @@ class Answer:
         does_not = "ordinary text does not" if ordinary == "text" else f"{ordinary} do not"
         return f"{', '.join(first.inputs)} show{'s' * (len(first.inputs) == 1)} it, {does_not}"
 
-    def _also(self) -> list[str]:
-        return [f"  {'note':{WIDTH - 2}}{text}" for text in [self._others(), self._layout(), *self.notes] if text]
+    def _list_notes(self) -> list[str]:
+        return [
+            f"  {'note':{WIDTH - 2}}{text}" for text in [self._say_quantised(), self._layout(), *self.notes] if text
+        ]
 
 
-def _some(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def _from(first: Difference) -> str:
+def _say_first_token(first: Difference) -> str:
     if not first.tokens:
         return ""
     if first.first is None:
@@ -210,14 +212,18 @@ def _from(first: Difference) -> str:
     return f"{start}; {first.agree:,} of {first.tokens:,} positions agree"
 
 
-def ranges(keys: Sequence[str]) -> str:
+def name_part_ranges(keys: Sequence[str]) -> str:
     """Parts by name, blocks that follow each other as a range.
 
-    >>> ranges(["embed", "block 0", "block 1", "block 2", "block 4", "head"])
+    >>> name_part_ranges(["embed", "block 0", "block 1", "block 2", "block 4", "head"])
     'embed, blocks 0 to 2, block 4, head'
     """
     made: list[str] = []
     for of_blocks, some in groupby(keys, lambda key: key.removeprefix("block ").isdigit()):
         named = list(some)
-        made += map(blocks_named, runs_of(int(key.removeprefix("block ")) for key in named)) if of_blocks else named
+        made += (
+            map(blocks_named, join_into_ranges(int(key.removeprefix("block ")) for key in named))
+            if of_blocks
+            else named
+        )
     return ", ".join(made)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.models.precision import UNIT, coarser
+from repsim_cli.models.precision import UNIT, choose_coarser_dtype
 from repsim_cli.studies.verify.answer import DIFFERENT, IDENTICAL, ROUNDING, Answer, Difference
 from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.rounding import Judged
-from repsim_cli.studies.verify.stream import STREAM, fewest, sequences_of
+from repsim_cli.studies.verify.stream import STREAM, choose_best_answer, name_dump_sequences
 from repsim_cli.studies.verify.study import merge
 from repsim_cli.studies.verify.units import ModelUnit
 
@@ -24,25 +24,25 @@ NO_REPLAY = "two dumps: no block is run, and what follows from the first differe
 WITHOUT_IDS = "token ids are not compared: {} has none"
 
 
-def beside(first: Dump, second: Dump, labels: tuple[str, str]) -> Answer:
+def compare_dumps(first: Dump, second: Dump, labels: tuple[str, str]) -> Answer:
     """Names the first layer of the second that is off by more than two free runs are.
 
     Raises BadInput where rows or layers do not pair.
     """
     if first.tokens is not None and second.tokens is not None:
-        other = different_ids(first.sequences(), second.sequences(), labels)
+        other = find_different_token(first.sequences(), second.sequences(), labels)
         if other is not None:
-            return of_ids(other, labels, sequences_of(first))
+            return answer_different_ids(other, labels, name_dump_sequences(first))
     order = _rows(first, second)
     pairs = (
         (a, b, "; ".join(f"{label}: {text}" for label, text in zip(labels, (s, t), strict=True) if text))
         for a, s in first.readings()
         for b, t in second.readings()
     )
-    return fewest((_answer(a, b, order, labels), sentence) for a, b, sentence in pairs)
+    return choose_best_answer((_answer(a, b, order, labels), sentence) for a, b, sentence in pairs)
 
 
-def different_ids(
+def find_different_token(
     reference: Sequence[Sequence[int]], candidate: Sequence[Sequence[int]], labels: tuple[str, str]
 ) -> Difference | None:
     """The first token that is another. Raises BadInput where there are not as many sequences."""
@@ -74,7 +74,7 @@ def different_ids(
     return None
 
 
-def of_ids(other: Difference, labels: tuple[str, str], inputs: str) -> Answer:
+def answer_different_ids(other: Difference, labels: tuple[str, str], inputs: str) -> Answer:
     """The answer where token ids differ: nothing else is compared."""
     return Answer(DIFFERENT, *labels, [replace(other, inputs=[inputs])], inputs=[inputs], given="")
 
@@ -114,10 +114,10 @@ def _layers(first: Dump, second: Dump) -> list[tuple[str, int, Tensor, Tensor]]:
 
 
 def _answer(first: Dump, second: Dump, order: Tensor | None, labels: tuple[str, str]) -> Answer:
-    dtype = coarser(first.dtype, second.dtype)
+    dtype = choose_coarser_dtype(first.dtype, second.dtype)
     mask = torch.ones(1, first.rows, dtype=torch.bool)
     ids = None if first.tokens is None else {"input_ids": torch.tensor([list(first.tokens)])}
-    batch = Batch(sequences_of(first), ids or {}, mask)
+    batch = Batch(name_dump_sequences(first), ids or {}, mask)
     right, worst, equal, before = [], (0.0, 0.0), True, None
     finding = None
     for name, depth, a, b in _layers(first, second):

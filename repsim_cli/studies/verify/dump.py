@@ -13,9 +13,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from repsim_cli.base.errors import BadInput
-from repsim_cli.base.files import readable, refuse
+from repsim_cli.base.files import check_readable, refuse
 from repsim_cli.base.settings import Hardware
-from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, natural
+from repsim_cli.models.array_files import DOCUMENTS, FLOATS, IDS, OPENERS, make_natural_key
 
 TOKENS = ("token_ids", "input_ids")
 STATES, LENS, SECOND, LAYERS = "hidden_states", "residual_stream", "residual", "layer_ids"
@@ -73,7 +73,7 @@ class Dump:
         yield self, f"{TWO}`{STATES}` alone is the residual stream"
         yield replace(self, streams=self.second), f"{TWO}`{SECOND}` alone is the residual stream"
 
-    def of_model(self, blocks: int) -> dict[int, Float[Tensor, "n d"]]:
+    def index_streams(self, blocks: int) -> dict[int, Float[Tensor, "n d"]]:
         """The streams by the number of blocks passed. Raises BadInput where that is not known of this many blocks."""
         depths, count = self.depths, len(self.streams)
         if depths is None and count == blocks + (not self.outputs):
@@ -98,7 +98,7 @@ def dump_files(place: Path) -> list[Path]:
         return [place] if place.suffix in SUFFIXES else []
     if not place.is_dir() or (place / "config.json").exists():
         return []
-    files = sorted((f for f in place.iterdir() if f.suffix in SUFFIXES), key=lambda file: natural(file.name))
+    files = sorted((f for f in place.iterdir() if f.suffix in SUFFIXES), key=lambda file: make_natural_key(file.name))
     if not files:
         return []
     shapes, _, integers = _open(files[0])
@@ -143,7 +143,7 @@ def read_dump(
         tokens=_join([part.tokens for part in parts], lambda each: [token for part in each for token in part]),
         ids=_join([part.ids for part in parts], lambda each: [name for part in each for name in part]),
     )
-    return _in_16_bits(whole)
+    return _detect_16_bits(whole)
 
 
 def _join(parts: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
@@ -154,7 +154,7 @@ def _widths(dump: Dump) -> set[int]:
     return {x.shape[1] for x in [*dump.streams, *(dump.second or ())]}
 
 
-def _in_16_bits(dump: Dump) -> Dump:
+def _detect_16_bits(dump: Dump) -> Dump:
     """What was computed in 16 bits and written in 32 has the tolerance of 16."""
     for dtype in (torch.bfloat16, torch.float16):
         streams = [*dump.streams, *(dump.second or ())]
@@ -166,7 +166,7 @@ def _in_16_bits(dump: Dump) -> Dump:
 
 def _open(file: Path) -> tuple[Any, Any, Any]:
     with refuse(f"{file}: not a complete {file.suffix} file of numbers", file.name, "write it again"):
-        return OPENERS[file.suffix](readable(file))
+        return OPENERS[file.suffix](check_readable(file))
 
 
 Settings = tuple[Sequence[str] | None, Sequence[int] | None, str | None, str | None]
@@ -254,7 +254,7 @@ def _axis(file: Path, name: str, shape: Sequence[int], tokens: Sequence[int] | N
 
 def _names(file: Path, shapes: Mapping[str, Any], layers: Sequence[str] | None, other: set[str | None]) -> list[str]:
     taken = {*TOKENS, *IDS, *DOCUMENTS, LAYERS, *other}
-    names = list(layers) if layers is not None else sorted((x for x in shapes if x not in taken), key=natural)
+    names = list(layers) if layers is not None else sorted((x for x in shapes if x not in taken), key=make_natural_key)
     lost = next((name for name in names if name not in shapes), None)
     odd = next((name for name in names if lost is None and len(shapes[name][0]) != 2), None)
     if lost is not None or odd is not None or not names:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.studies.verify.found import OUT, Finding
-from repsim_cli.studies.verify.rounding import Places, finite, raise_precision
+from repsim_cli.studies.verify.rounding import Places, raise_precision, zero_masked_values
 from repsim_cli.studies.verify.trace import IN
 
 LEFT = 1e-4  # of the error's energy, that a rule leaves
@@ -16,7 +16,7 @@ MOST = 0.01  # of its energy, that may be put down to them: errors that are smal
 INSIDE = ("q", "k", "v", "z", "qk", "scores", "pattern")
 
 
-def role_of(finding: Finding) -> str:
+def name_role(finding: Finding) -> str:
     """What works at the place: a part of attention, the class of the module, or the sums between modules."""
     if finding.sketched:
         return "sketch"
@@ -28,7 +28,7 @@ def role_of(finding: Finding) -> str:
         return what
     if finding.place.endswith(IN):
         return "sum"
-    part = module_of(finding)
+    part = find_module(finding)
     name = type(part).__name__.lower()
     if part is finding.unit.module and finding.unit.block is not None:
         return "block"
@@ -49,7 +49,7 @@ def role_of(finding: Finding) -> str:
     return "activation" if known and not list(part.children()) else "sum"
 
 
-def module_of(finding: Finding) -> nn.Module:
+def find_module(finding: Finding) -> nn.Module:
     """The reference's module at the place; the unit where it is none of its own."""
     path = finding.place.partition("#")[0].partition("[")[0].rpartition(":")[0] or finding.place.partition("#")[0]
     path = path.partition("[")[0].partition(":")[0]
@@ -77,11 +77,11 @@ class ErrorTensors:
 
     @cached_property
     def c(self) -> Tensor:
-        return finite(self.parts[0]).flatten(1)
+        return zero_masked_values(self.parts[0]).flatten(1)
 
     @cached_property
     def r(self) -> Tensor:
-        return finite(self.parts[1]).flatten(1)
+        return zero_masked_values(self.parts[1]).flatten(1)
 
     @cached_property
     def e(self) -> Tensor:

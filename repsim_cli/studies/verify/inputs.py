@@ -41,15 +41,17 @@ class Batch:
         # a cache of keys would grow where a block runs again
         plain = {"use_cache": False} if "use_cache" in signature(model.forward).parameters else {}
         with torch.no_grad():
-            return _first(model(self.given[""], **plain) if "" in self.given else model(**{**plain, **self.given}))
+            return _take_output_tensor(
+                model(self.given[""], **plain) if "" in self.given else model(**{**plain, **self.given})
+            )
 
 
-def _first(out: Any) -> Tensor:
+def _take_output_tensor(out: Any) -> Tensor:
     if isinstance(out, Tensor):
         return out
     if (logits := getattr(out, "logits", None)) is not None:
         return logits
-    return _first(next(iter(out.values())) if isinstance(out, Mapping) else out[0])
+    return _take_output_tensor(next(iter(out.values())) if isinstance(out, Mapping) else out[0])
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class InputShape:
 WINDOWS = ("sliding_window", "original_max_position_embeddings", "window_size", "attention_window")
 
 
-def shape_of(model: nn.Module, tokenizer: Any = None) -> InputShape | None:
+def read_input_shape(model: nn.Module, tokenizer: Any = None) -> InputShape | None:
     """None of a model that reads no token ids, as far as its config says."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else None
@@ -97,7 +99,7 @@ def shape_of(model: nn.Module, tokenizer: Any = None) -> InputShape | None:
     )
 
 
-def rows_of(texts: Iterable[str], tokenizer: Any, shape: InputShape) -> list[list[int]]:
+def make_token_rows(texts: Iterable[str], tokenizer: Any, shape: InputShape) -> list[list[int]]:
     """Rows of equal length from the beginnings of texts; short texts follow each other in a row."""
     length = min(LENGTH, shape.context or LENGTH)
     rows, row = [], list[int]()
@@ -111,7 +113,7 @@ def rows_of(texts: Iterable[str], tokenizer: Any, shape: InputShape) -> list[lis
     return rows or [row]
 
 
-def of_model(
+def make_batches(
     shape: InputShape, text: Sequence[Sequence[int]] = (), more: Mapping[str, Sequence[int]] | None = None
 ) -> list[Batch]:
     """The batches of a model of token ids. text: rows of one length; none: random ids. more: further rows, by what they
@@ -138,14 +140,14 @@ def of_model(
     beyond = [window + BEYOND for window in shape.windows if window + BEYOND <= min(most, LONGEST)]
     long = max([*beyond, min(most, 4 * length)])
     return [
-        of_ids(name, [row[:length] for row in text], shape.pad),
-        of_ids("padding on the right", rows.values(), shape.pad),
-        of_ids("padding on the left", rows.values(), shape.pad, left=True),
-        *([of_ids(f"a row of {long} tokens", [random(long)], shape.pad)] if long > length else []),
+        make_padded_batch(name, [row[:length] for row in text], shape.pad),
+        make_padded_batch("padding on the right", rows.values(), shape.pad),
+        make_padded_batch("padding on the left", rows.values(), shape.pad, left=True),
+        *([make_padded_batch(f"a row of {long} tokens", [random(long)], shape.pad)] if long > length else []),
     ]
 
 
-def of_ids(name: str, rows: Iterable[Sequence[int]], pad: int, *, left: bool = False) -> Batch:
+def make_padded_batch(name: str, rows: Iterable[Sequence[int]], pad: int, *, left: bool = False) -> Batch:
     """Rows of any length, padded on one side."""
     rows = list(rows)
     length = max(len(row) for row in rows)
@@ -157,7 +159,7 @@ def of_ids(name: str, rows: Iterable[Sequence[int]], pad: int, *, left: bool = F
     return Batch(name, {"input_ids": ids, "attention_mask": mask.long()}, mask)
 
 
-def for_decoder(batch: Batch, config: Any) -> Batch:
+def add_decoder_inputs(batch: Batch, config: Any) -> Batch:
     """The batch of an encoder-decoder, whose decoder reads the same tokens behind its start."""
     decoded, behind = shift(config, batch.given["input_ids"], batch.mask)
     return Batch(

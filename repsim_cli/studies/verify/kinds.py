@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from repsim_cli.studies.verify.answer import UNNAMED
-from repsim_cli.studies.verify.error import ErrorTensors, module_of, role_of
+from repsim_cli.studies.verify.error import ErrorTensors, find_module, name_role
 from repsim_cli.studies.verify.found import Description, Finding
-from repsim_cli.studies.verify.quantised import noise_of
-from repsim_cli.studies.verify.rounding import MASKED, finite
+from repsim_cli.studies.verify.quantised import measure_rounding_noise
+from repsim_cli.studies.verify.rounding import MASKED, zero_masked_values
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exact GELU": F.gelu,
@@ -34,29 +34,29 @@ Named = tuple[str, str]
 
 def describe(found: Finding) -> Finding:
     """Adds what the tensors of a finding say, and drops the tensors."""
-    kind, sentence = kind_of(found)
-    role = role_of(found)
+    kind, sentence = name_error_kind(found)
+    role = name_role(found)
     linear = ErrorTensors(found, role).linear if found.reference is not None and kind in OF_WEIGHTS else None
-    about = Description(kind, sentence, role, linear, noise_of(found))
+    about = Description(kind, sentence, role, linear, measure_rounding_noise(found))
     return replace(found, candidate=None, reference=None, entered=None, about=about)
 
 
-def kind_of(finding: Finding) -> Named:
+def name_error_kind(finding: Finding) -> Named:
     """The kind, and a sentence with it."""
     if finding.candidate is None or finding.reference is None:
         return "skipped", "it does not run in the candidate"
     if finding.candidate.shape[-1:] != finding.reference.shape[-1:] or not torch.isfinite(finding.candidate).any():
         return UNNAMED, f"its shape is {tuple(finding.candidate.shape)}, not {tuple(finding.reference.shape)}"
-    error = ErrorTensors(finding, role_of(finding))
+    error = ErrorTensors(finding, name_role(finding))
     if error.c.shape != error.r.shape or len(error.c) < 2 or not torch.isfinite(error.e).all():
         return UNNAMED, "values that are not finite, or too few to tell the kind"
-    rules = RULES.get(error.role, _of_values)
+    rules = RULES.get(error.role, _name_value_errors)
     size = f"({error.relative:.2g} of the norm)"
     name, about = next(rules(error), (UNNAMED, "no rule fits: not an offset, a factor, a permutation or a low rank"))
     return name, f"{about} {size}"
 
 
-def _common(e: ErrorTensors) -> Iterator[Named]:
+def _name_common_errors(e: ErrorTensors) -> Iterator[Named]:
     if e.is_(e.e.mean(0).expand_as(e.e)) and len(e.e) > 3:
         yield "offset", "an offset that is the same for all tokens: a bias is missing or another"
     for dtype, name in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
@@ -72,7 +72,7 @@ def _common(e: ErrorTensors) -> Iterator[Named]:
         yield "factor", f"all values are multiplied by {1 + factor:.6g}"
 
 
-def _of_neighbours(e: ErrorTensors) -> Iterator[Named]:
+def _name_neighbour_errors(e: ErrorTensors) -> Iterator[Named]:
     """What the reference gives for the token before or behind."""
     for c, r, what in ((e.c[1:], e.r[:-1], "before"), (e.c[:-1], e.r[1:], "behind")):
         same = (c - r).norm(dim=1) < 1e-3 * r.norm(dim=1)
@@ -80,10 +80,10 @@ def _of_neighbours(e: ErrorTensors) -> Iterator[Named]:
             yield "positions", f"most tokens have what the reference gives for the token {what}: off by one place"
 
 
-def _of_values(e: ErrorTensors) -> Iterator[Named]:
+def _name_value_errors(e: ErrorTensors) -> Iterator[Named]:
     """Names errors in what a projection or a sum gives."""
-    yield from _common(e)
-    yield from _of_neighbours(e)
+    yield from _name_common_errors(e)
+    yield from _name_neighbour_errors(e)
     hit = int(e.hit.sum())
     a, b = e.slopes
     linear = len(e.e) > 4 and e.is_(a + b * e.r)
@@ -143,10 +143,10 @@ def _rank(e: ErrorTensors) -> Iterator[Named]:
         yield "weights", "other weights"
 
 
-def _of_norm(e: ErrorTensors) -> Iterator[Named]:
+def _name_norm_errors(e: ErrorTensors) -> Iterator[Named]:
     if e.x is not None and e.gives(e.x):
         yield "norm missing", "what enters the norm leaves it: the norm is missing"
-    yield from _common(e)
+    yield from _name_common_errors(e)
     a, b = e.slopes
     # an epsilon scales rows nearly alike, so that it looks like a gain, which fits to rounding and better
     by_row, by_feature = _scale_rows(e), 1 - e.explain(a + b * e.r)
@@ -166,8 +166,8 @@ def _of_norm(e: ErrorTensors) -> Iterator[Named]:
 
 def _scale_rows(e: ErrorTensors) -> float:
     """The share of the error that is left when each row, of a head where heads are normed, has a factor of its own."""
-    c, r = (finite(x) for x in e.parts[:2])
-    bias = getattr(module_of(e.finding), "bias", None)
+    c, r = (zero_masked_values(x) for x in e.parts[:2])
+    bias = getattr(find_module(e.finding), "bias", None)
     fit = r if bias is None or bias.shape != r.shape[-1:] else r - bias.detach().double()
     scale = ((c - r) * fit).sum(-1, keepdim=True) / fit.square().sum(-1, keepdim=True).clamp_min(1e-300)
     return 1 - e.explain((scale * fit).reshape(e.e.shape))
@@ -180,13 +180,13 @@ def _affine(x: Tensor, y: Tensor) -> bool:
     return float((y0 - b * x0).square().sum()) < 1e-5 * float(y0.square().sum())
 
 
-def _of_activation(e: ErrorTensors) -> Iterator[Named]:
+def _name_activation_errors(e: ErrorTensors) -> Iterator[Named]:
     if e.x is not None and e.x.shape == e.c.shape:
         made = {name: f(e.x) for name, f in ACTIVATIONS.items()}
         best = max(made, key=lambda name: e.explain(made[name] - e.r))
         if e.gives(made[best]):
             yield "activation", f"the activation function is another: it is {best}"
-    yield from _common(e)
+    yield from _name_common_errors(e)
     order = e.r.flatten().argsort()
     sorted_e = e.e.flatten()[order]
     steps = (sorted_e[1:] - sorted_e[:-1]).square().mean() / (2 * sorted_e.var()).clamp_min(1e-300)
@@ -194,7 +194,7 @@ def _of_activation(e: ErrorTensors) -> Iterator[Named]:
         yield "activation", "the activation function is another"
 
 
-def _of_scores(e: ErrorTensors) -> Iterator[Named]:
+def _name_score_errors(e: ErrorTensors) -> Iterator[Named]:
     c, r, _ = e.parts
     newly = (c < MASKED) != (r < MASKED)
     pattern = e.role == "pattern"
@@ -206,7 +206,7 @@ def _of_scores(e: ErrorTensors) -> Iterator[Named]:
     cap = _cap(e)
     if cap is not None:
         yield "cap", cap
-    yield from _common(e)
+    yield from _name_common_errors(e)
 
 
 def _mask(finding: Finding, newly: Tensor, c: Tensor) -> str:
@@ -251,9 +251,9 @@ def _caps(inner: Tensor, outer: Tensor, big: float) -> Iterator[float]:
     yield low
 
 
-def _of_rotated(e: ErrorTensors) -> Iterator[Named]:
+def _name_rotated_errors(e: ErrorTensors) -> Iterator[Named]:
     """q and k as they enter their product."""
-    yield from _common(e)
+    yield from _name_common_errors(e)
     c, r, _ = e.parts
     longer = (c.norm(dim=-1) - r.norm(dim=-1)).square().sum()
     # of an error in any direction it is one in as many as there are
@@ -288,7 +288,7 @@ def _find_angles(e: ErrorTensors) -> str:
     return "the same length in other directions: rotated by other angles, or in another layout"
 
 
-def _of_rotary(e: ErrorTensors) -> Iterator[Named]:
+def _name_rotary_errors(e: ErrorTensors) -> Iterator[Named]:
     for shift in (1, 2, -1, -2):
         a, b = (e.c[:-shift], e.r[shift:]) if shift > 0 else (e.c[-shift:], e.r[:shift])
         if len(a) > 4 and (a - b).norm() < 1e-4 * b.norm():
@@ -300,11 +300,11 @@ def _of_rotary(e: ErrorTensors) -> Iterator[Named]:
     yield "rotary", f"rotary angles are others{', more so at later positions: base or scaling' if first else ''}"
 
 
-def _of_embeddings(e: ErrorTensors) -> Iterator[Named]:
+def _name_embedding_errors(e: ErrorTensors) -> Iterator[Named]:
     off = e.e.norm(dim=1)
     hit = off > 1e-3 * off.max()
     own = None if e.finding.batch.ids is None else e.finding.batch.ids[e.finding.batch.mask]
-    table = module_of(e.finding)
+    table = find_module(e.finding)
     if hit.sum() <= 512 and isinstance(table, nn.Embedding) and table.embedding_dim == e.c.shape[1]:
         wrong, known = e.c[hit].float(), table.weight.detach().float()
         found = torch.cdist(wrong, known).argmin(1)
@@ -318,16 +318,16 @@ def _of_embeddings(e: ErrorTensors) -> Iterator[Named]:
         if not {*tokens} & {int(ids[row]) for row in range(len(ids)) if row not in set(rows)}:
             shown = ", ".join(map(str, tokens[:5]))
             yield "rows", f"rows of the embeddings are others: of {len(tokens)} tokens ({shown})"
-    yield from _common(e)
+    yield from _name_common_errors(e)
     yield from (named for named in _rank(e) if named[0] != "adapter")
 
 
-def _of_positions(e: ErrorTensors) -> Iterator[Named]:
-    yield from _common(e)
+def _name_position_errors(e: ErrorTensors) -> Iterator[Named]:
+    yield from _name_common_errors(e)
     yield "positions", "other rows of the table of positions"
 
 
-def _of_block(e: ErrorTensors) -> Iterator[Named]:
+def _name_block_errors(e: ErrorTensors) -> Iterator[Named]:
     if e.x is not None:
         if e.gives(e.x):
             yield "skipped", "what enters the block leaves it: the block is skipped"
@@ -335,38 +335,38 @@ def _of_block(e: ErrorTensors) -> Iterator[Named]:
         if e.is_(factor * e.x):
             times = "is not added" if abs(factor + 1) < 1e-4 else f"is added {1 + factor:.6g} times"
             yield "residual", f"the stream that enters the block {times}"
-    yield from _common(e)
+    yield from _name_common_errors(e)
 
 
-def _of_logits(e: ErrorTensors) -> Iterator[Named]:
+def _name_logit_errors(e: ErrorTensors) -> Iterator[Named]:
     cap = _cap(e)
     if cap is not None:
         yield "cap", cap
-    yield from _common(e)
+    yield from _name_common_errors(e)
 
 
-def _of_sketch(e: ErrorTensors) -> Iterator[Named]:
+def _name_sketch_errors(e: ErrorTensors) -> Iterator[Named]:
     """What holds of the rows holds of their projections."""
-    yield from _common(e)
+    yield from _name_common_errors(e)
     yield UNNAMED, "no offset and no factor; of this part a sketch alone is kept, which tells no other kind"
 
 
 RULES: dict[str, Callable[[ErrorTensors], Iterator[Named]]] = {
-    "norm": _of_norm,
-    "activation": _of_activation,
-    "scores": _of_scores,
-    "pattern": _of_scores,
-    "qk": _of_scores,
-    "q": _of_rotated,
-    "k": _of_rotated,
-    "z": _common,
-    "rotary": _of_rotary,
-    "embed": _of_embeddings,
-    "positions": _of_positions,
-    "block": _of_block,
-    "logits": _of_logits,
+    "norm": _name_norm_errors,
+    "activation": _name_activation_errors,
+    "scores": _name_score_errors,
+    "pattern": _name_score_errors,
+    "qk": _name_score_errors,
+    "q": _name_rotated_errors,
+    "k": _name_rotated_errors,
+    "z": _name_common_errors,
+    "rotary": _name_rotary_errors,
+    "embed": _name_embedding_errors,
+    "positions": _name_position_errors,
+    "block": _name_block_errors,
+    "logits": _name_logit_errors,
     "router": lambda _: iter([("router", "the scores of the router are others")]),
     "experts": lambda _: iter([("experts", "the experts give other values on the same choice")]),
-    "sum": _common,
-    "sketch": _of_sketch,
+    "sum": _name_common_errors,
+    "sketch": _name_sketch_errors,
 }

@@ -22,7 +22,7 @@ from repsim_cli.studies.verify.replay import Call, Gate, Precisions, Replayed, r
 from repsim_cli.studies.verify.rounding import Places, judge
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory
-from repsim_cli.studies.verify.units import ModelUnit, around, unit_of
+from repsim_cli.studies.verify.units import ModelUnit, find_unit_key, hook_units
 from repsim_cli.studies.verify.weights import Tensors
 
 
@@ -50,7 +50,7 @@ class VerifyRun:
     progress: Progress
 
 
-def whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> Passes:
+def run_whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> Passes:
     """Raises BadInput where a model does not repeat itself, and RunFailed where one does not run."""
     first, last = run.batches[0], run.batches[-1]
     for label, side in zip(run.labels, (reference, candidate), strict=True):
@@ -61,7 +61,7 @@ def whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> P
         tensors, units, kept = reference.list_differing(candidate.model), candidate.units, reference.of(candidate.units)
     else:
         tensors, units, kept = weights.compare(reference.weights, candidate.weights), reference.units, []
-    inside = {unit_of(name, units) for name, *_ in tensors.differ} - {""}
+    inside = {find_unit_key(name, units) for name, *_ in tensors.differ} - {""}
     results = []
     for number, batch in enumerate(run.progress(run.batches, label="verify", unit="batches")):
         if isinstance(reference, Saved):
@@ -75,7 +75,7 @@ def whole(reference: InMemory | Saved, candidate: InMemory, run: VerifyRun) -> P
     return Passes(results, tensors, rows, partial(first.run, candidate.model))
 
 
-def by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Passes:
+def run_by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Passes:
     """The same, with the weights of one part of each model in memory. Raises the same."""
     first, compared = run.batches[0], WeightComparison(reference, candidate)
     calls: list[dict[str, Call]] = [{} for _ in run.batches]
@@ -89,7 +89,7 @@ def by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Passes:
         replay = partial(replay_pass, candidate.model, candidate.units, batch, into, run.precisions)
         records.append(start(0, batch, record))
         replays.append(start(1, batch, replay, inside=compared.inside))
-    again, *free = (start(side, first, partial(_plain, (reference, candidate)[side], first)) for side in (0, 1, 1))
+    again, *free = (start(side, first, partial(_run_plain, (reference, candidate)[side], first)) for side in (0, 1, 1))
     theirs = [*zip(replays, calls, strict=True), *((each, calls[0]) for each in free)]
     with ExitStack() as stack:
         every = (*records, again, *replays, *free)
@@ -98,7 +98,7 @@ def by_part(reference: InMemory, candidate: InMemory, run: VerifyRun) -> Passes:
         for each in every:
             each.step()
         parts = iter(run.progress(reference.units, label="verify, by block", unit="parts"))
-        for _ in together([*records, again], theirs, compared):
+        for _ in run_together([*records, again], theirs, compared):
             next(parts, None)
         stack.callback(list, parts)
     compared.rest()
@@ -123,7 +123,7 @@ class WeightComparison:
             return
         ours = self.reference.of(key)
         self.found[key] = weights.compare(ours, self.candidate.of(key))
-        self.norms |= weights.norms(ours)
+        self.norms |= weights.compute_weight_norms(ours)
         if self.found[key].differ and key:
             self.inside.add(key)
 
@@ -153,18 +153,18 @@ class WeightComparison:
         )
 
 
-def together(
+def run_together(
     ours: Sequence[Pass], theirs: Sequence[tuple[Pass, dict[str, Call]]], compared: WeightComparison
 ) -> Iterator[str]:
     """Brings all passes to their ends through one part after the other, and yields its key. theirs: the passes of the
     candidate, each with the calls that it needs; what the reference has run is dropped once a replay has used it."""
 
-    def ready() -> list[tuple[Pass, dict[str, Call]]]:
+    def list_ready() -> list[tuple[Pass, dict[str, Call]]]:
         """The passes of the candidate in front of what the reference has run, or never runs."""
         over = all(each.at is None for each in ours)
         return [(each, known) for each, known in theirs if each.at is not None and (each.at in known or over)]
 
-    while waiting := [each for each, _ in ready()] or [each for each in ours if each.at is not None]:
+    while waiting := [each for each, _ in list_ready()] or [each for each in ours if each.at is not None]:
         part = waiting[0].part
         with compared.reference.load(part):
             for each in ours:
@@ -173,7 +173,7 @@ def together(
                     trim()
             with compared.candidate.load(part):
                 compared.add(part)
-                used = [(each, each.at, known) for each, known in ready() if each.part == part]
+                used = [(each, each.at, known) for each, known in list_ready() if each.part == part]
                 for each, _, _ in used:
                     each.step()
                     trim()
@@ -183,8 +183,8 @@ def together(
         yield part
 
 
-def _plain(side: InMemory, batch: Batch, *, gate: Gate) -> Tensor:
-    with around(side.units, lambda key, *_: gate(key), lambda *_: None):
+def _run_plain(side: InMemory, batch: Batch, *, gate: Gate) -> Tensor:
+    with hook_units(side.units, lambda key, *_: gate(key), lambda *_: None):
         return batch.run(side.model)
 
 
@@ -215,7 +215,7 @@ def _check_repeats(outs: Sequence[Tensor], model: nn.Module, label: str) -> None
         raise BadInput(f"{label}: two passes on the same input differ, got other values; {why}")
 
 
-def embeddings(model: nn.Module) -> nn.Embedding | None:
+def find_embeddings(model: nn.Module) -> nn.Embedding | None:
     try:
         found: Any = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore
     except NotImplementedError:
@@ -225,13 +225,13 @@ def embeddings(model: nn.Module) -> nn.Embedding | None:
 
 def _load_embedding(side: InMemory) -> AbstractContextManager[None]:
     """The part with the embeddings has its weights."""
-    wanted = embeddings(side.model)
+    wanted = find_embeddings(side.model)
     return side.load(next((unit.key for unit in side.units if wanted in [*unit.module.modules()]), ""))
 
 
 def _rows(reference: nn.Module, candidate: nn.Module, dtype: torch.dtype) -> Finding | None:
     """Every row of the vocabulary through the embeddings."""
-    ours, theirs = embeddings(reference), embeddings(candidate)
+    ours, theirs = find_embeddings(reference), find_embeddings(candidate)
     if ours is None or theirs is None:
         return None
     ids = torch.arange(min(ours.num_embeddings, theirs.num_embeddings))[None]

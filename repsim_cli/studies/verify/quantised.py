@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from repsim_cli.studies.verify.error import module_of, role_of
+from repsim_cli.studies.verify.error import find_module, name_role
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.rounding import Places
 
@@ -54,7 +54,7 @@ class Noise:
     over: Mapping[Scheme, float]
 
 
-def steps(weights: Tensor, group: int, centred: bool) -> Tensor:
+def compute_half_ranges(weights: Tensor, group: int, centred: bool) -> Tensor:
     """Half of the range of each group of weights into one output: (outputs, groups)."""
     grouped = weights.unflatten(1, (-1, group or weights.shape[1]))
     return grouped.abs().amax(2) if centred else (grouped.amax(2) - grouped.amin(2)) / 2
@@ -65,9 +65,9 @@ def inputs_last(weights: Tensor, module: object) -> Tensor:
     return weights.T if type(module).__name__ == "Conv1D" else weights
 
 
-def noise_of(finding: Finding) -> Noise | None:
+def measure_rounding_noise(finding: Finding) -> Noise | None:
     """None where the place is no linear map, or what enters it is not known."""
-    role, module = role_of(finding), module_of(finding)
+    role, module = name_role(finding), find_module(finding)
     weights = getattr(module, "weight", None)
     if role not in ("linear", "embed") or not isinstance(weights, Tensor) or weights.ndim != 2:
         return None
@@ -97,7 +97,7 @@ def noise_of(finding: Finding) -> Noise | None:
             continue
         by_group = squares.unflatten(1, (-1, group or w.shape[1])).sum(2)
         for centred in (True, False) if group != 1 else (True,):
-            of_weights = float((steps(w, group, centred).square() * by_group).sum())
+            of_weights = float((compute_half_ranges(w, group, centred).square() * by_group).sum())
             for inputs in (False, True) if of_inputs else (False,):
                 expected = (of_weights + inputs * of_inputs) / 12
                 if energy > 0 and expected > 0:
@@ -120,7 +120,7 @@ class QuantisationFit:
         )
 
 
-def fits(noises: Mapping[tuple[str, str], Noise]) -> list[QuantisationFit]:
+def find_quantisation_fits(noises: Mapping[tuple[str, str], Noise]) -> list[QuantisationFit]:
     """Finds the roundings that the errors of these maps may come from, the one by which they agree best first."""
     if len(noises) < FEWEST:
         return []
@@ -138,7 +138,7 @@ def fits(noises: Mapping[tuple[str, str], Noise]) -> list[QuantisationFit]:
     return [fit for _, fit in sorted(found, key=lambda each: each[0])]
 
 
-def some_rows(weights: Tensor) -> Tensor:
+def copy_some_rows(weights: Tensor) -> Tensor:
     """A copy of some rows of (outputs, inputs), so that the others need not stay in memory."""
     return weights[:: max(1, len(weights) // LOOKED_AT)].clone()
 
@@ -150,12 +150,19 @@ def find_rounding(found: Sequence[QuantisationFit], pairs: Sequence[tuple[Tensor
     """
     if not pairs:
         return _loosely(found[0]) if found else None
-    most = {fit: [_most(fit, x.double(), y.double()) for x, y in pairs] for fit in found}
+    most = {fit: [_measure_largest_error(fit, x.double(), y.double()) for x, y in pairs] for fit in found}
     within = [fit for fit in found if median(most[fit]) <= (FLOATING if fit.scheme.group == 1 else UNIFORM)]
     if within:
         return min(within, key=lambda fit: sum(most[fit]))
     groups = {fit: fit.scheme.group if fit.scheme.group > 1 else 0 for fit in found}
-    few = next((fit for fit in found if median(_distinct(y.double(), groups[fit]) for _, y in pairs) <= DISTINCT), None)
+    few = next(
+        (
+            fit
+            for fit in found
+            if median(_measure_distinct_share(y.double(), groups[fit]) for _, y in pairs) <= DISTINCT
+        ),
+        None,
+    )
     return few and _loosely(few)
 
 
@@ -163,15 +170,15 @@ def _loosely(fit: QuantisationFit) -> QuantisationFit:
     return replace(fit, worse={place: by for place, by in fit.worse.items() if by > LOOSELY})
 
 
-def _most(fit: QuantisationFit, x: Tensor, y: Tensor) -> float:
+def _measure_largest_error(fit: QuantisationFit, x: Tensor, y: Tensor) -> float:
     """By how much of a step all weights but FEW are off at most."""
     group, centred, _ = fit.scheme
-    step = steps(x, group, centred).repeat_interleave(group or x.shape[1], 1) / 2 ** (fit.bits - 1)
+    step = compute_half_ranges(x, group, centred).repeat_interleave(group or x.shape[1], 1) / 2 ** (fit.bits - 1)
     off = ((x - y).abs() / step.clamp_min(1e-300)).flatten()
     return float(off.kthvalue(max(1, int((1 - FEW) * len(off)))).values)
 
 
-def _distinct(weights: Tensor, group: int) -> float:
+def _measure_distinct_share(weights: Tensor, group: int) -> float:
     """How many values the weights of a group have, as a share of their number."""
     ordered = weights.unflatten(1, (-1, group or weights.shape[1])).sort(2).values
     return float((ordered.diff(dim=2) != 0).double().mean())

@@ -16,9 +16,9 @@ from repsim_cli.studies.verify.found import OUT, Finding
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.rounding import Judged, Places
-from repsim_cli.studies.verify.sketches import checksum, judge_sketches, sketch
+from repsim_cli.studies.verify.sketches import compute_checksum, judge_sketches, sketch_rows
 from repsim_cli.studies.verify.trace import IN, map_tensors, observe
-from repsim_cli.studies.verify.units import ModelUnit, around
+from repsim_cli.studies.verify.units import ModelUnit, hook_units
 
 FEW = 0.1  # of the rows
 ROUGH = 4  # roundings of a row
@@ -82,7 +82,7 @@ class Replayed:
     reference_out: Tensor | None = None
 
 
-def at_once(key: str) -> None:
+def pass_at_once(key: str) -> None:
     """The gate of a pass that waits for nothing."""
 
 
@@ -93,7 +93,7 @@ def record_pass(
     precisions: Precisions,
     *,
     calls: dict[str, Call] | None = None,
-    gate: Gate = at_once,
+    gate: Gate = pass_at_once,
 ) -> dict[str, Call]:
     """A pass of the reference. calls: what is filled with them, as they run; None: a new mapping."""
     calls, (coarse, dtype) = {} if calls is None else calls, precisions
@@ -112,16 +112,18 @@ def record_pass(
         map_tensors(_copy(out), "", lambda name, x: call.out.setdefault(name, x.clone()))
         if not isinstance(unit.module, nn.Embedding):
             call.floor = (
-                rough(call.out, places, coarse) if dtype is None else _norms(repeat(call, dtype), call.out, places)
+                bound_rounding(call.out, places, coarse)
+                if dtype is None
+                else _norms(repeat(call, dtype), call.out, places)
             )
 
-    with around(units, enter, leave) as hooks, torch.no_grad():
+    with hook_units(units, enter, leave) as hooks, torch.no_grad():
         out = batch.run(model)
     calls[OUT] = Call(units[-1], (), {}, None, {"": out})
     return calls
 
 
-def points_of(call: Call, places: Places, precisions: Precisions, *, free: bool = False) -> Points:
+def record_points(call: Call, places: Places, precisions: Precisions, *, free: bool = False) -> Points:
     """Runs the unit of the reference again, and keeps what each module inside takes and gives. free: the rounding of a
     place is that of all that leads to it in the unit, not of its own step."""
     refs: dict[str, Tensor] = {}
@@ -142,30 +144,30 @@ def points_of(call: Call, places: Places, precisions: Precisions, *, free: bool 
     map_tensors(_copy(out), "", keep)
     coarse, twin = precisions
     if twin is None:
-        return Points(refs, rough(refs, places, coarse), again)
+        return Points(refs, bound_rounding(refs, places, coarse), again)
     return Points(refs, _norms(repeat(call, twin, {} if free else refs), refs, places), again)
 
 
 def sketch_left(points: Points, places: Places) -> Points:
     """Makes what is left of them in a file where they do not fit."""
-    refs = {name: sketch(x, places) for name, x in points.refs.items() if x.is_floating_point()}
-    return replace(points, refs=refs, checksums={name: checksum(x) for name, x in points.refs.items()})
+    refs = {name: sketch_rows(x, places) for name, x in points.refs.items() if x.is_floating_point()}
+    return replace(points, refs=refs, checksums={name: compute_checksum(x) for name, x in points.refs.items()})
 
 
 def _norms(floors: Mapping[str, Tensor], refs: Mapping[str, Tensor], places: Places) -> dict[str, Tensor]:
     return {
-        name: rounding.norms(x, refs[name], places)
+        name: rounding.measure_rounding_norms(x, refs[name], places)
         for name, x in floors.items()
         if name in refs and refs[name].is_floating_point() and x.shape == refs[name].shape
     }
 
 
-def rough(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
+def bound_rounding(refs: Mapping[str, Tensor], places: Places, dtype: torch.dtype) -> dict[str, Tensor]:
     """Bounds what rounding gives in most places, where it is not measured."""
     return {
         name: ROUGH
         * precision.UNIT[dtype]
-        * rounding.finite(rounding.raise_precision(places.tokens(x)[0])).float().norm(dim=-1)
+        * rounding.zero_masked_values(rounding.raise_precision(places.tokens(x)[0])).float().norm(dim=-1)
         for name, x in refs.items()
         if x.is_floating_point()
     }
@@ -179,7 +181,7 @@ def _copy(out: Any) -> Any:
 def repeat(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Runs the unit in another precision on the same inputs; with `forced`, every place inside on the reference's
     values."""
-    twin = precision.twin_of(call.unit.module, dtype, call.hooks)
+    twin = precision.copy_in_precision(call.unit.module, dtype, call.hooks)
     args, kwargs = precision.cast_inputs(call.args, dtype), precision.cast_inputs(call.kwargs, dtype)
     entry = find_entering(args, kwargs)
     got: dict[str, Tensor] = {}
@@ -201,7 +203,7 @@ def repeat(call: Call, dtype: torch.dtype, forced: Mapping[str, Tensor] | None =
 
 def _copy_reference(reference: Tensor | None, x: Tensor) -> Tensor:
     """A copy of the reference's tensor in place of this one; a copy, since a model may work in place."""
-    fitting = None if reference is None else rounding.like(reference, x)
+    fitting = None if reference is None else rounding.reshape_like(reference, x)
     return x if fitting is None else fitting.to(x.dtype).clone()
 
 
@@ -213,7 +215,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
     precisions: Precisions,
     *,
     inside: Container[str] = (),
-    gate: Gate = at_once,
+    gate: Gate = pass_at_once,
 ) -> Replayed:
     """A pass of the candidate on the reference's inputs. calls: those that the reference has run, all of them behind
     the last gate. inside: units that are looked into even where their end is right."""
@@ -221,7 +223,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
     places = Places(batch.mask)
     at: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    def off(place: str, found: Judged) -> bool:
+    def is_off(place: str, found: Judged) -> bool:
         made.equal &= found.equal
         if not found.faulty:
             made.worst = max(made.worst[0], found.whole), max(made.worst[1], found.row)
@@ -236,14 +238,14 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
         if not x.is_floating_point():
             made.equal &= x.shape == r.shape and torch.equal(x, r)
             return None
-        fitting = rounding.like(r, x)
+        fitting = rounding.reshape_like(r, x)
         if fitting is None:
             made.equal = False
             return Finding(key, unit, place, rounding.judge_lost(), batch, x, r)
         if f is not None and len(r) == 1 < len(x) and x.shape[:2] == batch.mask.shape:  # the same for all rows
             f = f.expand(len(x), *f.shape)[batch.mask.to(f.device)]
         found = rounding.judge(x, fitting, f, dtype, places)
-        if not off(place, found):
+        if not is_off(place, found):
             return None
         return Finding(key, unit, place, found, batch, x.detach().clone(), fitting, entered)
 
@@ -282,11 +284,11 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
         if (wrong or key in inside) and known and next(unit.module.children(), None) is not None:
             busy = True
             try:
-                looked = _inside(call, key, unit, given)
+                looked = _look_inside(call, key, unit, given)
             finally:
                 busy = False
             forced = call.points is None or call.points.checksums is None
-            if wrong and not looked and forced and not any(_beyond(found.judged, dtype) for found in wrong):
+            if wrong and not looked and forced and not any(_is_beyond_rounding(found.judged, dtype) for found in wrong):
                 # each step is right: a rounding that grew, as where it changes a choice of experts
                 made.faulty.remove(key)
                 made.right.append(key)
@@ -298,8 +300,10 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
         made.findings += map(describe, wrong)
         return out
 
-    def _inside(call: Call, key: str, unit: ModelUnit, given: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Finding]:
-        points = call.points or points_of(call, places, precisions)
+    def _look_inside(
+        call: Call, key: str, unit: ModelUnit, given: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> list[Finding]:
+        points = call.points or record_points(call, places, precisions)
         wrong: list[Finding] = []
         sums = points.checksums
 
@@ -322,13 +326,13 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
             """Compares sketches: nothing can be put in the place of x, so that all that follows a wrong one is
             wrong."""
             at = points.again.get(name, name)
-            if wrong or sums is None or at not in sums or checksum(x) == sums[at]:
+            if wrong or sums is None or at not in sums or compute_checksum(x) == sums[at]:
                 return x
             made.equal = False
             if x.is_floating_point() and at in points.refs:
-                c = sketch(x, places)
-                r = rounding.of_heads(points.refs[at], c.shape[1])
-                if off(name, found := judge_sketches(c, r, points.floors.get(at), dtype)):
+                c = sketch_rows(x, places)
+                r = rounding.adapt_heads(points.refs[at], c.shape[1])
+                if is_off(name, found := judge_sketches(c, r, points.floors.get(at), dtype)):
                     c, r = (each[..., :-1].flatten(1) for each in (c, r))
                     wrong.append(Finding(key, unit, name, found, batch, c, r, sketched=True))
             return x
@@ -340,7 +344,7 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
             map_tensors(_copy(out), "", look)
         return wrong
 
-    with around(units, enter, leave, lambda: busy), torch.no_grad():
+    with hook_units(units, enter, leave, lambda: busy), torch.no_grad():
         out = batch.run(model)
         gate(OUT)
     made.order, made.reference_out = list(calls), calls[OUT].out[""]
@@ -356,10 +360,10 @@ def replay_pass(  # noqa: C901, PLR0915 - one pass over the parts
     return made
 
 
-def _beyond(found: Judged, dtype: torch.dtype) -> bool:
+def _is_beyond_rounding(found: Judged, dtype: torch.dtype) -> bool:
     """Whether it is more than a rounding may grow to in a unit: a choice that it changes is that of few tokens."""
     few = found.wrong.numel() > 0 and found.wrong.double().mean() < 0.5
-    return found.whole > GROWN * precision.limits_of(dtype).whole and not few
+    return found.whole > GROWN * precision.choose_rounding_limits(dtype).whole and not few
 
 
 def _cut(x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:

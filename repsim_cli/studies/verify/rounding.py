@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from repsim_cli.models.precision import UNIT, limits_of
+from repsim_cli.models.precision import UNIT, choose_rounding_limits
 
 LOST = 1e30  # times its rounding: of values that are not finite, or not there
 MASKED = -1e30  # scores below it are those of places that are not attended to
@@ -46,7 +46,7 @@ def _parts(x: Tensor) -> Tensor:
     return x if x.ndim == 3 else x.flatten(2) if x.ndim > 3 else x[:, None]
 
 
-def like(r: Tensor, x: Tensor) -> Tensor | None:
+def reshape_like(r: Tensor, x: Tensor) -> Tensor | None:
     """The reference's tensor in the shape of the candidate's, which may repeat heads for groups of queries, lack rows
     of the vocabulary, keep tokens in one list, or have for each row what is the same for all; None where they do not
     fit."""
@@ -86,16 +86,16 @@ def raise_precision(x: Tensor) -> Tensor:
     return wide if x.dtype != torch.float16 else torch.where(x < HALF, -torch.inf, wide)
 
 
-def finite(x: Tensor) -> Tensor:
+def zero_masked_values(x: Tensor) -> Tensor:
     """The values, with those of places that are not attended to as 0."""
     return torch.where(x < MASKED, torch.zeros_like(x), x)
 
 
-def norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
+def measure_rounding_norms(floor: Tensor, reference: Tensor, places: Places) -> Float[Tensor, "n parts"]:
     """How far the reference in another precision is from it: its rounding, by row."""
     x, r = (raise_precision(places.tokens(side)[0]).double() for side in (floor, reference))
     x = torch.where(r < MASKED, r, x)  # the other precision may mask with another number
-    return torch.nan_to_num((finite(x) - finite(r)).norm(dim=-1), 0.0, 0.0).float()
+    return torch.nan_to_num((zero_masked_values(x) - zero_masked_values(r)).norm(dim=-1), 0.0, 0.0).float()
 
 
 def judge(
@@ -105,11 +105,11 @@ def judge(
     if candidate.dtype == reference.dtype and torch.equal(candidate, reference):
         return Judged(0.0, 0.0, 0.0, False, torch.zeros(0, dtype=torch.bool), True)
     (c, of_tokens), (r, _) = places.tokens(candidate), places.tokens(reference)
-    c, r = (finite(raise_precision(x)) for x in (c, r))
-    return beyond((c - r).norm(dim=-1), r.norm(dim=-1), floor, dtype, of_tokens=of_tokens)
+    c, r = (zero_masked_values(raise_precision(x)) for x in (c, r))
+    return judge_rows((c - r).norm(dim=-1), r.norm(dim=-1), floor, dtype, of_tokens=of_tokens)
 
 
-def beyond(
+def judge_rows(
     off: Float[Tensor, "n parts"],
     size: Float[Tensor, "n parts"],
     floor: Float[Tensor, "n parts"] | None,
@@ -118,8 +118,8 @@ def beyond(
     of_tokens: bool,
 ) -> Judged:
     """Judges rows by the norms of their errors and their own."""
-    unit, limits = UNIT[dtype], limits_of(dtype)
-    rounding = unit * size if floor is None else of_heads(floor, size.shape[1]).to(size.dtype)
+    unit, limits = UNIT[dtype], choose_rounding_limits(dtype)
+    rounding = unit * size if floor is None else adapt_heads(floor, size.shape[1]).to(size.dtype)
     ok = torch.isfinite(size) & torch.isfinite(off)
     whole_floor = max(_norm(rounding[ok]), unit / 2 * _norm(size[ok]), 1e-30)
     rms = rounding[ok].square().mean().sqrt() if ok.any() else rounding.new_zeros(())
@@ -144,7 +144,7 @@ def judge_lost() -> Judged:
     return Judged(LOST, LOST, 1.0, True, torch.zeros(0, dtype=torch.bool), False)
 
 
-def of_heads(x: Tensor, heads: int) -> Tensor:
+def adapt_heads(x: Tensor, heads: int) -> Tensor:
     """Gives what is of heads, (n, heads, ...), for as many as the candidate has, which may be those of keys or
     repeated."""
     have = x.shape[1]

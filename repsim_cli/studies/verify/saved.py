@@ -12,17 +12,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from repsim_cli.base.documents import misfit
-from repsim_cli.base.environment import versions
+from repsim_cli.base.documents import find_misfit
+from repsim_cli.base.environment import read_versions
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.files import refuse
 from repsim_cli.models import precision
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.found import OUT
 from repsim_cli.studies.verify.inputs import PROBES, Batch
-from repsim_cli.studies.verify.replay import Call, Points, Precisions, points_of, record_pass, sketch_left
+from repsim_cli.studies.verify.replay import Call, Points, Precisions, record_pass, record_points, sketch_left
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.units import ModelUnit, units_of
+from repsim_cli.studies.verify.units import ModelUnit, split_into_units
 
 KEY, SCHEMA = "repsim_verify", 3
 INSIDE = 2**30  # bytes of the points inside parts, from which on sketches of them are kept
@@ -39,7 +39,7 @@ FACTS = {  # what the file says of itself
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in precision.UNIT}
 
 
-def sketch(x: Tensor) -> list[float]:
+def sketch_weights(x: Tensor) -> list[float]:
     """Three sums of a tensor: of its values, their squares, and their products with fixed numbers."""
     flat = x.detach().double().flatten().cpu()
     fixed = torch.cos(torch.arange(len(flat), dtype=torch.float64))
@@ -49,7 +49,7 @@ def sketch(x: Tensor) -> list[float]:
 def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tokenizer: Any = None) -> None:
     """Runs the reference and writes the file: what each part takes and gives on each input, and on the first what each
     module inside does; part by part, until that is more than a gigabyte, and from there on sketches of it."""
-    units, dtype = units_of(model), precision.dtype_of(model)
+    units, dtype = split_into_units(model), precision.find_main_dtype(model)
     precisions, room = Precisions(dtype, precision.twin_dtype(dtype, dtype)), INSIDE
     tensors: dict[str, Tensor] = {}
     about: list[dict[str, Any]] = []
@@ -62,7 +62,7 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
                 continue
             places, fits = Places(batch.mask), room > 0
             with torch.no_grad():
-                points = points_of(call, places, precisions, free=not fits)
+                points = record_points(call, places, precisions, free=not fits)
             points = points if fits else sketch_left(points, places)
             room -= sum(x.nbytes for x in points.refs.values())
             again[key] = points.again
@@ -81,11 +81,13 @@ def save(file: Path, model: nn.Module, batches: Sequence[Batch], label: str, tok
     facts = {
         "schema": SCHEMA,
         "label": label,
-        "versions": versions(),
+        "versions": read_versions(),
         "dtype": str(dtype).removeprefix("torch."),
         "blocks": sum(unit.block is not None for unit in units),
         "batches": about,
-        "weights": {name: sketch(x) for name, x in weights.name_weights(model).items() if x.is_floating_point()},
+        "weights": {
+            name: sketch_weights(x) for name, x in weights.name_weights(model).items() if x.is_floating_point()
+        },
         "ids": {} if tokenizer is None else {t: tokenizer(t, verbose=False)["input_ids"] for t in PROBES.values()},
     }
     partial = file.with_name(f".{file.name}.partial")
@@ -124,7 +126,7 @@ class Saved:
         shared = [name for name in theirs if name in self.sketches]
         differ = []
         for name in shared:
-            a, b = self.sketches[name], sketch(theirs[name])
+            a, b = self.sketches[name], sketch_weights(theirs[name])
             size = max(a[1], b[1]) ** 0.5
             off = max(abs(a[i] - b[i]) for i in (0, 2)) / max(size * theirs[name].numel() ** 0.5, 1e-30)
             if off > SAME or abs(a[1] - b[1]) > SAME * max(a[1], b[1]):
@@ -150,7 +152,7 @@ def load(file: Path) -> Saved:
             if isinstance(facts, dict) and facts.get("schema") != SCHEMA:
                 got = str(facts.get("schema"))[:20]
                 raise BadInput(f"{file}: not of this version, got schema {got}; save it again with --save")
-            if (problem := misfit(facts, FACTS)) is not None:
+            if (problem := find_misfit(facts, FACTS)) is not None:
                 raise ValueError(problem)
             held: dict[str, dict[str, Tensor]] = {}
             for name in opened.keys():  # noqa: SIM118

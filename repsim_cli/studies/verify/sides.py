@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from repsim_cli.models import precision
-from repsim_cli.models.parts import Kept, inside
-from repsim_cli.studies.verify.units import ModelUnit, unit_of, units_of
+from repsim_cli.models.parts import Kept, is_inside
+from repsim_cli.studies.verify.units import ModelUnit, find_unit_key, split_into_units
 from repsim_cli.studies.verify.weights import name_weights
 
 HELD = ("_parameters", "_buffers", "_non_persistent_buffers_set")
@@ -24,11 +24,11 @@ class InMemory:
 
     @cached_property
     def units(self) -> list[ModelUnit]:
-        return units_of(self.model)
+        return split_into_units(self.model)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        return precision.dtype_of(self.model)
+        return precision.find_main_dtype(self.model)
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
@@ -45,7 +45,7 @@ class InMemory:
 
     def of(self, key: str) -> dict[str, Tensor]:
         """The weights of the loaded units of this key; of an empty one, those outside of all units."""
-        return {name: x for name, x in self.weights.items() if unit_of(name, self.units) == key}
+        return {name: x for name, x in self.weights.items() if find_unit_key(name, self.units) == key}
 
 
 class OnDisk(InMemory):
@@ -60,8 +60,8 @@ class OnDisk(InMemory):
         with torch.device("meta"):
             shell: nn.Module = kind(empty.config)
         paths = {id(module): name for name, module in shell.named_modules()}
-        self.paths = {unit.key: paths[id(unit.module)] for unit in units_of(shell)}
-        super().__init__(part(lambda name: not any(inside(name, path) for path in self.paths.values())))
+        self.paths = {unit.key: paths[id(unit.module)] for unit in split_into_units(shell)}
+        super().__init__(part(lambda name: not any(is_inside(name, path) for path in self.paths.values())))
         for path in self.paths.values():
             _exchange(self.model.get_submodule(path), shell.get_submodule(path))
 
@@ -77,7 +77,7 @@ class OnDisk(InMemory):
         if (path := self.paths.get(key)) is None:
             yield
             return
-        own, part = self.model.get_submodule(path), self.part(lambda name: inside(name, path))
+        own, part = self.model.get_submodule(path), self.part(lambda name: is_inside(name, path))
         given = part.get_submodule(path)
         del part
         _exchange(own, given)
@@ -87,7 +87,7 @@ class OnDisk(InMemory):
             _exchange(own, given)
 
     def of(self, key: str) -> dict[str, Tensor]:
-        return {name: x for name, x in name_weights(self.model).items() if unit_of(name, self.units) == key}
+        return {name: x for name, x in name_weights(self.model).items() if find_unit_key(name, self.units) == key}
 
 
 def _exchange(a: nn.Module, b: nn.Module) -> None:
@@ -103,7 +103,7 @@ class _Weights(Mapping[str, Tensor]):
 
     def __init__(self, side: OnDisk):
         self.side = side
-        self.units = {name: unit_of(name, side.units) for name in name_weights(side.model)}
+        self.units = {name: find_unit_key(name, side.units) for name in name_weights(side.model)}
         self.key, self.held = "", side.of("")
 
     def __getitem__(self, name: str) -> Tensor:

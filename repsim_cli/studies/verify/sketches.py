@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from repsim_cli.studies.verify.rounding import Judged, Places, beyond, finite, judge_lost, raise_precision
+from repsim_cli.studies.verify.rounding import (
+    Judged,
+    Places,
+    judge_lost,
+    judge_rows,
+    raise_precision,
+    zero_masked_values,
+)
 
 COLUMNS = 32  # projections of a row: the norm of its error is known to 12 %
 
@@ -23,14 +30,14 @@ def _signs(width: int) -> Float[Tensor, "d k"]:
     return torch.from_numpy(signs / COLUMNS**0.5)
 
 
-def sketch(x: Tensor, places: Places) -> Float[Tensor, "n parts k+1"]:
+def sketch_rows(x: Tensor, places: Places) -> Float[Tensor, "n parts k+1"]:
     """Sketches the rows that are no padding: their projections and, last, their norms, in float32, which adds less
     than half of a rounding."""
-    rows = finite(raise_precision(places.tokens(x)[0])).double()
+    rows = zero_masked_values(raise_precision(places.tokens(x)[0])).double()
     return torch.cat([rows @ _signs(rows.shape[-1]), rows.norm(dim=-1, keepdim=True)], -1).float()
 
 
-def checksum(x: Tensor) -> str:
+def compute_checksum(x: Tensor) -> str:
     about = hashlib.sha256(f"{x.dtype} {tuple(x.shape)}".encode())
     about.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return about.hexdigest()
@@ -46,4 +53,4 @@ def judge_sketches(
     if r.shape != c.shape:
         return judge_lost()
     off = (c.double() - r.double())[..., :-1].norm(dim=-1)
-    return beyond(off, r[..., -1].double(), floor, dtype, of_tokens=True)
+    return judge_rows(off, r[..., -1].double(), floor, dtype, of_tokens=True)

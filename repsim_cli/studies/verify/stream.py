@@ -19,11 +19,11 @@ from repsim_cli.studies.verify.dump import Dump
 from repsim_cli.studies.verify.inputs import Batch
 from repsim_cli.studies.verify.kinds import describe
 from repsim_cli.studies.verify.passes import run_or_refuse
-from repsim_cli.studies.verify.replay import Call, Finding, repeat, rough
+from repsim_cli.studies.verify.replay import Call, Finding, bound_rounding, repeat
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.study import OTHER, between_outputs, merge
+from repsim_cli.studies.verify.study import OTHER, compare_outputs, merge
 from repsim_cli.studies.verify.trace import map_tensors
-from repsim_cli.studies.verify.units import ModelUnit, around, table_of, units_of
+from repsim_cli.studies.verify.units import ModelUnit, find_hook_point_table, hook_units, split_into_units
 
 AT_ONCE = 4096  # tokens of a pass
 CLOSE = 0.1  # of the norm, within which a dump is of one of two streams
@@ -102,13 +102,15 @@ def replay_on(
 
     first: the dump is the reference. quick: rounding is not measured. Raises BadInput where the two cannot be compared.
     """
-    own = precision.dtype_of(model)
+    own = precision.find_main_dtype(model)
     twin = None if quick else precision.twin_dtype(own, dump.dtype)
-    pair = DumpPair(dump, model, labels, first, precision.coarser(own, dump.dtype), twin)
-    return fewest((_answer(replace(pair, dump=each), progress), sentence) for each, sentence in dump.readings())
+    pair = DumpPair(dump, model, labels, first, precision.choose_coarser_dtype(own, dump.dtype), twin)
+    return choose_best_answer(
+        (_answer(replace(pair, dump=each), progress), sentence) for each, sentence in dump.readings()
+    )
 
 
-def fewest(answers: Iterator[tuple[Answer, str]]) -> Answer:
+def choose_best_answer(answers: Iterator[tuple[Answer, str]]) -> Answer:
     """The first answer without a difference, else the one with the fewest, and the sentence beside it as a note."""
     best, said = None, ""
     for answer, sentence in answers:
@@ -126,24 +128,26 @@ def _fit(answer: Answer) -> tuple[int, int]:
 
 def _answer(pair: DumpPair, progress: Progress) -> Answer:
     dump, model = pair.dump, pair.model
-    units = units_of(model)
+    units = split_into_units(model)
     blocks = [unit for unit in units if unit.block is not None]
     if not blocks or any(not unit.key.startswith("block ") for unit in blocks):
         raise BadInput(f"{dump.label}: it holds one stream, got a model of several or none; give the model that ran")
-    batches = list(_batches(dump, inputs.shape_of(model)))
-    table = table_of(model)
-    given = dump.of_model(len(table.shared) if table is not None and table.shared else len(blocks))
+    batches = list(_batches(dump, inputs.read_input_shape(model)))
+    table = find_hook_point_table(model)
+    given = dump.index_streams(len(table.shared) if table is not None and table.shared else len(blocks))
     seen = StreamFindings()
     for batch, rows in progress(batches, label="verify", unit="batches"):
         held = {depth: x[rows].unflatten(0, batch.mask.shape) for depth, x in given.items()}
         with run_or_refuse(pair.labels[pair.first], batch), torch.no_grad():
             _StreamPass(pair, units, batch, held, seen)
-    differences = merge(seen.findings, seen.order, table_of(model))
+    differences = merge(seen.findings, seen.order, find_hook_point_table(model))
     differences = [_count(each, seen) for each in differences]
     wrong, part = {each.unit for each in differences}, None
     if {*seen.order} - {"embed", *wrong} == set() and wrong - {"embed"}:
         batch, rows = batches[0]
-        part = _one_stream(model, blocks, batch, {d: x[rows].unflatten(0, batch.mask.shape) for d, x in given.items()})
+        part = _name_split_stream(
+            model, blocks, batch, {d: x[rows].unflatten(0, batch.mask.shape) for d, x in given.items()}
+        )
         at = next(each for each in differences if each.unit != "embed")
         if part is not None:
             differences = [replace(at, kind="stream", about=ONE.format(part))]
@@ -158,13 +162,13 @@ def _answer(pair: DumpPair, progress: Progress) -> Answer:
         right=[key for key in seen.order if key in seen.right - wrong],
         worst=seen.worst,
         effect={} if part else _effect(pair, seen),
-        inputs=[sequences_of(dump)],
+        inputs=[name_dump_sequences(dump)],
         given="" if part else GIVEN,
         notes=[*dump.notes, *([NORMED] if seen.normed else [])],
     )
 
 
-def sequences_of(dump: Dump) -> str:
+def name_dump_sequences(dump: Dump) -> str:
     count = len(dump.lengths)
     return f"the {count} sequences of the dump" if count > 1 else "the sequence of the dump"
 
@@ -184,7 +188,7 @@ def _batches(dump: Dump, shape: inputs.InputShape | None) -> Iterator[tuple[Batc
         numbers, step = list(same), max(1, AT_ONCE // length)
         for some in (numbers[i : i + step] for i in range(0, len(numbers), step)):
             rows = torch.cat([torch.arange(length) + starts[number] for number in some])
-            yield inputs.of_ids(sequences_of(dump), [sequences[number] for number in some], 0), rows
+            yield inputs.make_padded_batch(name_dump_sequences(dump), [sequences[number] for number in some], 0), rows
 
 
 class _StreamPass:
@@ -213,7 +217,7 @@ class _StreamPass:
         self.call: Call | None = None
         self.after_norm: Tensor | None = None
         parts = [unit for unit in units if unit.block is not None or unit is self.final]
-        with around(parts, self.enter, self.leave) as self.hooks:
+        with hook_units(parts, self.enter, self.leave) as self.hooks:
             out = batch.run(pair.model)
         if seen.on_dump is None and self.last == self.depth:
             seen.on_dump = batch, out
@@ -239,16 +243,16 @@ class _StreamPass:
     def leave(self, key: str, unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         if unit.block is None or self.call is None:
             return self.after_norm
-        x, self.depth = _first(out), self.depth + 1
+        x, self.depth = _take_first_tensor(out), self.depth + 1
         if self.pair.twin is None:
-            self.finer, floor = x, rough({"": x}, self.places, self.pair.coarse)[""]
+            self.finer, floor = x, bound_rounding({"": x}, self.places, self.pair.coarse)[""]
         else:
             self.finer = repeat(self.call, self.pair.twin)[""]
-            floor = rounding.norms(self.finer, x, self.places)
+            floor = rounding.measure_rounding_norms(self.finer, x, self.places)
         if self.depth not in self.given:
             return None
         held = _check_fit(self.given[self.depth], x)
-        part = replace(unit, key=_between(self.start, self.depth, 0 in self.given))
+        part = replace(unit, key=_name_blocks_between(self.start, self.depth, 0 in self.given))
         if self.depth == self.last and (normed := self.compare_normed(x, held)) is not None:
             self.seen.normed, self.after_norm = True, held.to(x.dtype)
             self.judge(replace(part, key=f"{part.key} and the final norm"), *normed, held)
@@ -264,9 +268,9 @@ class _StreamPass:
         if float((held - y).norm() / y.norm()) > 0.5 * float((held - x).norm() / x.norm()):
             return None
         if self.pair.twin is None:
-            return y, rough({"": y}, self.places, self.pair.coarse)[""]
+            return y, bound_rounding({"": y}, self.places, self.pair.coarse)[""]
         finer = repeat(Call(self.final, (self.finer,), {}, None, hooks=self.hooks.ids), self.pair.twin)[""]
-        return y, rounding.norms(finer, y, self.places)
+        return y, rounding.measure_rounding_norms(finer, y, self.places)
 
     def judge(
         self, unit: ModelUnit, x: Tensor, floor: Tensor | None, held: Tensor, entered: Tensor | None = None
@@ -278,13 +282,13 @@ class _StreamPass:
         self.seen.take(Finding(unit.key, unit, "", found, self.batch, candidate, reference, entered))
 
 
-def _first(out: Any) -> Tensor:
+def _take_first_tensor(out: Any) -> Tensor:
     got: list[Tensor] = []
     map_tensors(dict(out) if isinstance(out, Mapping) else out, "", lambda _, x: got.append(x) or x)
     return got[0]
 
 
-def _between(start: int, depth: int, embedded: bool) -> str:
+def _name_blocks_between(start: int, depth: int, embedded: bool) -> str:
     """The blocks between two layers of a dump; where it holds none before, from the embeddings on."""
     if not start and not embedded:
         return f"embed to block {depth - 1}"
@@ -317,12 +321,14 @@ def _effect(pair: DumpPair, seen: StreamFindings) -> dict[str, float]:
     if seen.on_dump is None or seen.equal:
         return {}
     batch, out = seen.on_dump
-    return between_outputs(pair.model, batch, *pair.sides(out, batch.run(pair.model)))
+    return compare_outputs(pair.model, batch, *pair.sides(out, batch.run(pair.model)))
 
 
-def _one_stream(model: nn.Module, blocks: Sequence[ModelUnit], batch: Batch, given: Mapping[int, Tensor]) -> str | None:
+def _name_split_stream(
+    model: nn.Module, blocks: Sequence[ModelUnit], batch: Batch, given: Mapping[int, Tensor]
+) -> str | None:
     """What the dump holds in place of the stream, where that is one of the two that engines keep apart."""
-    table = table_of(model)
+    table = find_hook_point_table(model)
     point = None if table is None else table.block.get("resid_mid")
     if point is None:
         return None
@@ -330,10 +336,12 @@ def _one_stream(model: nn.Module, blocks: Sequence[ModelUnit], batch: Batch, giv
     for unit in blocks:
         module = unit.module.get_submodule(point.module)
         if point.side == "input":
-            hooks.before(module, lambda args, kwargs: middles.append(_first((*args, *kwargs.values())).clone()))
+            hooks.call_before(
+                module, lambda args, kwargs: middles.append(_take_first_tensor((*args, *kwargs.values())).clone())
+            )
         else:
-            hooks.after(module, lambda args, kwargs, out: middles.append(_first(out).clone()))
-        hooks.after(unit.module, lambda args, kwargs, out: ends.append(_first(out).clone()))
+            hooks.call_after(module, lambda args, kwargs, out: middles.append(_take_first_tensor(out).clone()))
+        hooks.call_after(unit.module, lambda args, kwargs, out: ends.append(_take_first_tensor(out).clone()))
     try:
         batch.run(model)
     finally:

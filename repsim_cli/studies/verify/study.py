@@ -13,17 +13,17 @@ from repsim_cli.models.points import Architecture
 from repsim_cli.runs.results import Progress, quiet
 from repsim_cli.studies.verify import weights
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT, IDENTICAL, ROUNDING, UNNAMED, Answer, Difference
-from repsim_cli.studies.verify.error import module_of
+from repsim_cli.studies.verify.error import find_module
 from repsim_cli.studies.verify.found import Finding
 from repsim_cli.studies.verify.inputs import VOCABULARY, Batch
 from repsim_cli.studies.verify.kinds import OF_WEIGHTS
-from repsim_cli.studies.verify.passes import Passes, VerifyRun, by_part, embeddings, whole
-from repsim_cli.studies.verify.quantised import find_rounding, fits, inputs_last, some_rows
+from repsim_cli.studies.verify.passes import Passes, VerifyRun, find_embeddings, run_by_part, run_whole
+from repsim_cli.studies.verify.quantised import copy_some_rows, find_quantisation_fits, find_rounding, inputs_last
 from repsim_cli.studies.verify.replay import Precisions
 from repsim_cli.studies.verify.saved import Saved
 from repsim_cli.studies.verify.sides import InMemory, OnDisk
 from repsim_cli.studies.verify.trace import IN
-from repsim_cli.studies.verify.units import ModelUnit, kinds_of, table_of, unit_of
+from repsim_cli.studies.verify.units import ModelUnit, find_hook_point_table, find_unit_key, index_point_kinds
 
 VISIBLE = 1e-4  # of a row of weights: what is off by less may change nothing beyond rounding
 BY_WEIGHTS = (*OF_WEIGHTS, "rows", "weight")  # kinds that are none where the weights are the same
@@ -52,10 +52,10 @@ def verify_models(
     units = candidate.units if from_file else reference.units
     _check_parts(reference.blocks if from_file else _blocks(units), _blocks(candidate.units))
     dtypes = reference.dtype, candidate.dtype
-    precisions = Precisions(precision.coarser(*dtypes), None if quick else precision.twin_dtype(*dtypes))
+    precisions = Precisions(precision.choose_coarser_dtype(*dtypes), None if quick else precision.twin_dtype(*dtypes))
     run = VerifyRun(batches, precisions, labels, progress)
     apart = isinstance(reference, OnDisk) or isinstance(candidate, OnDisk)
-    seen = by_part(reference, candidate, run) if apart and not from_file else whole(reference, candidate, run)
+    seen = run_by_part(reference, candidate, run) if apart and not from_file else run_whole(reference, candidate, run)
     results, tensors = seen.results, seen.tensors
     findings = [found for result in results for found in result.findings]
     if from_file:  # what is inside a part is known on the first input alone
@@ -65,20 +65,24 @@ def verify_models(
         findings.insert(0, seen.rows)
     order = list(dict.fromkeys(key for result in results for key in result.order))
     both = ({} if from_file else reference.weights, candidate.weights)
-    differences = merge(findings, order, table_of((candidate if from_file else reference).model), tensors, both)
-    if _other_checkpoint(differences, units, tensors):
+    differences = merge(
+        findings, order, find_hook_point_table((candidate if from_file else reference).model), tensors, both
+    )
+    if _is_other_checkpoint(differences, units, tensors):
         about = "other weights everywhere: another checkpoint"
         differences[0] = replace(differences[0], kind="checkpoint", about=about)
     fit = ""
     if not from_file:
-        fit, differences = as_quantised(differences, findings, both)
+        fit, differences = explain_as_quantised(differences, findings, both)
         if not differences and not fit:
-            differences = unseen(units, tensors, {found.key for result in results for found in result.inside})
+            differences = find_unseen_differences(
+                units, tensors, {found.key for result in results for found in result.inside}
+            )
     wrong = {each.unit for each in differences}
     inner = sorted({f"{found.key}, {found.place}" for result in results for found in result.inside})
     equal = all(result.equal for result in results) and seen.rows is None
     verdict = DIFFERENT if differences else AS_QUANTISED if fit else IDENTICAL if equal else ROUNDING
-    tried = not from_file and all(embeddings(side.model) is not None for side in (reference, candidate))
+    tried = not from_file and all(find_embeddings(side.model) is not None for side in (reference, candidate))
     vocabulary = [VOCABULARY] if tried else []
     return Answer(
         verdict=verdict,
@@ -107,7 +111,9 @@ def verify_models(
     )
 
 
-def _other_checkpoint(differences: Sequence[Difference], units: Sequence[ModelUnit], tensors: weights.Tensors) -> bool:
+def _is_other_checkpoint(
+    differences: Sequence[Difference], units: Sequence[ModelUnit], tensors: weights.Tensors
+) -> bool:
     """Tells whether all weights are others: by their common names, or, without any, by the kind of the first error."""
     blocks = {unit.key for unit in units if unit.block is not None}
     if not differences or differences[0].relative <= OTHER or not blocks < {each.unit for each in differences}:
@@ -117,7 +123,7 @@ def _other_checkpoint(differences: Sequence[Difference], units: Sequence[ModelUn
     return len(tensors.differ) > 0.9 * tensors.common
 
 
-def as_quantised(
+def explain_as_quantised(
     differences: list[Difference], findings: Sequence[Finding], both: Both
 ) -> tuple[str, list[Difference]]:
     """A sentence where the errors of the linear maps are those of rounded weights, and the differences that are not.
@@ -136,11 +142,11 @@ def as_quantised(
 
     inner = {place: noise for place, noise in maps.items() if may_be_rounded(place)}
     pairs = [
-        tuple(some_rows(inputs_last(side[names[place]], module_of(first[place]))) for side in (ours, theirs))
+        tuple(copy_some_rows(inputs_last(side[names[place]], find_module(first[place]))) for side in (ours, theirs))
         for place in inner
         if names[place] in places[place].tensors and theirs[names[place]].is_floating_point()
     ]
-    fit = find_rounding(fits(inner), pairs)
+    fit = find_rounding(find_quantisation_fits(inner), pairs)
     if fit is None:
         return "", differences
     # the embeddings and the head may have bits of their own
@@ -155,12 +161,14 @@ def as_quantised(
     return fit.about(len(inner) - len(fit.worse)), kept
 
 
-def unseen(units: Sequence[ModelUnit], tensors: weights.Tensors, inside: Collection[str]) -> list[Difference]:
+def find_unseen_differences(
+    units: Sequence[ModelUnit], tensors: weights.Tensors, inside: Collection[str]
+) -> list[Difference]:
     """Weights that differ while nothing that these inputs compute does, inside the units or at their ends: of experts
     that no token chose, of rows that no token stands for."""
     made = []
     for name, _, _, size in tensors.differ:
-        unit = next((unit for unit in units if unit.key == unit_of(name, units)), None)
+        unit = next((unit for unit in units if unit.key == find_unit_key(name, units)), None)
         if unit is None or unit.key in inside or size < VISIBLE:
             continue
         place = name.removeprefix(f"{unit.short}.").rpartition(".")[0]
@@ -227,7 +235,7 @@ def merge(
         unit = first.unit
         wrong = first.judged.wrong
         stack = next((side for side in ("encoder", "decoder") if key.startswith(side)), None)
-        point = kinds_of(table, stack).get(place) if unit.block is not None else None
+        point = index_point_kinds(table, stack).get(place) if unit.block is not None else None
         at = wrong.nonzero()[:, 0].tolist() if wrong.numel() else []
         columns = first.batch.mask.nonzero()[:, 1]
         inside = f"{unit.short}.{place.partition(':')[0]}".rstrip(".")
@@ -238,7 +246,11 @@ def merge(
         kind, about = first.about.kind, first.about.sentence
         # what was done to the weights says more than the error
         whole = first.about.role in ("linear", "norm")
-        done = {name: weights.change(name, ours, theirs, tensors.norms) for name in differ if whole and name in ours}
+        done = {
+            name: weights.name_weight_change(name, ours, theirs, tensors.norms)
+            for name in differ
+            if whole and name in ours
+        }
         alone = any(name.startswith(f"{inside}.") for name in (*tensors.only_reference, *tensors.only_candidate))
         same = f"{inside}.weight" in theirs and bool(tensors.common) and not differ and not alone
         if (kind in BY_WEIGHTS and same) or (kind in OF_WEIGHTS and not differ and not first.about.linear):
@@ -271,10 +283,10 @@ def merge(
 def _effect(candidate: nn.Module, batch: Batch, seen: Passes) -> dict[str, float]:
     """Measures what the differences do to the output for the first input."""
     wanted = seen.results[0].reference_out
-    return {} if wanted is None else between_outputs(candidate, batch, seen.out(), wanted)
+    return {} if wanted is None else compare_outputs(candidate, batch, seen.out(), wanted)
 
 
-def between_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:
+def compare_outputs(model: nn.Module, batch: Batch, got: Tensor, wanted: Tensor) -> dict[str, float]:
     """How far two outputs of such a model are apart; of logits, by the next token too."""
     mask = batch.mask
     if got.shape[:-1] != wanted.shape[:-1]:

@@ -10,10 +10,10 @@ AROUND = 20  # characters shown
 
 def find_differing(reference: Any, candidate: Any, texts: Iterable[str]) -> Difference | None:
     """The first text that gives other ids."""
-    return beside({text: reference(text, verbose=False)["input_ids"] for text in texts}, candidate)
+    return find_differing_ids({text: reference(text, verbose=False)["input_ids"] for text in texts}, candidate)
 
 
-def beside(ids: Mapping[str, list[int]], candidate: Any) -> Difference | None:
+def find_differing_ids(ids: Mapping[str, list[int]], candidate: Any) -> Difference | None:
     """The first text that gives other ids than these."""
     for number, (text, a) in enumerate(ids.items()):
         b = candidate(text, verbose=False)["input_ids"]

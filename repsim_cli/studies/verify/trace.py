@@ -21,7 +21,7 @@ def map_tensors(value: Any, name: str, sink: Sink) -> Any:
     """What a module returns, each of its tensors as the sink gives it: the first under the name, others numbered."""
     seen = 0
 
-    def each(inner: Any) -> Any:
+    def map_inner(inner: Any) -> Any:
         nonlocal seen
         if not isinstance(inner, Tensor):
             return inner
@@ -29,14 +29,14 @@ def map_tensors(value: Any, name: str, sink: Sink) -> Any:
         return sink(name if seen == 1 else f"{name}[{seen - 1}]", inner)
 
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(each, value))
+        return type(value)(*map(map_inner, value))
     if isinstance(value, tuple | list):
-        return type(value)(map(each, value))
+        return type(value)(map(map_inner, value))
     if isinstance(value, Mapping):
         for key in value:
-            value[key] = each(value[key])  # type: ignore[index]
+            value[key] = map_inner(value[key])  # type: ignore[index]
         return value
-    return each(value)
+    return map_inner(value)
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -127,18 +127,18 @@ def observe(
     def watch_module(name: str, module: nn.Module) -> None:
         has_parts = next(module.children(), None) is not None
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def see_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             watch.running.append([name, False])
             found = find_entering(args, kwargs)
             return None if found is None else exchange(args, kwargs, found[0], see(name + IN, found[1]))
 
-        def after(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        def see_output(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
             watch.running.pop()
             return map_tensors(out, name, see)
 
         # of a module that has parts, what enters it enters the first of them
-        hooks.before(module, before if not has_parts else lambda *_: watch.running.append([name, False]))
-        hooks.after(module, after)
+        hooks.call_before(module, see_inputs if not has_parts else lambda *_: watch.running.append([name, False]))
+        hooks.call_after(module, see_output)
 
     for name, module in root.named_modules():
         if name and not isinstance(module, nn.ModuleList | nn.ModuleDict) and not _is_fused(root, name):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from repsim_cli.models.architectures import architecture
+from repsim_cli.models.architectures import find_architecture
 from repsim_cli.models.calls import Hooks
 from repsim_cli.models.points import Architecture
 from repsim_cli.studies.verify.trace import IN
@@ -25,20 +25,20 @@ class ModelUnit:
     block: int | None = None
 
 
-def table_of(model: nn.Module) -> Architecture | None:
+def find_hook_point_table(model: nn.Module) -> Architecture | None:
     """The hook points of a model of transformers; None where it has no table."""
     backbone = getattr(model, "base_model", None)
     config = getattr(model, "config", None)
     if backbone is None or not hasattr(config, "model_type"):
         return None
     try:
-        table = architecture(config, backbone)
+        table = find_architecture(config, backbone)
     except (AttributeError, KeyError, TypeError):  # of a module with a config of its own
         return None
     return None if table is None or table.guessed else table
 
 
-def kinds_of(table: Architecture | None, stack: str | None = None) -> dict[str, str]:
+def index_point_kinds(table: Architecture | None, stack: str | None = None) -> dict[str, str]:
     """Places in a block -> the kind of hook point that they are."""
     if table is None:
         return {}
@@ -51,7 +51,7 @@ def kinds_of(table: Architecture | None, stack: str | None = None) -> dict[str, 
     }
 
 
-def units_of(model: nn.Module) -> list[ModelUnit]:
+def split_into_units(model: nn.Module) -> list[ModelUnit]:
     """Blocks are the members of the outermost lists of modules; then every module that holds none of them and is in no
     other such module."""
     modules = dict(model.named_modules())
@@ -70,9 +70,9 @@ def units_of(model: nn.Module) -> list[ModelUnit]:
         if above in lists:
             number = int(name.rpartition(".")[2])
             side = _side(above) if len(lists) > 1 else ""
-            made.append(ModelUnit(f"{side}block {number}", short(model, name), module, number))
+            made.append(ModelUnit(f"{side}block {number}", shorten_name(model, name), module, number))
         else:
-            made.append(ModelUnit(roles.get(name, short(model, name)), short(model, name), module))
+            made.append(ModelUnit(roles.get(name, shorten_name(model, name)), shorten_name(model, name), module))
     return made
 
 
@@ -81,12 +81,12 @@ def _side(blocks: str) -> str:
     return f"{next((part for part in blocks.split('.') if part in ('encoder', 'decoder')), blocks)} "
 
 
-def unit_of(name: str, units: Sequence[ModelUnit]) -> str:
+def find_unit_key(name: str, units: Sequence[ModelUnit]) -> str:
     """Finds the key of the unit that a tensor belongs to; empty where it belongs to none."""
     return next((unit.key for unit in units if name.startswith(f"{unit.short}.")), "")
 
 
-def short(model: nn.Module, name: str) -> str:
+def shorten_name(model: nn.Module, name: str) -> str:
     """The name of a module without the prefix of the backbone."""
     prefix = getattr(model, "base_model_prefix", "")
     return name.removeprefix(f"{prefix}.") if prefix else name
@@ -101,9 +101,9 @@ def _roles(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]
         except NotImplementedError:
             wanted = None
         made |= {name: role for name, module in modules.items() if wanted is not None and module is wanted}
-    table = table_of(model)
+    table = find_hook_point_table(model)
     if table is not None and table.final_norm is not None:
-        made |= {name: "final_norm" for name in modules if short(model, name) == table.final_norm.module}
+        made |= {name: "final_norm" for name in modules if shorten_name(model, name) == table.final_norm.module}
     return made
 
 
@@ -112,7 +112,7 @@ Leave = Callable[[str, ModelUnit, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 @contextmanager
-def around(
+def hook_units(
     units: Sequence[ModelUnit], enter: Enter, leave: Leave, paused: Callable[[], bool] = lambda: False
 ) -> Iterator[Hooks]:
     """enter(key, unit, args, kwargs) and leave(key, unit, args, kwargs, output) are called around each unit and may
@@ -121,20 +121,20 @@ def around(
     hooks, running, thread = Hooks(), list[str](), get_ident()
     calls: dict[str, int] = {}
 
-    def before(unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def enter_unit(unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if paused() or get_ident() != thread:
             return None
         count = calls[unit.key] = calls.get(unit.key, 0) + 1
         running.append(unit.key if count == 1 else f"{unit.key} (call {count})")
         return enter(running[-1], unit, args, kwargs)
 
-    def after(unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    def leave_unit(unit: ModelUnit, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         return None if paused() or get_ident() != thread else leave(running.pop(), unit, args, kwargs, out)
 
     try:
         for unit in units:
-            hooks.before(unit.module, lambda args, kwargs, unit=unit: before(unit, args, kwargs))
-            hooks.after(unit.module, lambda args, kwargs, out, unit=unit: after(unit, args, kwargs, out))
+            hooks.call_before(unit.module, lambda args, kwargs, unit=unit: enter_unit(unit, args, kwargs))
+            hooks.call_after(unit.module, lambda args, kwargs, out, unit=unit: leave_unit(unit, args, kwargs, out))
         yield hooks
     finally:
         hooks.remove()

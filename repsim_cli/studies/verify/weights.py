@@ -42,7 +42,7 @@ def _dense(x: Tensor) -> Tensor:
 def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
     """Those of the reference and of the candidate. A row of weights that is off by less than a few roundings does not
     differ: sums in another order do that."""
-    shared = [name for name in a if name in b and _alike(a[name], b[name])]
+    shared = [name for name in a if name in b and _are_comparable(a[name], b[name])]
     differ = []
     for name in shared:
         rows = min(len(a[name]), len(b[name])) if a[name].ndim else None  # of a vocabulary, those that both have
@@ -55,14 +55,14 @@ def compare(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensors:
                 worst = float((off / size.clamp_min(1e-30)).max())
                 differ.append((name, int((x != y).sum()), x.numel(), min(worst, 1e30)))
     alone = [n for n in a if n not in b], [n for n in b if n not in a]
-    return Tensors(len(shared), differ, *alone, norms(a) if differ else {})
+    return Tensors(len(shared), differ, *alone, compute_weight_norms(a) if differ else {})
 
 
-def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+def compute_weight_norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: float(x.detach().double().norm()) for name, x in tensors.items()}
 
 
-def _alike(x: Tensor, y: Tensor) -> bool:
+def _are_comparable(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors may hold the same numbers: of one width, and both of real numbers or neither."""
     return x.shape[1:] == y.shape[1:] and x.is_floating_point() == y.is_floating_point()
 
@@ -70,7 +70,7 @@ def _alike(x: Tensor, y: Tensor) -> bool:
 Named = tuple[str, str]
 
 
-def change(
+def name_weight_change(
     name: str, reference: Mapping[str, Tensor], candidate: Mapping[str, Tensor], norms: Mapping[str, float]
 ) -> Named | None:
     """What was done to a tensor, as a kind and a sentence; None where no rule fits. norms: of the reference's tensors,
@@ -80,15 +80,15 @@ def change(
         return None
     if x.ndim == 1 and name.endswith("bias") and not y.any():
         return "offset", "its bias is zero"
-    moved, norm = not _same(x, y), float(y.norm())
+    moved, norm = not _have_same_numbers(x, y), float(y.norm())
     alike = (key for key, z in norms.items() if moved and key != name and abs(z - norm) <= 2 * EXACT * z)
-    other = next((key for key in alike if _same(reference[key].double().cpu(), y)), None)
+    other = next((key for key in alike if _have_same_numbers(reference[key].double().cpu(), y)), None)
     if other is not None and x.numel() > 1:
         there, here = BLOCK.search(other), BLOCK.search(name)
         if there and here and there[1] != here[1]:
             return "order", f"its weights are those of block {there[1]}: blocks are out of order"
         return "swapped", f"its weights are those of {other}"
-    if x.ndim == 2 and x.shape[0] == x.shape[1] and moved and _same(x.T, y):
+    if x.ndim == 2 and x.shape[0] == x.shape[1] and moved and _have_same_numbers(x.T, y):
         return "transposed", "its weights are transposed"
     if x.ndim == 1 and name.endswith("bias"):
         return "offset", "it has another bias"
@@ -102,7 +102,7 @@ def change(
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
-def _same(x: Tensor, y: Tensor) -> bool:
+def _have_same_numbers(x: Tensor, y: Tensor) -> bool:
     return x.shape == y.shape and float((x - y).norm()) <= EXACT * float(x.norm())
 
 
@@ -119,7 +119,7 @@ def _matrix(x: Tensor, y: Tensor, unit: float) -> Named | None:
             if abs(factor + 1) < EXACT
             else ("factor", f"its weights are multiplied by {factor:.7g}")
         )
-    if _same(x, y):
+    if _have_same_numbers(x, y):
         return None
     for rows, others in ((x, y), (x.T, y.T)):
         if len(rows) > 1 and _is_permuted(rows, others):
@@ -137,7 +137,7 @@ def _is_permuted(x: Tensor, y: Tensor) -> bool:
     """Whether the rows of y are those of x in another order."""
     key = torch.linspace(1, 2, x.shape[1], dtype=x.dtype)
     a, b = (rows @ key for rows in (x, y))
-    return _same(x[a.argsort()], y[b.argsort()])
+    return _have_same_numbers(x[a.argsort()], y[b.argsort()])
 
 
 def _grid(x: Tensor) -> int | None:

@@ -7,8 +7,8 @@ from jaxtyping import Float
 
 from repsim_cli.measures.assignment import make_coupling
 from repsim_cli.measures.gromov_descents import gromov_objective
-from repsim_cli.measures.gromov_search import best_gromov
-from repsim_cli.measures.gromov_spaces import Space, in_one_order
+from repsim_cli.measures.gromov_search import find_best_gromov
+from repsim_cli.measures.gromov_spaces import Space, order_pair
 
 PUBLISHED, BEST = "POT's start", "best of all starts"
 
@@ -30,10 +30,10 @@ def match_rows(a: Space, b: Space, *, restarts: int, seed: int) -> dict[str, Pla
     """The plan that POT's start leads to, as published, and the best of this one, of the one from the identity and of
     those from `restarts` drawn starts."""
     # the solver puts both sides in one order of its own
-    swapped = in_one_order(a, b)[0] is not a
+    swapped = order_pair(a, b)[0] is not a
     solved = {
-        PUBLISHED: best_gromov(a, b, start="pot", restarts=0, seed=seed),
-        BEST: best_gromov(a, b, start="best", restarts=restarts, seed=seed),
+        PUBLISHED: find_best_gromov(a, b, start="pot", restarts=0, seed=seed),
+        BEST: find_best_gromov(a, b, start="best", restarts=restarts, seed=seed),
     }
     of_identity = gromov_objective(a.distances, b.distances, make_coupling(np.arange(len(a.rows))))
     return {

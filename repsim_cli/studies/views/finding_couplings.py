@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.panels import bar_beside, headline, pages, panels
+from repsim_cli.figures.panels import bar_beside, make_panels, set_headline, split_into_pages
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
 from repsim_cli.runs.content import Matrix, Table
@@ -40,16 +40,18 @@ def is_permutation(coupling: Square) -> bool:
     return bool((cells.sum(0) == 1).all() and (cells.sum(1) == 1).all())
 
 
-def on_diagonal(coupling: Square) -> float:
+def measure_diagonal_mass(coupling: Square) -> float:
     """The mass that stays with its row: 1 for the identity, 1 / n on average for a random permutation."""
     return float(np.trace(coupling))
 
 
-def within(coupling: Square, classes: Sequence[str]) -> float:
+def measure_class_mass(coupling: Square, classes: Sequence[str]) -> float:
     """The mass that goes to a row of the same class.
 
-    >>> within(np.array([[0.0, 0.5], [0.5, 0.0]]), ["a", "a"]), within(np.eye(2)[::-1] / 2, ["a", "b"])
-    (1.0, 0.0)
+    >>> measure_class_mass(np.array([[0.0, 0.5], [0.5, 0.0]]), ["a", "a"])
+    1.0
+    >>> measure_class_mass(np.eye(2)[::-1] / 2, ["a", "b"])
+    0.0
     """
     of = np.array(classes)
     return float(coupling[of[:, None] == of].sum())
@@ -67,7 +69,7 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     models = list(dict.fromkeys(matrix.about["model"] for matrix in measured))
     for number, model in enumerate(models if whole or len(models) <= FEW else ()):
         plans = [matrix for matrix in measured if matrix.about["model"] == model]
-        for name, some in pages(slug("couplings", f"{number:02d}", model), plans, MOST):
+        for name, some in split_into_pages(slug("couplings", f"{number:02d}", model), plans, MOST):
             yield name, partial(_panels, run, model, some)
 
 
@@ -76,7 +78,7 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
     classes, n = run.results.about["batch"]["classes"], len(plans[0].rows.layers)
     starts = list(dict.fromkeys(matrix.about["starts"] for matrix in plans))
     across = ACROSS - ACROSS % len(starts)  # those of one pair of layers beside each other
-    figure, axes = panels(len(plans), min(across, len(plans)), SIDE, SIDE, gaps=(0.3, 0.72), least=SMALLEST)
+    figure, axes = make_panels(len(plans), min(across, len(plans)), SIDE, SIDE, gaps=(0.3, 0.72), least=SMALLEST)
     ends = [i + 0.5 for i, (a, b) in enumerate(pairwise(classes)) if a != b] if classes else []
     image: Any = None
     for panel, matrix in zip(axes, plans, strict=True):
@@ -90,13 +92,13 @@ def _panels(run: Finished, model: str, plans: Sequence[Matrix]) -> Any:
         panel.set_yticks([])
         panel.set_ylabel(matrix.rows.model, fontsize=7, labelpad=2, parse_math=False)
         panel.set_xlabel(matrix.columns.model, fontsize=7, labelpad=2, parse_math=False)
-        numbers = f"{on_diagonal(coupling):.2f} on it; {matrix.about['objective']:.2g}"
+        numbers = f"{measure_diagonal_mass(coupling):.2f} on it; {matrix.about['objective']:.2g}"
         panel.set_title(f"{matrix.about['starts']}\n{numbers}", fontsize=6.5, pad=3, loc="left")
     bar_beside(figure, image, "share of the row's mass")
     order = f", by class ({', '.join(dict.fromkeys(classes))})" if classes else ""
     said = f"dashed: the diagonal; above each: the share of the mass on it, by chance {1 / n:.2f}, and the objective"
     seen = f"{model}: which rows of one layer go to which of another, {n} rows{order}"
-    headline(figure, seen, f"{said}, in squared mean distances{name_left_out(run, 'couplings', model)}")
+    set_headline(figure, seen, f"{said}, in squared mean distances{name_left_out(run, 'couplings', model)}")
     return figure
 
 
@@ -110,8 +112,8 @@ def couplings(run: Finished, options: CouplingOptions, claims: Sequence[Claim]) 
     for matrix in measured:
         about, coupling = matrix.about, run.array(matrix.values)
         kind = "permutation" if is_permutation(coupling) else "spread"
-        inside = None if classes is None else within(coupling, classes)
+        inside = None if classes is None else measure_class_mass(coupling, classes)
         solved = [about[key] for key in ("starts", "objective", "from", "objective of the identity")]
         head = [about["model"], matrix.rows.model, matrix.columns.model]
-        rows.append([*head, *solved, kind, on_diagonal(coupling), inside])
+        rows.append([*head, *solved, kind, measure_diagonal_mass(coupling), inside])
     return Part(tables={"couplings": Table(columns=COLUMNS, rows=rows)})

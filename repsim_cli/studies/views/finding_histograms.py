@@ -12,13 +12,20 @@ from jaxtyping import Num
 
 from repsim_cli.base.plain import slug
 from repsim_cli.figures.frame import COLOURS
-from repsim_cli.figures.heatmap import by_block, hatch
-from repsim_cli.figures.lines import of_layers
-from repsim_cli.figures.panels import columns, edges, headline, name_panels, pages, panels
+from repsim_cli.figures.heatmap import hatch, name_by_block
+from repsim_cli.figures.lines import list_layer_figures
+from repsim_cli.figures.panels import (
+    count_columns,
+    find_outer_panels,
+    make_panels,
+    name_panels,
+    set_headline,
+    split_into_pages,
+)
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim, Untestable, Weighed, claim
-from repsim_cli.findings.evidence import FEWEST, by_lone, log_of, opposite
-from repsim_cli.findings.layers import point_of
+from repsim_cli.findings.evidence import FEWEST, log_of, negate_evidence, weigh_lone_value
+from repsim_cli.findings.layers import read_hook_point
 from repsim_cli.runs.content import Axis, Curve, Matrix, Numbers, Table
 
 # by model, KL(block || the block before), from the second block on; NaN where one of the two has no value
@@ -35,23 +42,23 @@ class HistogramOptions:
     """KL divergence between the distances within layers that follow each other in the network. It has no settings."""
 
 
-def divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray, " bins"]) -> float:
+def compute_histogram_divergence(a: Num[np.ndarray, " bins"], b: Num[np.ndarray, " bins"]) -> float:
     """KL(a || b) = sum p log(p / q) in nats, of two histograms in the same bins, where p and q are the shares of the
     bins after half a distance is added to each: no bin is empty, and equal histograms are at 0. NaN where one of them
     is.
 
     Shares 0.7, 0.3 and 0.3, 0.7 are 0.4 log(7 / 3) apart:
 
-    >>> round(divergence(np.array([3, 1]), np.array([1, 3])), 6)
+    >>> round(compute_histogram_divergence(np.array([3, 1]), np.array([1, 3])), 6)
     0.338919
     """
     p, q = ((counts + PSEUDO) / (counts + PSEUDO).sum() for counts in (a, b))
     return float(np.sum(p * np.log(p / q)).clip(min=0.0))
 
 
-def shifts(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
+def compute_consecutive_divergences(counts: Num[np.ndarray, "layers bins"]) -> list[float]:
     """KL(layer || the layer before) from the second layer on; NaN where one of the two has no value."""
-    return [divergence(after, before) for before, after in pairwise(counts)]
+    return [compute_histogram_divergence(after, before) for before, after in pairwise(counts)]
 
 
 def drop_nan(numbers: Sequence[float]) -> list[float]:
@@ -64,9 +71,9 @@ def omit_nan(numbers: Sequence[float]) -> Numbers:
     return [None if math.isnan(number) else number for number in numbers]
 
 
-def between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
+def select_between_blocks(names: Sequence[str], kl: Sequence[float]) -> list[float]:
     """Of KL from each layer to the next those between the same hook point of two blocks: claims compare blocks."""
-    points = [point_of(name).rstrip("0123456789") for name in names]
+    points = [read_hook_point(name).rstrip("0123456789") for name in names]
     return [value for value, (before, after) in zip(kl, pairwise(points), strict=True) if before == after]
 
 
@@ -88,7 +95,7 @@ def fine_tuning_shifts_distances(by_model: Shifts, base: str | None) -> Weighed 
     others = [value for label, value in largest.items() if label != base]
     if base not in largest or not others:
         return Untestable(NO_BASE)
-    evidence = opposite(by_lone(largest[base], others, "model"))
+    evidence = negate_evidence(weigh_lone_value(largest[base], others, "model"))
     return Weighed(float(np.mean(others)) - largest[base], evidence)
 
 
@@ -104,22 +111,24 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-KL_from_previous_layer; histograms-NUMBER-MODEL on demand, or where there are few models"""
     measured = run.select_kind("histograms")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
-        for name, places in pages(
+        for name, places in split_into_pages(
             slug("histograms", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
         ):
             yield name, partial(_panels, run, matrix, places)
-    yield from of_layers(run.results.curves, "histograms", run.seeds)
+    yield from list_layer_figures(run.results.curves, "histograms", run.seeds)
 
 
 def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     """The share of all pairs of rows in each bin; the layer before is outlined, with KL(layer || layer before)."""
     ends, counts = run.array(matrix.details["edges"]), run.array(matrix.values)
-    kl, shares = shifts(counts), counts / counts.sum(1, keepdims=True)
+    kl, shares = compute_consecutive_divergences(counts), counts / counts.sum(1, keepdims=True)
     none = np.isnan(shares).any(1)  # whose layer has no value
-    figure, axes = panels(len(places), columns(len(places)), WIDTH, HEIGHT, gaps=(0.1, 0.24), least=NARROWEST)
-    names, said = by_block(matrix.rows.layers)
+    figure, axes = make_panels(
+        len(places), count_columns(len(places)), WIDTH, HEIGHT, gaps=(0.1, 0.24), least=NARROWEST
+    )
+    names, said = name_by_block(matrix.rows.layers)
     name_panels(axes, [names[place] for place in places])
-    for number, panel, (_, lowest) in zip(places, axes, edges(axes), strict=True):
+    for number, panel, (_, lowest) in zip(places, axes, find_outer_panels(axes), strict=True):
         drawn = [i for i in (number - 1, number) if i >= 0 and not none[number] and not none[i]]
         if none[number]:
             hatch(panel)
@@ -147,7 +156,7 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
         "each panel to its own height",
         "hatched: no value" if none.any() else "",
     ]
-    headline(
+    set_headline(
         figure, f"{matrix.rows.model}: how far apart rows are, from layer to layer", "; ".join(filter(None, notes))
     )
     return figure
@@ -163,8 +172,8 @@ def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]
     rows, lines, by_model = [], {}, {}
     for matrix in measured:
         label, names, counts = matrix.rows.model, matrix.rows.layers, run.array(matrix.values)
-        forward = shifts(counts)
-        backward = omit_nan([divergence(before, after) for before, after in pairwise(counts)])
+        forward = compute_consecutive_divergences(counts)
+        backward = omit_nan([compute_histogram_divergence(before, after) for before, after in pairwise(counts)])
         spread = run.array(matrix.details["spread"]).tolist()
         for name, (mean, deviation, _), *kl in zip(
             names, spread, [None, *omit_nan(forward)], [None, *backward], strict=True
@@ -177,7 +186,7 @@ def histograms(run: Finished, options: HistogramOptions, claims: Sequence[Claim]
             lines={"KL": omit_nan(forward)},
             about={"quantity": QUANTITY, "model": label},
         )
-        by_model[label] = between_blocks(names, forward)
+        by_model[label] = select_between_blocks(names, forward)
     return Part(
         tables={"distances": Table(columns=COLUMNS, rows=rows)},
         curves=lines,

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 
 from repsim_cli.base.plain import escape, slug
 from repsim_cli.figures.frame import COLOURS, MARKERS, cycle
-from repsim_cli.figures.heatmap import by_block
-from repsim_cli.figures.lines import of_layers
-from repsim_cli.figures.panels import columns, headline, name_panels, pages, panels
+from repsim_cli.figures.heatmap import name_by_block
+from repsim_cli.figures.lines import list_layer_figures
+from repsim_cli.figures.panels import count_columns, make_panels, name_panels, set_headline, split_into_pages
 from repsim_cli.figures.texts import shorten
 from repsim_cli.findings.analysis import FEW, Finished, Job, Part, analysis
 from repsim_cli.findings.claims import Claim
@@ -31,20 +31,20 @@ class NeighbourOptions:
     """Overlap of the nearest rows of each layer with those of the first layer that has any. It has no settings."""
 
 
-def overlap(a: Int[np.ndarray, "... k"], b: Int[np.ndarray, "... k"]) -> Float[np.ndarray, "..."]:
+def compute_jaccard_overlap(a: Int[np.ndarray, "... k"], b: Int[np.ndarray, "... k"]) -> Float[np.ndarray, "..."]:
     """Jaccard similarity of sets of k: shared members over those in either, 0 to 1.
 
-    >>> overlap(np.array([[1, 2, 3]]), np.array([[3, 2, 9]])).tolist()
+    >>> compute_jaccard_overlap(np.array([[1, 2, 3]]), np.array([[3, 2, 9]])).tolist()
     [0.5]
     """
     shared = (a[..., :, None] == b[..., None, :]).sum((-2, -1))
     return shared / (2 * a.shape[-1] - shared)
 
 
-def chance(rows: int, k: int) -> float:
+def compute_chance_overlap(rows: int, k: int) -> float:
     """The expected overlap of two sets of k drawn independently from the rows - 1 others.
 
-    >>> round(chance(16, 5), 4)
+    >>> round(compute_chance_overlap(16, 5), 4)
     0.2144
     """
     shared = np.arange(k + 1)
@@ -65,11 +65,11 @@ def figures(run: Finished, whole: bool) -> Iterator[Job]:
     """by-layer-neighbours_kept; neighbours-NUMBER-MODEL on demand, or where there are few models"""
     measured = run.select_kind("neighbours")
     for number, matrix in enumerate(measured if whole or len(measured) <= FEW else ()):
-        for name, places in pages(
+        for name, places in split_into_pages(
             slug("neighbours", f"{number:02d}", matrix.rows.model), range(len(matrix.rows.layers)), MOST
         ):
             yield name, partial(_panels, run, matrix, places)
-    yield from of_layers(run.results.curves, "neighbours", run.seeds)
+    yield from list_layer_figures(run.results.curves, "neighbours", run.seeds)
 
 
 def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
@@ -81,8 +81,8 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
     inks = dict(zip(samples, cycle(COLOURS, len(samples)), strict=True))
     classes = batch["classes"] or [""] * len(batch["rows"])
     shapes = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(dict.fromkeys(classes))}
-    figure, axes = panels(len(places), columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)
-    names, said = by_block(matrix.rows.layers)
+    figure, axes = make_panels(len(places), count_columns(len(places)), SIDE, SIDE, gaps=(0.07, 0.2), least=SMALLEST)
+    names, said = name_by_block(matrix.rows.layers)
     name_panels(axes, [names[place] for place in places])
     for number, panel in zip(places, axes, strict=True):
         plane = planes[number]
@@ -123,7 +123,7 @@ def _panels(run: Finished, matrix: Matrix, places: Sequence[int]) -> Any:
         text.set_parse_math(False)
     what = f"t-SNE of {len(planes[0])} rows, lines from {len(samples)} of them to their {matrix.about['k']} nearest"
     missing = name_left_out(run, "neighbours", matrix.rows.model)
-    headline(
+    set_headline(
         figure, f"{matrix.rows.model}: which rows stay near each other", what + (f"; {said}" if said else "") + missing
     )
     return figure
@@ -138,7 +138,7 @@ def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]
         return Part()
     # all models have one batch
     rows, k, samples = measured[0].columns.layers, measured[0].about["k"], measured[0].about["samples"]
-    names, by_chance = [rows[place] for place in samples], chance(len(rows), k)
+    names, by_chance = [rows[place] for place in samples], compute_chance_overlap(len(rows), k)
     tables, means, lines = {}, [], {}
     for matrix in measured:
         label, layers = matrix.rows.model, matrix.rows.layers
@@ -146,7 +146,7 @@ def neighbours(run: Finished, options: NeighbourOptions, claims: Sequence[Claim]
         kept_by: dict[str, list[float | None]] = {}
         for space, path in matrix.details.items():
             nearest = run.array(path).astype(int)
-            kept = overlap(nearest[:1], nearest)[:, samples]
+            kept = compute_jaccard_overlap(nearest[:1], nearest)[:, samples]
             listed += [[space, layer, *row] for layer, row in zip(layers, kept.tolist(), strict=True)]
             for name, row in zip(names, kept.T, strict=True):
                 means.append([label, space, name, float(row.mean()), float(row[1:].mean()), by_chance])

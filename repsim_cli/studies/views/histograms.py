@@ -26,7 +26,7 @@ class DistanceSpread(NamedTuple):
     largest: float
 
 
-def apart(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
+def standardise_rows(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     """Rows in float64, centred and of mean squared norm 1, and the scale removed. Raises Degenerate where all rows are
     equal, but for rounding."""
     unit, scale = centre(x.double())
@@ -37,15 +37,15 @@ def apart(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, "n d"], float]:
     return unit, scale
 
 
-def subsets(n: int) -> Subsets:
+def make_jackknife_subsets(n: int) -> Subsets:
     """All rows, then all but those of each of LEFT_OUT groups of neighbouring rows (at most n groups)."""
     groups = np.array_split(np.arange(n), min(LEFT_OUT, n))
     return np.stack([np.ones(n, bool), *(~np.isin(np.arange(n), group) for group in groups)])
 
 
-def distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
+def compute_subset_distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float[np.ndarray, " _"]]]:
     """(subset, Euclidean distances of its rows i < j), float64, a block of rows i at a time."""
-    unit, scale = apart(x)
+    unit, scale = standardise_rows(x)
     for first, squared in distance_rows(unit):
         rows, columns = np.triu_indices(len(squared), 1, squared.shape[1])
         cells = squared.sqrt_().mul_(scale).cpu().numpy()[rows, columns]
@@ -53,10 +53,10 @@ def distances(x: Float[Tensor, "n d"], of: Subsets) -> Iterator[tuple[int, Float
             yield subset, cells if kept.all() else cells[kept[rows] & kept[columns]]
 
 
-def spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[DistanceSpread]:
+def measure_distance_spreads(x: Float[Tensor, "n d"], of: Subsets) -> list[DistanceSpread]:
     """Of each subset, which has two rows or more."""
     totals, squares, largest = np.zeros((3, len(of)))
-    for subset, cells in distances(x, of):
+    for subset, cells in compute_subset_distances(x, of):
         totals[subset] += cells.sum()
         squares[subset] += cells @ cells
         largest[subset] = max(largest[subset], cells.max(initial=0.0))
@@ -75,7 +75,7 @@ class LayerHistograms(NamedTuple):
     counts: Num[np.ndarray, "subsets layers bins"]
 
 
-def histograms(
+def make_distance_histograms(
     layers: Sequence[Float[Tensor, "n _"]],
     of: Subsets,
     spread: Sequence[Sequence[DistanceSpread] | None],
@@ -92,7 +92,7 @@ def histograms(
     counts = np.full((len(of), len(layers), bins), np.nan)
     counts[:, [*there]] = 0
     for layer in there:
-        for subset, cells in distances(layers[layer], of):
+        for subset, cells in compute_subset_distances(layers[layer], of):
             # rounding may leave the largest distance above the last edge
             scaled = (cells / units[layer][subset]).clip(max=tops[subset])
             counts[subset, layer] += np.histogram(scaled, bins, (0, tops[subset]))[0]

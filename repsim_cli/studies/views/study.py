@@ -15,26 +15,33 @@ from torch import Tensor
 from repsim_cli.activations.places import row_labels
 from repsim_cli.activations.readings import Layer
 from repsim_cli.base.errors import BadInput, Degenerate
-from repsim_cli.base.plain import free, slug
+from repsim_cli.base.plain import find_free_key, slug
 from repsim_cli.base.registry import did_you_mean, studies
 from repsim_cli.base.settings import ALL_REMEDIES, Above0, Medium, NotNegative, Positive, Tries
 from repsim_cli.data.base import Sequences, draw
 from repsim_cli.engine import footprint
 from repsim_cli.engine.behind import texts_of_rows
-from repsim_cli.engine.bounds import bound_pass, check_rows_fit, describe_models, most_rows
-from repsim_cli.engine.cost import Cost, distances_cost, needs
-from repsim_cli.engine.extraction import Extraction, extraction_of
+from repsim_cli.engine.bounds import bound_pass, check_rows_fit, count_most_rows, describe_models
+from repsim_cli.engine.cost import Cost, describe_needs, distances_cost
+from repsim_cli.engine.extraction import Extraction, make_extraction
 from repsim_cli.engine.recording import StudyOfRows
 from repsim_cli.engine.rows import prepare, sample
 from repsim_cli.engine.study import OfRows
-from repsim_cli.engine.without_value import NoValue, reasons
-from repsim_cli.findings.layers import in_order
-from repsim_cli.measures.gromov_spaces import Space, space
+from repsim_cli.engine.without_value import NoValue, join_reasons
+from repsim_cli.findings.layers import order_layers
+from repsim_cli.measures.gromov_spaces import Space, prepare_space
 from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.views.couplings import BEST, match_rows
-from repsim_cli.studies.views.histograms import DistanceScale, DistanceSpread, apart, histograms, spreads, subsets
-from repsim_cli.studies.views.neighbourhoods import FULL, PLANE, nearest, plane
+from repsim_cli.studies.views.histograms import (
+    DistanceScale,
+    DistanceSpread,
+    make_distance_histograms,
+    make_jackknife_subsets,
+    measure_distance_spreads,
+    standardise_rows,
+)
+from repsim_cli.studies.views.neighbourhoods import FULL, PLANE, find_nearest_rows, project_to_plane
 
 SAMPLES, PAIRS = 3, 5  # drawn where none are named, as published
 
@@ -124,7 +131,7 @@ class Views(StudyOfRows):
         batch: Medium = 16,
         **given: Unpack[OfRows],
     ):
-        self.extraction, self.batch = extraction_of(given), batch
+        self.extraction, self.batch = make_extraction(given), batch
         self.extract, self.hardware, self.seed = given["extract"], given["hardware"], given["seed"]
         views = {"histograms": histograms, "neighbours": neighbours, "couplings": couplings}
         self.views = [name for name, settings in views.items() if settings is not None]
@@ -135,7 +142,7 @@ class Views(StudyOfRows):
         self.readings, self.layers = self.extraction.readings, self.extraction.layers
         self.histograms, self.neighbours, self.couplings = histograms, neighbours, couplings
         self._check_layers()
-        self.most = min(self.extract.rows, most_rows(self.extraction.models, self.extract))
+        self.most = min(self.extract.rows, count_most_rows(self.extraction.models, self.extract))
         self._check_rows(self.most)
         check_rows_fit(self.memory, self.most, self.hardware, self.extraction.live, least=max(4, batch))
 
@@ -211,7 +218,7 @@ class Views(StudyOfRows):
             "rows, at most": self.most,
             "rows of the batch": self.batch,
             "forward passes, unless stored": footprint.passes_of_all(self.extraction),
-            **needs(
+            **describe_needs(
                 self.costs(),
                 self.hardware,
                 memory=self.memory(self.most),
@@ -237,7 +244,7 @@ class Views(StudyOfRows):
         taken, tables = sample(run, extraction, sequences)
         sampled = iter(taken)
         rows = {reading.label: [next(sampled) for _ in reading.layers] for reading in self.readings}
-        orders = {reading.label: in_order([layer.name for layer in reading.layers]) for reading in self.readings}
+        orders = {reading.label: order_layers([layer.name for layer in reading.layers]) for reading in self.readings}
         rows = {label: [layers[i] for i in orders[label]] for label, layers in rows.items()}
         self.layers = [reading.layers[i] for reading in self.readings for i in orders[reading.label]]
         batch = self._draw_batch(extraction, sequences)
@@ -252,7 +259,7 @@ class Views(StudyOfRows):
             with run.stage("couplings"):
                 matrices |= self._couplings(run, rows, batch, self.couplings)
         if not matrices:
-            why = reasons(row[-1] for row in run.without_value)
+            why = join_reasons(row[-1] for row in run.without_value)
             raise NoValue(f"options: no view has a value for two layers, got {why}; read other layers or data")
         texts = texts_of_rows(extraction, sequences, np.array(batch.numbers))
         about = {"batch": {"rows": batch.numbers, "classes": batch.classes, "texts": texts}}
@@ -273,7 +280,7 @@ class Views(StudyOfRows):
     def _names(self, label: str) -> list[str]:
         return [layer.name for layer in self.layers if layer.model == label]
 
-    def _each(
+    def _apply_to_layers(
         self, run: Run, rows: Mapping[str, list[Tensor]], step: Callable[[Tensor], Any], view: str, name: str
     ) -> dict[str, list[Any]]:
         """step of every layer, by model, None where it has no value. A model of which fewer than two layers have one is
@@ -290,18 +297,18 @@ class Views(StudyOfRows):
         for layer, why in missing.items():
             run.without_value.append([view, layer.model, layer.model, layer.name, layer.name, why])
         if missing:
-            run.warn(f"{view}: {len(missing)} of {len(given)} layers without a value: {reasons(missing.values())}")
+            run.warn(f"{view}: {len(missing)} of {len(given)} layers without a value: {join_reasons(missing.values())}")
         done = iter(made)
         by_model = {label: [next(done) for _ in layers] for label, layers in rows.items()}
         return {label: of for label, of in by_model.items() if sum(x is not None for x in of) >= 2}
 
     def _histograms(self, run: Run, rows: Mapping[str, list[Tensor]], settings: Histograms) -> dict[str, Matrix]:
         count = len(next(iter(rows.values()))[0])
-        of, bins = subsets(count), settings.bins
-        spread = self._each(run, rows, partial(spreads, of=of), "histograms", "distances")
+        of, bins = make_jackknife_subsets(count), settings.bins
+        spread = self._apply_to_layers(run, rows, partial(measure_distance_spreads, of=of), "histograms", "distances")
         matrices = {}
         for number, label in enumerate(spread):
-            edges, counts = histograms(rows[label], of, spread[label], bins=bins, scale=settings.scale)
+            edges, counts = make_distance_histograms(rows[label], of, spread[label], bins=bins, scale=settings.scale)
             none = [[np.nan] * len(DistanceSpread._fields)]  # of a layer without a value
             stem = slug("histograms", f"{number:02d}", label)
             matrices[f"histograms of {label}"] = Matrix(
@@ -322,9 +329,9 @@ class Views(StudyOfRows):
     def _neighbours(
         self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: Neighbours
     ) -> dict[str, Matrix]:
-        drawn, k = self._of_batch(rows, batch), settings.k
-        made = self._each(
-            run, drawn, partial(plane, perplexity=settings.perplexity, seed=self.seed), "neighbours", "t-SNE"
+        drawn, k = self._take_batch(rows, batch), settings.k
+        made = self._apply_to_layers(
+            run, drawn, partial(project_to_plane, perplexity=settings.perplexity, seed=self.seed), "neighbours", "t-SNE"
         )
         samples = settings.samples or draw(len(batch), SAMPLES, self.seed).tolist()
         matrices = {}
@@ -332,8 +339,8 @@ class Views(StudyOfRows):
             there = [i for i, x in enumerate(made[label]) if x is not None]
             planes = [made[label][i] for i in there]
             around = {
-                PLANE: np.stack([nearest(torch.from_numpy(x), k) for x in planes]),
-                FULL: np.stack([nearest(drawn[label][i], k) for i in there]),
+                PLANE: np.stack([find_nearest_rows(torch.from_numpy(x), k) for x in planes]),
+                FULL: np.stack([find_nearest_rows(drawn[label][i], k) for i in there]),
             }
             stem = slug("neighbours", f"{number:02d}", label)
             matrices[f"neighbours of {label}"] = Matrix(
@@ -352,7 +359,7 @@ class Views(StudyOfRows):
     def _couplings(
         self, run: Run, rows: Mapping[str, list[Tensor]], batch: ViewBatch, settings: CouplingSettings
     ) -> dict[str, Matrix]:
-        made = self._each(run, self._of_batch(rows, batch), _space, "couplings", "distances")
+        made = self._apply_to_layers(run, self._take_batch(rows, batch), _space, "couplings", "distances")
         spaces = {
             label: {name: x for name, x in zip(self._names(label), of, strict=True) if x is not None}
             for label, of in made.items()
@@ -365,7 +372,7 @@ class Views(StudyOfRows):
             for starts, plan in match_rows(a, b, restarts=settings.restarts, seed=self.seed).items():
                 of = ["best"] if starts == BEST else []  # both may lead from one start
                 stem = slug("couplings", f"{number:03d}", label, row, column, *of, plan.start)
-                matrices[free(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
+                matrices[find_free_key(f"coupling of {label}, {row} and {column}, {starts}", matrices)] = Matrix(
                     rows=Side(model=row, layers=batch.names),
                     columns=Side(model=column, layers=batch.names),
                     values=run.write_array(stem, plan.coupling),
@@ -382,7 +389,7 @@ class Views(StudyOfRows):
                 )
         return matrices
 
-    def _of_batch(self, rows: Mapping[str, list[Tensor]], batch: ViewBatch) -> dict[str, list[Tensor]]:
+    def _take_batch(self, rows: Mapping[str, list[Tensor]], batch: ViewBatch) -> dict[str, list[Tensor]]:
         return {label: [x[torch.from_numpy(batch.places)] for x in layers] for label, layers in rows.items()}
 
     def _pairs(self, layers: Sequence[str], named: list[list[str]] | None) -> list[tuple[str, str]]:
@@ -394,4 +401,4 @@ class Views(StudyOfRows):
 
 
 def _space(x: Tensor) -> Space:
-    return space(apart(x)[0], cost_scale="mean")
+    return prepare_space(standardise_rows(x)[0], cost_scale="mean")

@@ -6,7 +6,12 @@ import pytest
 
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
-from repsim_cli.findings.architecture import COLUMNS, pythia_2_8b_has_a_small_head, table, to_neighbours
+from repsim_cli.findings.architecture import (
+    COLUMNS,
+    compute_neighbour_ratios,
+    pythia_2_8b_has_a_small_head,
+    tabulate_architectures,
+)
 from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import read_results
 from repsim_cli.studies.architecture.study import Architectures
@@ -38,14 +43,14 @@ def shape(heads, width, layers=1):
 
 
 def rows(models, factor):
-    return table(models, factor).rows
+    return tabulate_architectures(models, factor).rows
 
 
 def test_the_shipped_shapes_are_pythias():
-    from repsim_cli.config.presets import entries
+    from repsim_cli.config.presets import read_table_entries
 
     for size, (d_head, rotary, parameters) in PUBLISHED.items():
-        entry = entries("model")[f"pythia_{size}_shape"]
+        entry = read_table_entries("model")[f"pythia_{size}_shape"]
         source = random(**{k: v for k, v in entry.items() if k != "kind"})
         assert (source.head_width, source.rotary) == (d_head, rotary), size
         assert source.parameters - source.vocabulary * source.width == parameters, size
@@ -80,7 +85,7 @@ def test_a_model_stands_apart_from_its_neighbours_by_parameters():
 
 
 def test_the_threshold_itself_is_not_apart():
-    assert to_neighbours([96, 64, 64]) == [1.5, 0.8, 0.8]
+    assert compute_neighbour_ratios([96, 64, 64]) == [1.5, 0.8, 0.8]
     models = {str(i): shape(1, width, layers) for i, (width, layers) in enumerate([(96, 1), (64, 8), (64, 9)])}
     assert [row[8] for row in rows(models, 1.5)] == ["", "", ""]
 

@@ -14,7 +14,7 @@ from helpers.recorded import recorded
 from helpers.treebanks import SENTENCES, conllu
 
 from repsim_cli import measures
-from repsim_cli.activations.attention import attention_readings, check_units, maps, units, word_map
+from repsim_cli.activations.attention import attention_readings, check_units, stream_attention_maps, units, word_map
 from repsim_cli.activations.maps import AttentionMaps
 from repsim_cli.activations.stored import Running
 from repsim_cli.base import registry
@@ -401,11 +401,13 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(repsim, newest, words, mo
             raise KeyboardInterrupt
         return norms(maps)
 
-    monkeypatch.setattr("repsim_cli.measures.attention.norms", counted)
+    monkeypatch.setattr("repsim_cli.measures.attention.sum_difference_norms", counted)
     assert repsim("run", *words)[0] == 130
     folder = newest()
     assert (folder / reader.STATE).is_file()
-    monkeypatch.setattr("repsim_cli.measures.attention.norms", lambda maps: seen.append(maps.lengths) or norms(maps))
+    monkeypatch.setattr(
+        "repsim_cli.measures.attention.sum_difference_norms", lambda maps: seen.append(maps.lengths) or norms(maps)
+    )
     code, _, err = repsim("run", *words, "resume=latest")
     assert (code, f"resuming {folder}" in err) == (0, True)
     assert len(seen) == 4  # two sums of the first run, one that was broken off, and that one again
@@ -458,8 +460,8 @@ def test_finished_matrices_are_not_computed_again(repsim, newest, words, monkeyp
     words = [word for word in words if "model.gpt" not in word]
     assert repsim("run", "-q", *words, "measure=[attention_norm,attention_js]")[0] == 0
     expected = {f.name: f.read_bytes() for f in (newest() / "arrays").iterdir()}
-    original, runs = attention.maps, []
-    monkeypatch.setattr(attention, "maps", lambda *given: runs.append(1) or original(*given))
+    original, runs = attention.stream_attention_maps, []
+    monkeypatch.setattr(attention, "stream_attention_maps", lambda *given: runs.append(1) or original(*given))
     assert repsim("run", "-q", *words, "measure=[attention_js]")[0] == 0
     for file in (newest() / "arrays").iterdir():
         assert file.read_bytes() == expected[file.name]
@@ -512,7 +514,7 @@ def stream(folder, eager, sequences, **settings):
     source = source_of(folder)
     found = attention_readings({"m": source}, Extract(hook_points=["pattern"], unit="word", length=32))
     given = {"special": "drop_renormalise", "hardware": Hardware(batch_size=2), "progress": iter, **settings}
-    return list(maps(found, Running({"m": source.load(eager)}, {"m": sequences}), **given))
+    return list(stream_attention_maps(found, Running({"m": source.load(eager)}, {"m": sequences}), **given))
 
 
 def test_a_model_without_attention_weights(two_folders, both):
@@ -562,7 +564,7 @@ def test_transformer_lens_gives_the_same_maps(tiny_folder, both):
     extract = Extract(hook_points=["pattern"], unit="word", length=32)
     cells = []
     for source in (source_of(folder), lens):
-        (one,) = maps(
+        (one,) = stream_attention_maps(
             attention_readings({"m": source}, extract), Running({"m": source.load(True)}, {"m": both["bytes"]}),
             "drop_renormalise", Hardware(batch_size=9), iter,
         )  # fmt: skip

@@ -36,8 +36,8 @@ def planted(models, noise, seed=0, n=2000, width=8, widths=()):
 
 
 def common(rows):
-    made = shapes.shapes_of(shapes.of_one_width(rows))
-    return shapes.common_shape(made, shapes.onto_middle(made))
+    made = shapes.normalise_shapes(shapes.convert_to_one_width(rows))
+    return shapes.find_common_shape(made, shapes.rotate_onto_middle(made))
 
 
 def test_turned_copies_of_one_shape_have_it_as_their_mean():
@@ -65,8 +65,10 @@ def test_each_of_two_models_is_half_their_distance_away():
     distance = get("procrustes")(x, y)
     assert found.distances == pytest.approx([distance / 2] * 2, rel=1e-12)
     assert found.apart[0, 1] == pytest.approx(distance, rel=1e-12)
-    made = shapes.shapes_of(shapes.of_one_width([x, y]))
-    assert found.objective[-1] == pytest.approx(shapes.at_least(shapes.pairwise(made)), rel=1e-12)
+    made = shapes.normalise_shapes(shapes.convert_to_one_width([x, y]))
+    assert found.objective[-1] == pytest.approx(
+        shapes.bound_mean_distance(shapes.compute_squared_procrustes(made)), rel=1e-12
+    )
 
 
 def test_the_order_of_the_models_changes_nothing():
@@ -83,10 +85,10 @@ def test_no_other_algorithm_finds_a_closer_mean():
     starts; and no start is below the bound by pairs."""
     for seed in range(4):
         _, rows = planted(4, 0.8, seed, n=80, width=5)
-        made = [x.numpy() for x in shapes.shapes_of(shapes.of_one_width(rows))]
+        made = [x.numpy() for x in shapes.normalise_shapes(shapes.convert_to_one_width(rows))]
         found = common(rows)
         assert all(later <= before + 1e-15 for before, later in zip(found.objective, found.objective[1:], strict=False))
-        least = shapes.at_least(shapes.pairwise([torch.from_numpy(x) for x in made]))
+        least = shapes.bound_mean_distance(shapes.compute_squared_procrustes([torch.from_numpy(x) for x in made]))
         for start in range(4):
             turned = [x @ orthogonal_procrustes(x, made[start])[0] for x in made]
             for _ in range(200):
@@ -104,17 +106,17 @@ def test_no_other_algorithm_finds_a_closer_mean():
 def test_more_features_than_rows_change_no_distance():
     draw = np.random.default_rng(0)
     rows = [torch.from_numpy(draw.normal(size=(20, width))) for width in (50, 30)]
-    assert [x.shape for x in shapes.of_one_width(rows)] == [(20, 20)] * 2
+    assert [x.shape for x in shapes.convert_to_one_width(rows)] == [(20, 20)] * 2
     assert common(rows).distances[0] == pytest.approx(get("procrustes")(*rows) / 2, rel=1e-9)
 
 
 def test_rows_that_are_paired_at_random_are_as_far_as_unrelated_shapes():
     """With many more rows than features a rotation fits nothing: each is the root of 1 - 1/m from the mean."""
     _, rows = planted(4, 0.3, n=20000, width=4)
-    made = shapes.shapes_of(shapes.of_one_width(rows))
-    assert shapes.by_chance(made, 0) == pytest.approx([0.75**0.5] * 4, rel=0.02)
-    few = shapes.shapes_of(shapes.of_one_width(planted(4, 0.3, n=40, width=8)[1]))
-    assert shapes.by_chance(few, 0).max() < 0.8
+    made = shapes.normalise_shapes(shapes.convert_to_one_width(rows))
+    assert shapes.compute_chance_distances(made, 0) == pytest.approx([0.75**0.5] * 4, rel=0.02)
+    few = shapes.normalise_shapes(shapes.convert_to_one_width(planted(4, 0.3, n=40, width=8)[1]))
+    assert shapes.compute_chance_distances(few, 0).max() < 0.8
 
 
 def test_errors_are_the_spread_over_draws_of_documents():
@@ -128,15 +130,15 @@ def test_errors_are_the_spread_over_draws_of_documents():
         for noise in (0.3, 0.5, 0.9):
             own = draw.normal(size=(40, 5))[documents] + 0.3 * draw.normal(size=(400, 5))
             rows.append(torch.from_numpy((base + noise * own) @ np.linalg.qr(draw.normal(size=(5, 5)))[0]))
-        whole = shapes.of_one_width(rows)
+        whole = shapes.convert_to_one_width(rows)
         found = common(rows)
         values.append(found.distances)
-        over_documents.append(shapes.errors(whole, documents, found))
-        over_rows.append(shapes.errors(whole, np.arange(400), found))
+        over_documents.append(shapes.estimate_distance_errors(whole, documents, found))
+        over_rows.append(shapes.estimate_distance_errors(whole, np.arange(400), found))
     spread = np.std(values, axis=0)
     assert np.mean(over_documents, axis=0) == pytest.approx(spread, rel=0.25)
     assert (np.mean(over_rows, axis=0) < 0.6 * spread).all()
-    assert shapes.errors(whole, documents % 3, found) is None
+    assert shapes.estimate_distance_errors(whole, documents % 3, found) is None
 
 
 def test_places_keep_the_distances_of_three_models():

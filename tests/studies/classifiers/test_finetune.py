@@ -14,9 +14,9 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput, RunFailed
 from repsim_cli.base.settings import EveryModel
 from repsim_cli.config.run import validate
-from repsim_cli.models.source import Source, with_keys
+from repsim_cli.models.source import Source, apply_keys
 from repsim_cli.runs import results
-from repsim_cli.studies.classifiers.finding import by_model
+from repsim_cli.studies.classifiers.finding import make_model_table
 from repsim_cli.training import finetune, loop, trained
 from repsim_cli.training.sparse import Sparsity
 
@@ -93,7 +93,7 @@ def test_dense_and_sparse_classifiers_of_one_recipe(trained_once):
     assert float((rows == 0).float().mean()) == blocks[2]["neurons_removed"]
     dense = models()["tiny_nli_0"].metrics()
     assert set(metrics) - set(dense) == {"sparsity", "heads_removed", "neurons_removed"}
-    assert "sparsity" not in by_model({"sparse": metrics, "dense": dense}).columns
+    assert "sparsity" not in make_model_table({"sparse": metrics, "dense": dense}).columns
 
 
 def weights(source):
@@ -133,13 +133,13 @@ def test_the_models_are_whole_folders_in_the_format_of_transformers(trained_once
 
 def test_all_seeds_start_from_the_shared_encoder(trained_once):
     """A few steps of AdamW move no weight by more than the sum of their rates; fresh encoders lie far apart."""
-    from repsim_cli.training.finetune import classifier
+    from repsim_cli.training.finetune import make_classifier
 
     one, other = (weights(models()[f"tiny_nli_{seed}"]) for seed in (0, 1))
     assert max(float((one[name] - other[name]).abs().max()) for name in one if name.startswith("bert.")) < 0.01
     assert float((one["classifier.weight"] - other["classifier.weight"]).abs().max()) > 0.05
     config = models()["tiny_nli_0"].with_head("AutoModelForSequenceClassification").config
-    fresh = [classifier(config, None, None, seed).state_dict() for seed in (0, 1)]
+    fresh = [make_classifier(config, None, None, seed).state_dict() for seed in (0, 1)]
     assert max(float((fresh[0][name] - fresh[1][name]).abs().max()) for name in one if name.startswith("bert.")) > 0.1
 
 
@@ -197,12 +197,12 @@ def test_frozen_and_cut_classifiers(trained_once):
 
 
 def test_a_pretrained_encoder_is_what_training_starts_from(trained_once):
-    from repsim_cli.training.finetune import classifier, label_config
+    from repsim_cli.training.finetune import label_config, make_classifier
 
     source = models()["tiny_nli_0"]
     folder = str(trained.find_stored(source.identity()["trained"]))
     config = label_config(source.with_head("AutoModelForSequenceClassification").config, ["a", "b"])
-    made = classifier(config, folder, None, 3)
+    made = make_classifier(config, folder, None, 3)
     stored = weights(source)
     for name, weight in made.state_dict().items():
         assert torch.equal(weight, stored[name]) != name.startswith("classifier.weight"), name
@@ -220,7 +220,7 @@ def classifier_and_examples(**settings):
     shape = {**ENTRY["config"], "num_hidden_layers": 2, **settings}
     config = finetune.label_config(inline_config(shape), data.names)
     words = finetune.word_tokenizer((text for example in data.examples()[0] for text in example.texts), 64, 32)
-    return finetune.classifier(config, None, None, 3), finetune.all_sequences(data, words, 32)
+    return finetune.make_classifier(config, None, None, 3), finetune.encode_examples(data, words, 32)
 
 
 def fine_tuned(recipe, state=None, **settings):
@@ -236,7 +236,7 @@ def same(one, other):
 
 def killed_at(monkeypatch, step):
     """The examples of this step are asked for by a user who presses Ctrl-C; a list as long as the steps done."""
-    asked, batch_of = [], finetune.batch_of
+    asked, batch_of = [], finetune.make_labelled_batch
 
     def stopping(*given):
         asked.append(1)
@@ -246,7 +246,7 @@ def killed_at(monkeypatch, step):
 
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(loop, "SHARE", 0)
-    monkeypatch.setattr(finetune, "batch_of", stopping)
+    monkeypatch.setattr(finetune, "make_labelled_batch", stopping)
     return asked
 
 
@@ -404,13 +404,13 @@ def test_metrics_of_two_labels():
     logits, codes = torch.from_numpy(draw.normal(size=(50, 2))), draw.integers(2, size=50)
     names = ("negative", "positive")
     labels = Labels(codes, names)
-    found = finetune.in_distribution(logits, labels, match_labels(names, names, "x"))
+    found = finetune.score_in_distribution(logits, labels, match_labels(names, names, "x"))
     assert found["f1"] == pytest.approx(f1_score(codes, logits.argmax(1)))
-    none = finetune.in_distribution(
+    none = finetune.score_in_distribution(
         -torch.eye(2, dtype=torch.float64)[[1] * 50], labels, match_labels(names, names, "x")
     )
     assert list(none) == ["accuracy", "f1", "loss"]
-    reversed_labels = finetune.in_distribution(logits.flip(1), labels, match_labels(names[::-1], names, "x"))
+    reversed_labels = finetune.score_in_distribution(logits.flip(1), labels, match_labels(names[::-1], names, "x"))
     assert reversed_labels == found
 
 
@@ -444,13 +444,13 @@ def test_examples_without_labels_are_refused(tmp_path, monkeypatch):
 
 def test_a_decoder_without_such_a_head_is_refused():
     from repsim_cli.models.configs import inline_config
-    from repsim_cli.training.finetune import classifier
+    from repsim_cli.training.finetune import make_classifier
 
     config = inline_config({"model_type": "vit_mae"})
     with pytest.raises(
         BadInput, match="config: no classifier can be made of it, got model_type vit_mae; use an encoder"
     ):
-        classifier(config, None, None, 0)
+        make_classifier(config, None, None, 0)
 
 
 def test_numbered_models_are_a_family(trained_once, monkeypatch):
@@ -462,7 +462,7 @@ def test_numbered_models_are_a_family(trained_once, monkeypatch):
     monkeypatch.setattr(family, "place", lambda path, hub, revision: real(folders[hub.split("_")[1]], None, None))
     make = registry.models.get("transformers_family").function
     found = make(hub="seed_{number}", numbers=[1, 0], metrics={"accuracy": [0.9, 0.8]})
-    found = with_keys(found, EveryModel(labels=["c", "b", "a"])).sources
+    found = apply_keys(found, EveryModel(labels=["c", "b", "a"])).sources
     assert list(found) == ["1", "0"]
     assert all(isinstance(one, Source) and one.labels == ("c", "b", "a") for one in found.values())
     assert [one.metrics() for one in found.values()] == [{"accuracy": 0.9}, {"accuracy": 0.8}]

@@ -10,7 +10,7 @@ from repsim_cli.config.run import validate
 from repsim_cli.findings.claims import FAILS, HOLDS, UNCLEAR, UNTESTABLE, find_claims
 from repsim_cli.runs.content import Facts
 from repsim_cli.runs.reader import read_manifest, read_results
-from repsim_cli.studies.classifiers.finding_variants import VariantScores, seeds, tabulate
+from repsim_cli.studies.classifiers.finding_variants import VariantScores, list_entry_models, tabulate
 
 # Wu et al. 2020, table 1: accuracy in per cent on SST-2, MNLI, QNLI and QQP
 TASKS = ("SST-2", "MNLI", "QNLI", "QQP")
@@ -95,7 +95,7 @@ def test_what_cannot_be_tested(variants, bottom, cost):
 def test_an_entry_stands_for_its_seeds():
     about = {label: Facts(kind="live", family="bert", layers=[], widths=[], entry="a") for label in ("a_0", "a_1")}
     about["a_2"] = Facts(kind="live", family="bert", layers=[], widths=[])
-    assert [seeds(entry, about) for entry in ("a", "a_2", "b")] == [["a_0", "a_1"], ["a_2"], []]
+    assert [list_entry_models(entry, about) for entry in ("a", "a_2", "b")] == [["a_0", "a_1"], ["a_2"], []]
 
 
 def test_the_table_by_hand():

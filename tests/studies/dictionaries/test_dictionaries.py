@@ -10,14 +10,20 @@ import torch.nn.functional as F
 
 from repsim_cli.base.errors import BadInput
 from repsim_cli.studies.dictionaries import train as dictionaries
-from repsim_cli.studies.dictionaries.compare import cosines, cross_reconstruction, linear_maps, one_to_one, quality
+from repsim_cli.studies.dictionaries.compare import (
+    compute_cosines,
+    cross_reconstruction,
+    linear_maps,
+    match_one_to_one,
+    measure_dictionary_quality,
+)
 from repsim_cli.studies.dictionaries.formats import Dictionary, load, save
 from repsim_cli.studies.dictionaries.train import (
     Autoencoder,
     DictionaryRecipe,
-    folders,
-    largest,
-    loss_of,
+    compute_dictionary_loss,
+    keep_largest,
+    list_model_folders,
     train_dictionary,
 )
 from repsim_cli.training import loop
@@ -42,13 +48,16 @@ def unit(count, width, made):
 
 
 def fitted(rows, recipe, seed=0, digest="x"):
-    return [load(folder) for folder in folders(train_dictionary(rows, recipe, seed=seed, digest=digest), len(rows))]
+    return [
+        load(folder)
+        for folder in list_model_folders(train_dictionary(rows, recipe, seed=seed, digest=digest), len(rows))
+    ]
 
 
 def recovered(dictionary, truth):
     """The share of true directions that a latent follows with a cosine of 0.9."""
-    values = cosines(dictionary.decoder, truth, False)
-    return float((values[one_to_one(values)] > 0.9).mean())
+    values = compute_cosines(dictionary.decoder, truth, False)
+    return float((values[match_one_to_one(values)] > 0.9).mean())
 
 
 def test_planted_features_are_recovered():
@@ -56,7 +65,7 @@ def test_planted_features_are_recovered():
     truth = unit(PLANTED, FEATURES, made)
     x = 5 * code @ truth + 20 * torch.randn(FEATURES, generator=made)
     (found,) = fitted([x[:5400]], RECIPE, seed=1)
-    of = quality(found, x[:5400], x[5400:])
+    of = measure_dictionary_quality(found, x[:5400], x[5400:])
     assert recovered(found, truth) >= 0.85
     assert of.explained > 0.9
     assert of.active == pytest.approx(ACTIVE, abs=0.3)
@@ -85,7 +94,7 @@ def test_a_training_that_was_killed_ends_with_the_same_bits(monkeypatch):
     x = sparse(400)[0] @ unit(PLANTED, 8, torch.Generator().manual_seed(3))
     monkeypatch.setattr(loop, "SAVE_EVERY", -1)
     monkeypatch.setattr(loop, "SHARE", 0)
-    steps, whole = [], loss_of
+    steps, whole = [], compute_dictionary_loss
 
     def noting(autoencoder, recipe, rows, step, draw):
         if steps == list(range(7)):
@@ -94,22 +103,22 @@ def test_a_training_that_was_killed_ends_with_the_same_bits(monkeypatch):
         steps.append(step)
         return whole(autoencoder, recipe, rows, step, draw)
 
-    (wanted,) = folders(train_dictionary([x], recipe, seed=0, digest="whole"), 1)
-    monkeypatch.setattr(dictionaries, "loss_of", noting)
+    (wanted,) = list_model_folders(train_dictionary([x], recipe, seed=0, digest="whole"), 1)
+    monkeypatch.setattr(dictionaries, "compute_dictionary_loss", noting)
     with pytest.raises(KeyboardInterrupt):
         train_dictionary([x], recipe, seed=0, digest="killed").folder()
-    (found,) = folders(train_dictionary([x], recipe, seed=0, digest="killed"), 1)
+    (found,) = list_model_folders(train_dictionary([x], recipe, seed=0, digest="killed"), 1)
     assert steps == [*range(7), "killed", *range(7, 12)]
     assert (found / "sae_weights.safetensors").read_bytes() == (wanted / "sae_weights.safetensors").read_bytes()
-    assert folders(train_dictionary([x], recipe, seed=0, digest="killed"), 1) == [found]  # from the cache
+    assert list_model_folders(train_dictionary([x], recipe, seed=0, digest="killed"), 1) == [found]  # from the cache
     assert len(steps) == 13
     assert fitted([x], recipe, seed=1)[0].decoder.shape == (16, 8)
 
 
 def test_the_largest_latents_of_a_batch():
     values = torch.tensor([[3.0, 2.0, 0.5], [1.0, 0.1, 0.0]])
-    assert largest(values, 1).tolist() == [[3.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
-    assert torch.equal(largest(values, 3), values)
+    assert keep_largest(values, 1).tolist() == [[3.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+    assert torch.equal(keep_largest(values, 3), values)
 
 
 def test_dead_latents_learn_by_the_auxiliary_loss_alone():
@@ -122,7 +131,7 @@ def test_dead_latents_learn_by_the_auxiliary_loss_alone():
             autoencoder.encoders[0][:, 4:] *= 1e-3  # too small to be among the largest
         for step in range(3):
             autoencoder.zero_grad()
-            loss_of(autoencoder, recipe, [x], step, np.random.default_rng(0)).backward()
+            compute_dictionary_loss(autoencoder, recipe, [x], step, np.random.default_rng(0)).backward()
         assert autoencoder.idle[4:].tolist() == [3.0] * 8
         gradients[auxiliary] = autoencoder.decoders[0].grad[4:].abs().amax(1)
     assert not gradients[0.0].any()

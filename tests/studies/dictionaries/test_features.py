@@ -11,9 +11,15 @@ from helpers.recorded import recorded
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.studies.dictionaries.compare import correlate, match_latents, one_to_one, random_directions, spaces
+from repsim_cli.studies.dictionaries.compare import (
+    compare_feature_spaces,
+    correlate,
+    match_latents,
+    match_one_to_one,
+    random_directions,
+)
 from repsim_cli.studies.dictionaries.finding import SHARED as SHARED_COLUMNS
-from repsim_cli.studies.dictionaries.finding import shares
+from repsim_cli.studies.dictionaries.finding import compute_matched_shares
 from repsim_cli.studies.dictionaries.formats import Dictionary, save
 from repsim_cli.studies.dictionaries.study import Features, GivenDictionary
 from repsim_cli.studies.dictionaries.train import DictionaryRecipe
@@ -42,18 +48,18 @@ def test_a_shared_part_is_recovered_exactly():
         b[side] = (signs[:, None] * mixed)[order]
     for absolute, expected in ((False, SHARED - 5), (True, SHARED)):
         found = match_latents(a, b, absolute)
-        assert shares(np.stack(found), 0.7) == [expected / WIDTH] * 3
+        assert compute_matched_shares(np.stack(found), 0.7) == [expected / WIDTH] * 3
         assert found.decoder[SHARED - expected : SHARED] == pytest.approx(1)
         assert found.agree[SHARED - expected : SHARED].all()
     by_encoder = match_latents(a, sides(b["decoder"], b["encoder"][rng.permutation(WIDTH)]), True)
-    assert shares(np.stack(by_encoder), 0.7)[:2] == [SHARED / WIDTH] * 2
-    assert shares(np.stack(by_encoder), 0.7)[2] < SHARED / WIDTH  # other partners
+    assert compute_matched_shares(np.stack(by_encoder), 0.7)[:2] == [SHARED / WIDTH] * 2
+    assert compute_matched_shares(np.stack(by_encoder), 0.7)[2] < SHARED / WIDTH  # other partners
     # of the smaller one, whichever comes first
     small = {side: x[:20] for side, x in a.items()}
     assert all(
         np.array_equal(*pair) for pair in zip(match_latents(small, b, True), match_latents(b, small, True), strict=True)
     )
-    assert shares(np.stack(match_latents(small, b, True)), 0.7) == [SHARED / 20] * 3
+    assert compute_matched_shares(np.stack(match_latents(small, b, True)), 0.7) == [SHARED / 20] * 3
 
 
 def test_random_directions_have_the_second_moments_of_the_others_and_match_none():
@@ -64,7 +70,7 @@ def test_random_directions_have_the_second_moments_of_the_others_and_match_none(
         wanted = (x.T @ x / len(x)).numpy()
         assert (drawn[side].T @ drawn[side] / len(x)).numpy() == pytest.approx(wanted, abs=0.1 * float(wanted.max()))
     a = sides(unit(WIDTH, 64, 0), unit(WIDTH, 64, 1))
-    assert shares(np.stack(match_latents(a, random_directions(a, 0), False)), 0.7) == [0, 0, 0]
+    assert compute_matched_shares(np.stack(match_latents(a, random_directions(a, 0), False)), 0.7) == [0, 0, 0]
 
 
 def test_correlations_of_latents_against_numpy():
@@ -82,7 +88,7 @@ def test_spaces_of_paired_features():
     code, decoder = torch.rand(500, 30, generator=made) * (torch.rand(500, 30, generator=made) < 0.2), unit(30, 8, 1)
     order = torch.randperm(30, generator=made)
     for other, alike in ((2 * decoder.flip(1)[order], True), (unit(30, 8, 5), False)):
-        found = spaces((code, code[:, order]), (decoder, other), least=0.5, pairings=49, seed=0)
+        found = compare_feature_spaces((code, code[:, order]), (decoder, other), least=0.5, pairings=49, seed=0)
         assert found is not None
         assert (found.pairs, found.correlation) == (30, pytest.approx(1, abs=1e-5))
         for name in ("svcca", "rsa"):
@@ -91,8 +97,8 @@ def test_spaces_of_paired_features():
             assert (found.null[name] < found.values[name]).all() or not alike
         assert abs(found.null["rsa"].mean()) < 0.1
     noise = torch.rand(500, 30, generator=made)
-    assert spaces((code, noise), (decoder, decoder), least=0.5, pairings=9, seed=0) is None
-    assert one_to_one(np.array([[0.0, 1.0], [0.9, 0.95]]))[1].tolist() == [1, 0]
+    assert compare_feature_spaces((code, noise), (decoder, decoder), least=0.5, pairings=9, seed=0) is None
+    assert match_one_to_one(np.array([[0.0, 1.0], [0.9, 0.95]]))[1].tolist() == [1, 0]
 
 
 # ---- whole runs ----

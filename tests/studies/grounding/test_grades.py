@@ -11,7 +11,7 @@ from helpers.recorded import recorded
 from repsim_cli.base.errors import BadInput
 from repsim_cli.figures.frame import OPTIONS
 from repsim_cli.findings.analysis import Finished, LayerMap
-from repsim_cli.findings.leaderboard import leaderboard
+from repsim_cli.findings.leaderboard import load_leaderboard
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import Facts, Measured, Results, Table
 from repsim_cli.studies.grounding import finding as grades
@@ -87,7 +87,9 @@ def test_a_run_is_graded(repsim, newest):
 
 def test_names_of_measures_meet_nothing():
     """In the figure of costs, once it is drawn, of half of the shipped grades."""
-    rows = [[name, float(row["images"]), float(row["seconds per pair"])] for name, row in leaderboard().items()][::2]
+    rows = [[name, float(row["images"]), float(row["seconds per pair"])] for name, row in load_leaderboard().items()][
+        ::2
+    ]
     figure = grades._costs(Table(columns=["measure", "mean rank", "seconds per pair"], rows=rows))
     figure.savefig(io.BytesIO(), format="png", **OPTIONS["png"])
     texts = figure.axes[0].texts

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from repsim_cli.runs.content import COSTS_COLUMNS, Table
-from repsim_cli.studies.grounding.grading import Case, by_test, costs, grade_all, places, rows_needed, standings
+from repsim_cli.studies.grounding.grading import (
+    Case,
+    compute_measure_costs,
+    grade_all,
+    list_grades,
+    list_standings,
+    rank_measures,
+    rows_needed,
+)
 from repsim_cli.studies.grounding.scores import Models
 
 LAYERS, COUNT = 4, 5
@@ -29,11 +37,11 @@ def test_measures_are_ranked_and_those_without_a_score_say_why():
     of = case(good=planted(0, 50.0), noise=planted(1, 0.0), constant=seeds(np.ones((COUNT, COUNT, LAYERS, LAYERS))))
     tests = list(grade_all(of))
     assert [each.test for each in tests] == ["identification", "monotonicity", "order of layers"]
-    first, *others = standings(tests, 0.95)
+    first, *others = list_standings(tests, 0.95)
     assert first[:2] == ("good", 1.0)
     assert first.low <= 1.0 <= first.high
     assert {row.measure: (row.tests, row.missed) for row in others} == {"noise": (3, 0), "constant": (2, 1)}
-    rows = {(row[0], row[1]): row for row in by_test(tests, 0.95)}
+    rows = {(row[0], row[1]): row for row in list_grades(tests, 0.95)}
     score, rank, models, why = (rows["constant", "order of layers"][i] for i in (5, 10, 11, 12))
     assert (score, rank, models, why) == (None, None, COUNT, "all similarities are equal")
     assert rows["broken", "identification"][-1] == "no value"
@@ -45,7 +53,7 @@ def test_a_measure_may_be_missing_from_a_test():
     """Ranks go by name, whatever the order in which tests name their measures."""
     good, noise, third = planted(0, 50.0), planted(1, 0.0), planted(2, 5.0)
     some, others = case(good=good, noise=noise), case(third=third, noise=noise, good=good)
-    table = {row.measure: row for row in standings([*grade_all(some), *grade_all(others)], 0.95)}
+    table = {row.measure: row for row in list_standings([*grade_all(some), *grade_all(others)], 0.95)}
     assert table["good"].mean == 1.25  # in three of six tests equal to the third
     assert table["good"].tests == table["noise"].tests == 6
     assert table["third"].tests == 3
@@ -60,7 +68,7 @@ def test_bands_of_ranks_are_jackknifed():
     halves = 2.7764451 * differences.std(0) * 2
     ranks = np.where(np.abs(differences) <= halves, 1.5, 1 + (differences > 0))
     half = 2.7764451 * ranks.mean(1).std() * 2
-    (row,) = [row for row in standings(tests, 0.95) if row.measure == "a"]
+    (row,) = [row for row in list_standings(tests, 0.95) if row.measure == "a"]
     whole = np.array([t.of["b"][0] - t.of["a"][0] for t in tests])
     assert row.mean == pytest.approx(np.where(np.abs(whole) <= halves, 1.5, 1 + (whole > 0)).mean())
     assert row.low == pytest.approx(max(1.0, row.mean - half))
@@ -70,20 +78,22 @@ def test_bands_of_ranks_are_jackknifed():
 def test_what_is_not_told_apart_shares_a_rank_and_near_duplicates_count_once():
     scores, kin = np.array([1.0, 1.0, 0.98, 0.5, 0.5, 0.5, np.nan]), np.array([0, 1, 2, 3, 3, 4, 5])
     half = np.full((7, 7), 0.1)
-    ranks = places(scores, half, kin)
+    ranks = rank_measures(scores, half, kin)
     # of five groups: two others are not told apart from the first three, and two are worse
     assert ranks[:3].tolist() == [2.0] * 3
     assert ranks[3:6].tolist() == [4.5] * 3
     assert np.isnan(ranks[6])
     half[:3, :3] = 0.01
-    assert places(scores, half, kin)[:3].tolist() == [1.5, 1.5, 3.0]
+    assert rank_measures(scores, half, kin)[:3].tolist() == [1.5, 1.5, 3.0]
 
 
 def test_copies_of_a_measure_change_no_other_rank():
     good, noise, third = planted(0, 50.0), planted(1, 0.0), planted(2, 1.0)
-    alone = {row.measure: row for row in standings(list(grade_all(case(good=good, noise=noise, third=third))), 0.95)}
+    alone = {
+        row.measure: row for row in list_standings(list(grade_all(case(good=good, noise=noise, third=third))), 0.95)
+    }
     copies = {f"noise {i}": noise for i in range(4)}
-    many = {row.measure: row for row in standings(list(grade_all(case(good=good, third=third, **copies))), 0.95)}
+    many = {row.measure: row for row in list_standings(list(grade_all(case(good=good, third=third, **copies))), 0.95)}
     for name in ("good", "third"):
         assert many[name][1:4] == pytest.approx(alone[name][1:4])
     assert many["noise 2"].mean == pytest.approx(alone["noise"].mean)
@@ -98,4 +108,4 @@ def test_rows_needed():
         ["cka", "a", 500, 10, 0.2, 1.0], ["cka", "a", 250, 10, 0.1, 0.99],
         ["cka", "b", 500, 10, 0.4, 1.0], ["cka", "b", 250, 10, 0.1, 0.5],
     ]  # fmt: skip
-    assert costs(Table(columns=COSTS_COLUMNS, rows=rows))["cka"] == (pytest.approx(0.3), 500, 500)
+    assert compute_measure_costs(Table(columns=COSTS_COLUMNS, rows=rows))["cka"] == (pytest.approx(0.3), 500, 500)

@@ -133,7 +133,7 @@ def test_a_second_run_measures_nothing_anew(finished, grounded, monkeypatch, rep
     """Units of work come from the cache, with the time that they took."""
     folder, record = grounded
     monkeypatch.setenv("REPSIM_CACHE", str(folder.parents[1] / "cache"))
-    monkeypatch.setattr("repsim_cli.studies.grounding.study.measurement", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("repsim_cli.studies.grounding.study.make_measurement", lambda *_: pytest.fail("measured again"))
     words = (f"+options.samples={{{SEEDS}, {NAMED}}}", "+options.slow=[cka]", "+options.slow_rows=20")
     code, _, err = repsim("run", *WORDS, *words)
     assert code == 0, err
@@ -212,11 +212,11 @@ def test_bad_settings(repsim, words, message):
 
 
 def test_layers_of_two_widths_lose_as_many_components():
-    from repsim_cli.studies.grounding.measure import truncations
+    from repsim_cli.studies.grounding.measure import truncate_layers
 
     draw = torch.Generator().manual_seed(0)
     narrow, wide = (torch.randn(40, width, generator=draw) for width in (8, 20))
-    of_narrow, of_wide = truncations([narrow, wide])
+    of_narrow, of_wide = truncate_layers([narrow, wide])
     assert list(of_narrow) == list(of_wide) == [4, 2, 1]
     for left, x in of_wide.items():
         assert torch.linalg.matrix_rank(x - x.mean(0), atol=1e-3) == left

@@ -22,11 +22,11 @@ def test_published_numbers():
 
 def test_agreement_by_hand():
     x = np.arange(8.0)
-    assert resi.agreement(x, x**2, 0.95) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
-    value, low, high = resi.agreement(x, np.array([3.0, 1, 0, 7, 5, 2, 6, 4]), 0.95)
+    assert resi.correlate_with_interval(x, x**2, 0.95) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
+    value, low, high = resi.correlate_with_interval(x, np.array([3.0, 1, 0, 7, 5, 2, 6, 4]), 0.95)
     assert value == pytest.approx(1 - 6 * 48 / (8 * 63))
     assert low < value < high
-    assert resi.agreement(x[:3], -x[:3], 0.95) == (pytest.approx(-1), None, None)
+    assert resi.correlate_with_interval(x[:3], -x[:3], 0.95) == (pytest.approx(-1), None, None)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.85])
@@ -35,7 +35,7 @@ def test_intervals_of_agreement_cover(measures, correlation):
     rng, true, covered = np.random.default_rng(measures), 6 / np.pi * np.arcsin(correlation / 2), 0
     for _ in range(400):
         x, noise = rng.normal(size=(2, measures))
-        _, low, high = resi.agreement(x, correlation * x + (1 - correlation**2) ** 0.5 * noise, 0.95)
+        _, low, high = resi.correlate_with_interval(x, correlation * x + (1 - correlation**2) ** 0.5 * noise, 0.95)
         covered += low <= true <= high
     assert covered / 400 == pytest.approx(0.96, abs=0.03)
 
@@ -54,7 +54,7 @@ def test_ranks_stand_side_by_side(monkeypatch, tmp_path):
         "noise": {name: -known["augmentation"][name] for name in names},
         "shortcut": {name: 0.5 for name in names[:2]},
     }
-    monkeypatch.setattr(resi, "scores", lambda run, tests: ours)
+    monkeypatch.setattr(resi, "average_separation_scores", lambda run, tests: ours)
     run = Finished(folder=tmp_path, manifest={"seed": 0}, results=Results(study="grounding"))
     tables = resi.resi(run, resi.Resi(), []).tables
     rhos = {row[0]: row[1:3] for row in tables["agreement with ReSi"].rows}
@@ -73,7 +73,7 @@ def test_ranks_stand_side_by_side(monkeypatch, tmp_path):
 
 
 def test_a_run_without_these_tests(monkeypatch, tmp_path):
-    monkeypatch.setattr(resi, "scores", lambda run, tests: {})
+    monkeypatch.setattr(resi, "average_separation_scores", lambda run, tests: {})
     run = Finished(folder=tmp_path, manifest={"seed": 0}, results=Results(study="grounding"))
     with pytest.raises(BadInput, match="tests: none has groups and three measures that were published, got labels"):
         resi.resi(run, resi.Resi(), [])

@@ -108,13 +108,13 @@ def test_p_over_orders_of_models():
     models = Models(similar=last[..., None, None], groups=np.zeros(4, int), apart={"known": np.abs(away)})
 
     def rho(order):
-        return scores.correlation("known")(
+        return scores.make_correlation_score("known")(
             Models(similar=models.similar, groups=models.groups, apart={"known": np.abs(away)[np.ix_(order, order)]})
         )
 
     every = [rho(order) for order in itertools.permutations(range(4))]
     expected = np.mean([value >= every[0] - 1e-12 for value in every])
-    assert scores.p_of_correlation("known")(models) == pytest.approx(expected)
+    assert scores.make_correlation_p("known")(models) == pytest.approx(expected)
     assert 1 / 24 <= expected < 1
 
 
@@ -122,9 +122,9 @@ def test_outputs_by_hand():
     sure, other, half = [1.0, 0.0], [0.0, 1.0], [0.5, 0.5]
     probabilities = np.array([[sure, sure], [other, sure], [half, other]])
     # disjoint distributions are 1 bit apart; a sure and an even one 1 - 0.75 log2(3) / ... = 0.3113
-    away = scores.divergence_of(probabilities)
+    away = scores.compute_js_divergence(probabilities)
     assert away[0, 1] == pytest.approx((1 + 0) / 2)
     assert away[0, 2] == pytest.approx((0.311278 + 1) / 2, abs=1e-6)
     assert np.allclose(away, away.T)
     assert np.allclose(away.diagonal(), 0)
-    assert scores.disagreement_of(probabilities).tolist() == [[0, 0.5, 0.5], [0.5, 0, 1], [0.5, 1, 0]]
+    assert scores.compute_disagreement(probabilities).tolist() == [[0, 0.5, 0.5], [0.5, 0, 1], [0.5, 1, 0]]

@@ -30,16 +30,16 @@ def test_dimension_is_the_most_likely_one(k):
 
     wanted = minimize_scalar(unlikely, bounds=(0.1, 50), method="bounded", options={"xatol": 1e-9}).x
     wanted *= (len(x) - 1) / len(x) if k == 1 else 1  # unbiased
-    near = scores.nearest(torch.from_numpy(x), 3 * k + 10)
-    assert scores.dimension(near, k, np.arange(200)).value == pytest.approx(wanted, rel=1e-6)
+    near = scores.find_nearest_distances(torch.from_numpy(x), 3 * k + 10)
+    assert scores.estimate_intrinsic_dimension(near, k, np.arange(200)).value == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("dim", [2, 5])
 def test_planted_dimensions_are_within_their_errors(dim):
     rng, off = np.random.default_rng(1), []
     for _ in range(40):
-        near = scores.nearest(torch.from_numpy(planted(rng, 300, dim)), 30)
-        value, se = scores.dimension(near, 2, np.arange(300))
+        near = scores.find_nearest_distances(torch.from_numpy(planted(rng, 300, dim)), 30)
+        value, se = scores.estimate_intrinsic_dimension(near, 2, np.arange(300))
         off.append((value - dim) / se)
     assert np.mean(np.abs(off) < 2) >= 0.95
     assert np.std(off) > 0.3  # an error that says something
@@ -50,8 +50,8 @@ def test_errors_hold_where_texts_of_a_document_are_alike():
     rng, found = np.random.default_rng(2), []
     for _ in range(30):
         x = np.repeat(planted(rng, 60, 6), 5, 0) + 0.3 * planted(rng, 300, 6)
-        near = scores.nearest(torch.from_numpy(x), 40)
-        found.append(scores.dimension(near, 1, np.repeat(np.arange(60), 5)))
+        near = scores.find_nearest_distances(torch.from_numpy(x), 40)
+        found.append(scores.estimate_intrinsic_dimension(near, 1, np.repeat(np.arange(60), 5)))
     values, errors = np.array(found).T
     assert 0.9 < errors.mean() / values.std(ddof=1) < 2.5
     assert np.mean(np.abs(values - values.mean()) < 2 * errors) >= 0.88
@@ -60,7 +60,7 @@ def test_errors_hold_where_texts_of_a_document_are_alike():
 def test_equal_rows_have_no_dimension():
     x = torch.from_numpy(np.repeat(planted(np.random.default_rng(3), 50, 3), 4, 0))
     with pytest.raises(Degenerate, match="200 of 200 rows that are equal to others"):
-        scores.dimension(scores.nearest(x, 20), 1, np.arange(200))
+        scores.estimate_intrinsic_dimension(scores.find_nearest_distances(x, 20), 1, np.arange(200))
     with pytest.raises(Degenerate, match="equal rows"):
         scores.effective_rank(torch.ones(5, 3))
 
@@ -77,7 +77,10 @@ def test_numbers_of_texts_by_hand():
     rng = np.random.default_rng(5)
     texts = rng.normal(size=(3, 7, 4))
     for text, entropy, curvature in zip(
-        texts, scores.entropies(torch.from_numpy(texts)), scores.curvatures(torch.from_numpy(texts)), strict=True
+        texts,
+        scores.compute_prompt_entropies(torch.from_numpy(texts)),
+        scores.compute_curvatures(torch.from_numpy(texts)),
+        strict=True,
     ):
         shares = np.linalg.svd(text, compute_uv=False) ** 2
         shares /= shares.sum()
@@ -88,9 +91,9 @@ def test_numbers_of_texts_by_hand():
             angles.append(np.degrees(np.arccos(one @ other / np.linalg.norm(one) / np.linalg.norm(other))))
         assert float(curvature) == pytest.approx(np.mean(angles))
     line = torch.arange(5.0)[None, :, None] * torch.ones(3)
-    assert float(scores.curvatures(line)[0]) == pytest.approx(0, abs=1e-5)
+    assert float(scores.compute_curvatures(line)[0]) == pytest.approx(0, abs=1e-5)
     wide = torch.from_numpy(rng.normal(size=(40, 30, 2000)))
-    assert float(scores.curvatures(wide).mean()) == pytest.approx(120, abs=0.3)  # independent rows
+    assert float(scores.compute_curvatures(wide).mean()) == pytest.approx(120, abs=0.3)  # independent rows
 
 
 def test_mean_cosine_is_over_texts():
@@ -105,16 +108,16 @@ def test_mean_cosine_is_over_texts():
 def test_neighbours_of_the_same_class():
     rng = np.random.default_rng(7)
     classes = np.repeat([0, 1, 2], [30, 20, 10])
-    near = scores.nearest(torch.from_numpy(rng.normal(size=(60, 5)) + 20 * classes[:, None]), 12)
-    shares, chance = scores.same_class(near, 9, classes)
+    near = scores.find_nearest_distances(torch.from_numpy(rng.normal(size=(60, 5)) + 20 * classes[:, None]), 12)
+    shares, chance = scores.compute_same_class_shares(near, 9, classes)
     assert shares.tolist() == [1] * 60
     drawn = [np.mean(np.delete(classes, i) == classes[i]) for i in range(60)]
     assert chance == pytest.approx(np.mean(drawn))
-    shuffled, _ = scores.same_class(near, 9, rng.permutation(classes))
+    shuffled, _ = scores.compute_same_class_shares(near, 9, rng.permutation(classes))
     assert shuffled.mean() == pytest.approx(chance, abs=0.08)
 
 
 def test_means_are_over_documents():
-    found = scores.over_texts(np.array([1.0, 3.0, 6.0, np.nan]), np.array([0, 0, 1, 2]))
+    found = scores.average_over_documents(np.array([1.0, 3.0, 6.0, np.nan]), np.array([0, 0, 1, 2]))
     assert found == pytest.approx((4.0, np.std([2.0, 6.0], ddof=1) / 2**0.5))
-    assert np.isnan(scores.over_texts(np.array([np.nan]), np.array([0])).value)
+    assert np.isnan(scores.average_over_documents(np.array([np.nan]), np.array([0])).value)

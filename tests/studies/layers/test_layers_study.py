@@ -8,12 +8,12 @@ import torch
 from helpers.tiny import TINY, perturb
 from transformers import AutoModelForCausalLM
 
-from repsim_cli.figures.lines import quantities
+from repsim_cli.figures.lines import draw_quantities
 from repsim_cli.models.configs import inline_config
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import BY_SCALE, OF_LAYER_ERRORS, STANDS_OUT, Axis, Curve
 from repsim_cli.studies.layers.columns import OF_LAYER
-from repsim_cli.studies.layers.finding import by_model, say_extreme
+from repsim_cli.studies.layers.finding import group_by_model, say_extreme
 
 WORDS = ("run", "-q", "study=layers", "extract=texts", "data=embedded", "model=[]", "extract.length=16", "extract.skip=2",
          "extract.sequences=60", "hardware.threads=1")  # fmt: skip
@@ -38,7 +38,7 @@ def headed(shared, tokenizer_folder):
 
 
 def table(folder, name=OF_LAYER):
-    return by_model(reader.read_results(folder).tables[name])["mine"]
+    return group_by_model(reader.read_results(folder).tables[name])["mine"]
 
 
 @pytest.mark.drawn
@@ -76,7 +76,7 @@ def test_numbers_equal_a_plain_recomputation(repsim, newest, headed, monkeypatch
         assert errors[layer]["entropy"] > 0
     assert found[0]["influence"] is None
     assert found[0]["KL without"] is None
-    assert {row["k"] for row in by_model(reader.read_results(newest()).tables[BY_SCALE])["mine"]} == {1, 2, 4, 8}
+    assert {row["k"] for row in group_by_model(reader.read_results(newest()).tables[BY_SCALE])["mine"]} == {1, 2, 4, 8}
     assert (newest() / "figures" / "layers.png").is_file()
     ((model, sentence),) = reader.read_results(newest()).tables[STANDS_OUT].rows
     assert model == "mine"
@@ -173,7 +173,7 @@ def test_a_model_has_one_style_in_all_panels():
         about = {"quantity": quantity, "model": model}
         return Curve(x=Axis(name="layer"), y=Axis(name=quantity), at=["embed"], lines={quantity: [1.0]}, about=about)
 
-    figure = quantities([[curve("rank", "a"), curve("rank", "b")], [curve("KL", "b")]], ())
+    figure = draw_quantities([[curve("rank", "a"), curve("rank", "b")], [curve("KL", "b")]], ())
     first, second = (panel.lines for panel in figure.axes[:2])
     assert first[1].get_color() == second[0].get_color() != first[0].get_color()
 

@@ -14,7 +14,12 @@ from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import NEAREST
-from repsim_cli.studies.likelihoods.distances import LIKELIHOODS, between, centre_twice, place_models
+from repsim_cli.studies.likelihoods.distances import (
+    LIKELIHOODS,
+    centre_twice,
+    compute_likelihood_distances,
+    place_models,
+)
 from repsim_cli.studies.likelihoods.study import Likelihoods, log_likelihoods, mark_scored
 
 TINY_A = ASSETS / "models" / "tiny_a"
@@ -67,7 +72,7 @@ def test_likelihoods_are_those_of_the_model_token_by_token(tiny):
 
 def test_distances_are_those_of_the_matrix_that_is_centred_both_ways():
     logs = np.random.default_rng(0).normal(size=(4, 50)) * 9
-    found = between(logs, np.arange(50))
+    found = compute_likelihood_distances(logs, np.arange(50))
     rows = centre_twice(logs)
     assert np.abs(rows.mean(0)).max() < 1e-12
     for a in range(4):
@@ -83,10 +88,10 @@ def test_errors_are_the_spread_over_draws_of_documents():
     for seed in range(200):
         draw = np.random.default_rng(seed)
         logs = draw.normal(size=(2, 60))[:, documents] + 0.3 * draw.normal(size=(2, 240))
-        found = between(logs, documents)
+        found = compute_likelihood_distances(logs, documents)
         values.append(found.values[0, 1])
         errors.append(found.se[0, 1])
-        naive.append(between(logs, np.arange(240)).se[0, 1])
+        naive.append(compute_likelihood_distances(logs, np.arange(240)).se[0, 1])
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.15)
     assert np.mean(naive) < 0.7 * np.std(values)
 
@@ -95,7 +100,7 @@ def test_two_axes_keep_distances_that_lie_in_a_plane():
     draw = np.random.default_rng(0)
     logs = draw.normal(size=(5, 2)) @ draw.normal(size=(2, 80)) + draw.normal(size=80)
     places, shares = place_models(logs)
-    wanted = between(logs, np.arange(80)).values
+    wanted = compute_likelihood_distances(logs, np.arange(80)).values
     np.testing.assert_allclose(np.square(places[:, None] - places).sum(-1), wanted, atol=1e-9)
     assert shares.sum() == pytest.approx(1)
     assert place_models(logs[:2])[0].shape == (2, 2)
@@ -113,7 +118,7 @@ def test_close_models_are_as_far_apart_as_their_divergence(tiny):
     last = 0.0
     for size in (0.01, 0.03, 0.1):
         other = log_likelihoods(noised(tiny, size), source, texts)
-        found = between(np.stack([own, other]), np.arange(600))
+        found = compute_likelihood_distances(np.stack([own, other]), np.arange(600))
         divergence = own - other
         error = divergence.std() / 600**0.5
         assert (

@@ -11,12 +11,12 @@ import torch
 
 from repsim_cli.activations.capture import capture
 from repsim_cli.activations.hook_points import expand
-from repsim_cli.activations.readings import readings
+from repsim_cli.activations.readings import plan_readings
 from repsim_cli.activations.rows import Forward
 from repsim_cli.base.errors import BadInput, RunFailed
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.modular import Numbers, modular_pairs
-from repsim_cli.models.source import facts
+from repsim_cli.models.source import describe_model
 from repsim_cli.runs import reader
 from repsim_cli.runs.results import quiet
 from repsim_cli.studies.modular_sums import train as training
@@ -30,7 +30,7 @@ from repsim_cli.studies.modular_sums.model import (
     save,
 )
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
-from repsim_cli.studies.modular_sums.train import choose_look, metrics_of, mistakes, modular
+from repsim_cli.studies.modular_sums.train import choose_look, collect_stage_metrics, count_mistakes, modular
 from repsim_cli.training import trained
 
 SHAPE = ModularShape(numbers=5, blocks=2, outputs={"c1": 5, "b1": 5}, width=16, heads=2, mlp=24)
@@ -103,7 +103,7 @@ def test_rows_of_one_position_or_both(read, unit, place):
     source, model, x = read
     extract = Extract(hook_points=POINTS, unit=unit, length=2, sequences=25)
     sequences = modular_pairs(numbers=5).sequences(Numbers(5), extract, 0)
-    (reading,) = readings({"m": source}, extract)
+    (reading,) = plan_readings({"m": source}, extract)
     with capture(model, source, reading.points) as reader:
         found = Forward(reading, reader, model, sequences, extract, Hardware(batch_size=25)).rows(slice(0, 25))
     for layer, rows in zip(reading.layers, found, strict=True):
@@ -136,7 +136,9 @@ def test_blocks_are_trained_one_after_the_other():
     first, _ = train(recipe(moduli=[5], blocks=1))
     assert list(curves) == ["c1", "c2"]
     assert curves["c1"]["epoch"] == [2, 4]
-    assert set(metrics_of(curves, 3)) == {f"{c}_{of}" for c in ("c1", "c2") for of in ("accuracy", "loss", "epochs")}
+    assert set(collect_stage_metrics(curves, 3)) == {
+        f"{c}_{of}" for c in ("c1", "c2") for of in ("accuracy", "loss", "epochs")
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = Modular(recipe().shape)
@@ -186,7 +188,7 @@ def test_mistakes_are_how_far_the_wrong_rows_are_off():
     model, _ = train(one)
     ab = torch.cartesian_prod(torch.arange(7), torch.arange(7))
     held_out = torch.from_numpy(np.random.default_rng(0).permutation(49)[39:])
-    found = mistakes(model, one, seed=0)
+    found = count_mistakes(model, one, seed=0)
     assert list(found) == ["c1", "c2"]
     for name, blocks, p in (("c1", 1, 7), ("c2", 2, 5)):
         told = model.heads[name](model.stream(ab, blocks)[:, 0]).argmax(-1)[held_out]
@@ -234,7 +236,7 @@ def test_training_ends_early_once_it_is_right(monkeypatch):
     monkeypatch.setattr(training, "_scores", lambda model, stream, task, rows: (0.5, next(right)))
     _, curves = train(recipe(moduli=[5], blocks=1, epochs=9, patience=2, check=1))
     assert curves["c1"]["training_accuracy"] == [0.9, 0.9]
-    assert metrics_of(curves, 2) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 1.0}
+    assert collect_stage_metrics(curves, 2) == {"c1_accuracy": 1.0, "c1_loss": 0.5, "c1_epochs": 1.0}
 
 
 @pytest.mark.parametrize(("patience", "kept"), [(9, 3), (None, 5)])
@@ -246,7 +248,7 @@ def test_which_look_a_stage_leaves(monkeypatch, patience, kept):
     one = {"moduli": [5], "blocks": 1, "patience": patience}
     model, curves = train(recipe(**one, epochs=5, check=1))
     loss, accuracy = scores[kept - 1]
-    assert metrics_of(curves, patience) == {"c1_accuracy": accuracy, "c1_loss": loss, "c1_epochs": kept}
+    assert collect_stage_metrics(curves, patience) == {"c1_accuracy": accuracy, "c1_loss": loss, "c1_epochs": kept}
     monkeypatch.undo()
     assert same(model, train(recipe(**one, epochs=kept, check=kept))[0])
 
@@ -360,7 +362,7 @@ def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
     series = modular(recipe=ModularRecipe(moduli=[3], epochs=2, save=[0, 2], patience=None))
     with monkeypatch.context() as patch:
-        patch.setattr(training, "metrics_of", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(training, "collect_stage_metrics", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             series.make(quiet)
     series.make(quiet)
@@ -378,7 +380,7 @@ def test_checkpoints_survive_a_kill_at_the_very_end(tmp_path, monkeypatch):
     ],
 )
 def test_the_manifest_says_how_a_model_was_trained(given, name):
-    assert facts("m", modular(recipe=ModularRecipe(**given)), []).training == name
+    assert describe_model("m", modular(recipe=ModularRecipe(**given)), []).training == name
 
 
 def test_chain():

@@ -10,8 +10,8 @@ from repsim_cli.base import registry
 from repsim_cli.base.errors import BadConfig, BadInput
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.config.run import validate
-from repsim_cli.studies.neurons.counterparts import CrossMoments, counterparts, rotation
-from repsim_cli.studies.neurons.finding import EXCESS, MODELS, excess
+from repsim_cli.studies.neurons.counterparts import CrossMoments, draw_rotation, find_counterparts
+from repsim_cli.studies.neurons.finding import EXCESS, MODELS, compute_excess_correlation
 from repsim_cli.studies.neurons.study import UniversalNeurons
 
 STUDY = ("study=universal_neurons", "measure=[]", "model=[]", "extract.estimate=moments", "hardware.threads=1")
@@ -36,7 +36,7 @@ def test_counterparts_against_numpy():
         for own in shapes
     ]
     models = [[x.astype(np.float32).astype(float) for x in own] for own in models]
-    found = counterparts(gathered(models, [100, 107, 257]), rotations=2, seed=3)
+    found = find_counterparts(gathered(models, [100, 107, 257]), rotations=2, seed=3)
     assert sorted(found) == [(a, b) for a in range(3) for b in range(3) if a != b]
     for (a, b), own in found.items():
         x, count = np.hstack(models[a]), sum(shapes[a])
@@ -44,20 +44,20 @@ def test_counterparts_against_numpy():
         assert own.correlation == pytest.approx(correlations.max(1), abs=1e-9)
         assert np.array_equal(own.neuron, correlations.argmax(1))
         for draw in range(2):
-            turned = [y @ rotation(y.shape[1], [3, draw, b, i]) for i, y in enumerate(models[b])]
+            turned = [y @ draw_rotation(y.shape[1], [3, draw, b, i]) for i, y in enumerate(models[b])]
             expected = np.corrcoef(x.T, np.hstack(turned).T)[:count, count:].max(1)
             assert own.rotated[draw] == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_rotation_is_orthogonal_and_seeded():
-    q = rotation(30, [1, 2])
+    q = draw_rotation(30, [1, 2])
     assert q @ q.T == pytest.approx(np.eye(30), abs=1e-12)
-    assert np.array_equal(q, rotation(30, [1, 2]))
-    assert not np.allclose(q, rotation(30, [1, 3]))
+    assert np.array_equal(q, draw_rotation(30, [1, 2]))
+    assert not np.allclose(q, draw_rotation(30, [1, 3]))
 
 
 def test_excess_by_hand():
-    above, control = excess(np.array([[0.0], [0.0], [0.0], [0.0], [0.9], [0.2], [0.4]]))
+    above, control = compute_excess_correlation(np.array([[0.0], [0.0], [0.0], [0.0], [0.9], [0.2], [0.4]]))
     assert (above.tolist(), control.ravel().tolist()) == ([pytest.approx(0.6)], pytest.approx([-0.2, 0.2]))
 
 
@@ -71,7 +71,7 @@ def planted(finished, tmp_path_factory):
     y[:, places] = x[:, :SHARED] + rng.normal(size=(ROWS, SHARED)) / 3
     flat = np.where(np.arange(NEURONS) < NEURONS - 2, -y, 0.1)
     folder = tmp_path_factory.mktemp("planted")
-    for name, values in {"x": x, "copy": y, "opposite": flat, "turned": x @ rotation(NEURONS, [7])}.items():
+    for name, values in {"x": x, "copy": y, "opposite": flat, "turned": x @ draw_rotation(NEURONS, [7])}.items():
         first, second = np.split(np.float32(values), [50], axis=1)
         np.savez(folder / f"{name}.npz", first=first, second=second)
     names = ("x", "copy", "opposite", "turned")
@@ -111,7 +111,7 @@ def test_neurons_of_opposite_sign_are_counterparts_by_absolute_correlation():
     x, other = np.random.default_rng(0).normal(size=(2, 200, 30))
     other[:, 3] = -x[:, 7]
     signed, unsigned = (
-        counterparts(gathered([[x], [other]], [100]), rotations=2, seed=0, absolute=absolute)[0, 1]
+        find_counterparts(gathered([[x], [other]], [100]), rotations=2, seed=0, absolute=absolute)[0, 1]
         for absolute in (False, True)
     )
     assert signed.neuron[7] != 3

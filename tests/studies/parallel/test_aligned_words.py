@@ -11,7 +11,7 @@ from helpers.recorded import recorded
 
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TEXT, BY_TOKENS, P_AT_MOST, RETRIEVAL
-from repsim_cli.studies.parallel.retrieval import at_most, count_retrieved, directions
+from repsim_cli.studies.parallel.retrieval import bound_retrieval_p, count_retrieved, make_unit_rows
 
 TEXTS, LENGTH = 8, 5
 RUN = (
@@ -118,7 +118,9 @@ def test_a_language_in_another_order_of_words_is_found(repsim, newest, twin, tmp
         assert row[BY_TOKENS] == pytest.approx(row[CHANCE])  # no token is in both languages
         if row["layer"] == "embed" or order == "same":
             assert row[RETRIEVAL] == 1.0
-            assert row[P_AT_MOST] == pytest.approx(at_most(TEXTS))  # of texts, whose words depend on each other
+            assert row[P_AT_MOST] == pytest.approx(
+                bound_retrieval_p(TEXTS)
+            )  # of texts, whose words depend on each other
     assert "of 40 words find their pair at embed (a to b; back 1.00), where chance gives 0.025, the right text" in out
     assert [row["model"] for row in table(newest(), FOUND)] == ["m"]
     assert (newest() / "figures" / "parallel.png").is_file() == (order == "random")
@@ -274,8 +276,8 @@ def test_votes_of_texts_keep_the_level_whatever_their_lengths():
             + 0.5 * torch.randn(len(texts), 4, generator=generator, dtype=torch.float64)
             for _ in range(2)
         )
-        found = count_retrieved(directions(x, centred=True), directions(y, centred=True), texts)
-        p.append(at_most(found.unique))
+        found = count_retrieved(make_unit_rows(x, centred=True), make_unit_rows(y, centred=True), texts)
+        p.append(bound_retrieval_p(found.unique))
     for alpha in (0.5, 0.2, 0.05, 0.01):
         assert np.mean(np.array(p) <= alpha) <= alpha
     assert min(p) < 0.5

@@ -10,7 +10,12 @@ from scipy.sparse import csr_array
 
 from repsim_cli.runs.content import CHANCE, FOUND
 from repsim_cli.studies.parallel.columns import BY_TOKENS, P_AT_MOST, RETRIEVAL
-from repsim_cli.studies.parallel.retrieval import at_most, count_retrieved, directions, interval
+from repsim_cli.studies.parallel.retrieval import (
+    bound_retrieval_p,
+    compute_wilson_interval,
+    count_retrieved,
+    make_unit_rows,
+)
 
 WORDS, ROWS, LAYERS = 40, 36, ["embed", "resid_post@0", "resid_post@1"]
 RUN = ("run", "experiment=parallel", "extract.hook_points=[embed,resid_post]", "hardware.threads=1", "model=[]")
@@ -19,7 +24,7 @@ RUN = ("run", "experiment=parallel", "extract.hook_points=[embed,resid_post]", "
 def test_retrieval_by_hand():
     """A pair among m equally near rows counts 1/m; rows without direction are as near to all."""
     x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-    units = directions(x, centred=False)
+    units = make_unit_rows(x, centred=False)
     expected = (1 / 2 + 1 / 2 + 1 + 1 / 4) / 4
     for found in (count_retrieved(units, units), count_retrieved(*[csr_array(units.numpy())] * 2)):
         assert (found.share, found.unique) == (pytest.approx(expected), 1)
@@ -31,10 +36,10 @@ def test_random_pairings_give_one_in_n_and_no_small_p():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 4, generator=generator, dtype=torch.float64) * torch.tensor([9.0, 1, 1, 1]) + 3
     y = x[torch.randperm(30, generator=generator)] + 0.3 * torch.randn(30, 4, generator=generator, dtype=torch.float64)
-    x, y = (directions(each, centred=True) for each in (x, y))
+    x, y = (make_unit_rows(each, centred=True) for each in (x, y))
     found = [count_retrieved(x, y[torch.randperm(30, generator=generator)]) for _ in range(1000)]
     assert np.mean([each.share for each in found]) == pytest.approx(1 / 30, abs=0.004)
-    p = np.array([at_most(each.unique) for each in found])
+    p = np.array([bound_retrieval_p(each.unique) for each in found])
     for alpha in (0.2, 0.05, 0.01):
         assert np.mean(p <= alpha) <= alpha
 
@@ -49,9 +54,9 @@ def covered(draws, noise, alike):
             4 if alike else 1
         )
         y = x + 2 * noise * size[:, None] * torch.randn(120, 6, generator=generator, dtype=torch.float64)
-        found = count_retrieved(directions(x, centred=True), directions(y, centred=True))
+        found = count_retrieved(make_unit_rows(x, centred=True), make_unit_rows(y, centred=True))
         shares.append(found.share)
-        ends.append(interval(found.hits, np.arange(120) // 4 if alike else np.arange(120)))
+        ends.append(compute_wilson_interval(found.hits, np.arange(120) // 4 if alike else np.arange(120)))
     low, high = np.array(ends).T
     return np.mean((low <= np.mean(shares)) & (np.mean(shares) <= high))
 
@@ -67,8 +72,8 @@ def test_an_interval_of_independent_rows_is_wilsons():
 
     hits = np.repeat([1.0, 0.0], [30, 70])
     expected = binomtest(30, 100).proportion_ci(method="wilson")
-    assert interval(hits, np.arange(100)) == pytest.approx(tuple(expected), rel=0.01)
-    low, high = interval(np.repeat(hits, 4), np.arange(400) // 4)
+    assert compute_wilson_interval(hits, np.arange(100)) == pytest.approx(tuple(expected), rel=0.01)
+    low, high = compute_wilson_interval(np.repeat(hits, 4), np.arange(400) // 4)
     assert (low, high) == pytest.approx(tuple(expected), rel=0.01)  # copies add nothing
 
 
@@ -140,7 +145,7 @@ def test_a_planted_language_is_found_in_every_layer(repsim, newest, languages):
         same = row["model"] == row["other model"]
         assert row[BY_TOKENS] == (pytest.approx(1 / ROWS) if same else None)
         if row[RETRIEVAL] == 1.0:
-            assert row[P_AT_MOST] == pytest.approx(at_most(ROWS))
+            assert row[P_AT_MOST] == pytest.approx(bound_retrieval_p(ROWS))
     assert [row["layer"] for row in rows[:3]] == LAYERS
     for way in (("twin", "twin", "left"), ("twin", "twin", "right"), ("model", "turned", "left")):
         assert shares[way] == [1.0] * 3
@@ -166,7 +171,7 @@ def test_shuffled_pairs_are_found_as_often_as_by_chance(repsim, newest, language
     fixed = int((languages / "fixed").read_text())
     for row in table(newest(), RETRIEVAL):
         assert row[RETRIEVAL] == pytest.approx(fixed / ROWS)
-        assert row[P_AT_MOST] == pytest.approx(at_most(fixed))
+        assert row[P_AT_MOST] == pytest.approx(bound_retrieval_p(fixed))
 
 
 def test_what_is_refused(repsim, languages, tmp_path):

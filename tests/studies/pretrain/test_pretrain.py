@@ -28,7 +28,7 @@ STUDY = (
 
 def stops_at(monkeypatch, step):
     """The loss of this step is asked for by a user who presses Ctrl-C."""
-    asked, loss = [], pretrain.next_token_loss
+    asked, loss = [], pretrain.compute_next_token_loss
 
     def stopping(model, ids):
         asked.append(1)
@@ -38,7 +38,7 @@ def stops_at(monkeypatch, step):
 
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     monkeypatch.setattr(loop, "SHARE", 0)
-    monkeypatch.setattr(pretrain, "next_token_loss", stopping)
+    monkeypatch.setattr(pretrain, "compute_next_token_loss", stopping)
     return asked
 
 
@@ -66,8 +66,8 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(repsim, newest, monkeypat
         asked = stops_at(patch, 3)
         assert repsim("run", *RUN, "name=again")[0] == 130
     assert (newest() / reader.STATE).is_file()
-    loss = pretrain.next_token_loss
-    monkeypatch.setattr(pretrain, "next_token_loss", lambda *a: asked.append(1) or loss(*a))
+    loss = pretrain.compute_next_token_loss
+    monkeypatch.setattr(pretrain, "compute_next_token_loss", lambda *a: asked.append(1) or loss(*a))
     asked.clear()
     assert repsim("run", *RUN, "name=again", "resume=latest")[0] == 0
     assert len(asked) == 3  # the other half
@@ -102,8 +102,8 @@ def test_a_series_is_trained_once_and_goes_on_after_a_kill(repsim, newest, monke
     with monkeypatch.context() as patch:
         stops_at(patch, 4)
         assert repsim("run", *STUDY)[0] == 130
-    asked, loss = [], pretrain.next_token_loss
-    monkeypatch.setattr(pretrain, "next_token_loss", lambda *a: asked.append(1) or loss(*a))
+    asked, loss = [], pretrain.compute_next_token_loss
+    monkeypatch.setattr(pretrain, "compute_next_token_loss", lambda *a: asked.append(1) or loss(*a))
     assert repsim("run", *STUDY, "resume=latest")[0] == 0
     assert len(asked) == 2
     first = recorded(newest())["curves"]
@@ -156,12 +156,12 @@ def test_too_little_text():
     few = type(text)(documents=lambda: (d for d in ["one word"]), source="few")
     recipe = pretrain.PretrainRecipe(config={"model_type": "gpt2"}, vocabulary=300, length=8, steps=1)
     with pytest.raises(BadInput, match="data: too little text to train on, got . sequences of 8; give more"):
-        pretrain.corpus(few, recipe, seed=0)
+        pretrain.make_corpus(few, recipe, seed=0)
 
 
 def test_a_loss_that_is_not_finite(monkeypatch):
     model = torch.nn.Linear(2, 2)
-    monkeypatch.setattr(pretrain, "next_token_loss", lambda model, ids: model.weight.sum() * float("inf"))
+    monkeypatch.setattr(pretrain, "compute_next_token_loss", lambda model, ids: model.weight.sum() * float("inf"))
     with pytest.raises(RunFailed, match="training: the loss is not finite, got (nan|inf|-inf) at step 0; lower learn"):
         recipe = pretrain.TextRecipe(steps=2, batch_size=1)
         list(pretrain.causal_training(model, np.zeros((4, 3), int), recipe, steps=range(2), seed=0))

@@ -18,9 +18,9 @@ from repsim_cli.studies.modular_sums.model import modular_targets
 from repsim_cli.studies.modular_sums.recipe import ModularRecipe
 from repsim_cli.studies.modular_sums.train import modular
 from repsim_cli.studies.probes import study
-from repsim_cli.studies.probes.finding import nearest, verdicts
+from repsim_cli.studies.probes.finding import find_nearest_layer, judge_claims
 from repsim_cli.studies.probes.study import Probes
-from repsim_cli.studies.probes.targets import classes_of, labels_of
+from repsim_cli.studies.probes.targets import decode_classes, make_label_targets
 from repsim_cli.training.probes import PENALTIES, PROBES, Targets, fit, fit_linear, largest_class, make_split
 
 DRAW = np.random.default_rng(0)
@@ -140,20 +140,20 @@ def test_what_is_there_is_found_and_a_control_is_not(name):
 
 def test_classes_of_targets():
     codes = np.array([2, 0, 1])
-    np.testing.assert_array_equal(classes_of("c", np.eye(3)[codes]), codes)
-    np.testing.assert_array_equal(classes_of("c", codes[:, None] + 5.0), codes)
+    np.testing.assert_array_equal(decode_classes("c", np.eye(3)[codes]), codes)
+    np.testing.assert_array_equal(decode_classes("c", codes[:, None] + 5.0), codes)
     for wrong in (np.eye(3) * 2, np.ones((3, 2)), np.array([[0.5], [1]])):
         with pytest.raises(BadInput, match="options.targets: 'c' is neither one whole number nor one 1 among zeros"):
-            classes_of("c", wrong)
+            decode_classes("c", wrong)
     with pytest.raises(BadInput, match="options.targets: 'c' has one class only, got 0; give more rows, or drop it"):
-        classes_of("c", np.zeros((3, 1)))
+        decode_classes("c", np.zeros((3, 1)))
 
 
 def test_the_nearest_layers():
     layers = ["mlp_post@0", "resid_post@0", "q@1.h0"]
     control = np.array([0.9, 0.8, 0.7])
-    assert nearest(layers, np.array([0.0, 0.009, 0.5]), control) == [True, "resid_post@0", 1, 0.0, 0.8]
-    assert nearest(layers, np.array([0.3, 0.31, 0.5]), control) == [False, "mlp_post@0", 0, 0.3, 0.9]
+    assert find_nearest_layer(layers, np.array([0.0, 0.009, 0.5]), control) == [True, "resid_post@0", 1, 0.0, 0.8]
+    assert find_nearest_layer(layers, np.array([0.3, 0.31, 0.5]), control) == [False, "mlp_post@0", 0, 0.3, 0.9]
 
 
 def test_claims():
@@ -175,7 +175,7 @@ def test_claims():
         ]
     )  # fmt: skip
     trained = {BY_BLOCK: ["layers-1", "layers0", "layers1"], END_TO_END: ["whole-1", "whole0", "whole1"]}
-    found = {each.name: each for each in verdicts(claims, lowest, trained)}
+    found = {each.name: each for each in judge_claims(claims, lowest, trained)}
     assert {name: (each.verdict, round(each.value or 0.0, 9), each.measure) for name, each in found.items()} == {
         "linear_probes_find_all_sums_in_model_l": ("holds", 0.0, "linear_regression"),
         "linear_probes_miss_inner_sums_in_model_e": ("holds", 0.5, "linear_regression"),
@@ -185,7 +185,7 @@ def test_claims():
     mlp = found["mlp_probes_find_all_sums_in_model_e"]
     assert mlp.opposite_p == mlp.decided == pytest.approx(ttest_1samp([0.0396, 0.04, 0.0404], 0.01).pvalue / 2)
     assert mlp.over == "3 seeds"
-    alone = verdicts(claims, lowest, {BY_BLOCK: ["layers0"], END_TO_END: ["whole0"], ONE_SUM: ["modsum_e"]})
+    alone = judge_claims(claims, lowest, {BY_BLOCK: ["layers0"], END_TO_END: ["whole0"], ONE_SUM: ["modsum_e"]})
     assert {each.verdict for each in alone} == {"not testable here"}
 
 
@@ -305,7 +305,7 @@ def test_labels_that_rows_lack(tmp_path, name, unit, wanted, message):
     given = Sequences(ids, whole, whole, ids, ids, documents=3, example=np.array([0, 10, 20]))
     extract = Extract(hook_points=["embed"], unit=unit, padding="keep")
     with pytest.raises(BadInput, match=message):
-        labels_of(data, given, extract, np.arange(3), np.arange(3), wanted)
+        make_label_targets(data, given, extract, np.arange(3), np.arange(3), wanted)
 
 
 def test_groups_stay_on_one_side(tmp_path):
@@ -316,9 +316,9 @@ def test_groups_stay_on_one_side(tmp_path):
     ids, whole = np.ones((40, 1), int), np.ones((40, 1), bool)
     given = Sequences(ids, whole, whole, ids, ids, documents=40, example=np.arange(40))
     extract, numbers = Extract(hook_points=["embed"], unit="mean"), np.arange(40)
-    both = labels_of(data, given, extract, numbers, numbers, None)
+    both = make_label_targets(data, given, extract, numbers, numbers, None)
     assert {name: len(names) for name, names in both.names.items()} == {"label": 2, "group": 7}
-    together = labels_of(data, given, extract, numbers, numbers, None, "group")
+    together = make_label_targets(data, given, extract, numbers, numbers, None, "group")
     assert list(together.classes) == ["label"]
     for seed in range(5):
         split = together.split(0.7, seed)
@@ -329,11 +329,11 @@ def test_groups_stay_on_one_side(tmp_path):
     with pytest.raises(
         BadInput, match="options.keep_together: the data has no such labels, got 'topic'; known: group, lab"
     ):
-        labels_of(data, given, extract, numbers, numbers, None, "topic")
+        make_label_targets(data, given, extract, numbers, numbers, None, "topic")
     with pytest.raises(
         BadInput, match="options.keep_together: no other labels are left as targets, got 'group'; drop it"
     ):
-        labels_of(data, given, extract, numbers, numbers, ["group"], "group")
+        make_label_targets(data, given, extract, numbers, numbers, ["group"], "group")
 
 
 RUN = (

@@ -14,7 +14,7 @@ from repsim_cli.figures.frame import Style
 from repsim_cli.findings.analyse import draw
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import FEATURE_MAPS, Matrix, Side
-from repsim_cli.studies.similarity.feature_maps import feature_maps, in_plane
+from repsim_cli.studies.similarity.feature_maps import arrange_in_plane, feature_maps
 from repsim_cli.studies.similarity.finding_feature_maps import Network, _planes
 from repsim_cli.training.resnet_model import ResNetShape, resnet9
 
@@ -43,11 +43,11 @@ def test_maps_are_means_over_channels(monkeypatch):
     assert [tuple(x.shape) for x in found] == [(2, 16, 16), (2, 2, 2), (2, 2, 3), (2, 2, 5)]
     torch.testing.assert_close(found[3].flatten(1), logits)
     tokens = torch.arange(2 * 5 * 3.0).view(2, 5, 3)  # a class token, then 2 x 2 patches
-    assert in_plane(tokens, 1, "resid_post@0")[0].tolist() == [[4, 7], [10, 13]]
+    assert arrange_in_plane(tokens, 1, "resid_post@0")[0].tolist() == [[4, 7], [10, 13]]
     with pytest.raises(
         RunFailed, match="resid_post@0: its places form no square, got 5; leave out analyses.feature_maps"
     ):
-        in_plane(tokens, 0, "resid_post@0")
+        arrange_in_plane(tokens, 0, "resid_post@0")
 
 
 def test_planes_in_the_order_in_which_they_were_kept():

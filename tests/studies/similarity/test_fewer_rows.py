@@ -9,7 +9,7 @@ from repsim_cli import measures
 from repsim_cli.base.errors import BadInput
 from repsim_cli.data.base import draw
 from repsim_cli.runs.content import FEWER_ROWS
-from repsim_cli.studies.similarity.fewer_rows import DRAWS, sizes
+from repsim_cli.studies.similarity.fewer_rows import DRAWS, list_sample_sizes
 from repsim_cli.studies.similarity.finding_fewer_rows import CHANGES
 
 N = 520
@@ -47,7 +47,7 @@ def test_values_are_those_of_the_samples(repsim, newest, stored):
     folder = newest()
     for name, of_chance in (("mutual_knn", lambda n: 10 / (n - 1)), ("cka", None)):
         found = [row for row in records(folder, FEWER_ROWS) if row["measure"] == name]
-        assert [row["rows"] for row in found] == [*sizes(N), N] == [130, 260, N]
+        assert [row["rows"] for row in found] == [*list_sample_sizes(N), N] == [130, 260, N]
         assert {(row["layer a"], row["layer b"]) for row in found} == {("h0", "h1")}
         assert [row["samples"] for row in found] == [DRAWS, DRAWS, 1]
         measure = measures.get(name)

@@ -10,10 +10,10 @@ from helpers.tiny import TINY
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract, Hardware, Ranked
-from repsim_cli.findings.analyse import card_of
+from repsim_cli.findings.analyse import find_analysis_card
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.findings.claims import find_claims
-from repsim_cli.models.source import facts
+from repsim_cli.models.source import describe_model
 from repsim_cli.runs import reader, results
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
@@ -48,9 +48,15 @@ def ran(made, folder):
     """The run, what the study measured, and what follows from it."""
     run = results.create(folder, name="x", study="stitching", seed=0, command=[], overrides=[])
     measured = made.run(run)
-    about = {label: asdict(facts(label, source, [])) for label, source in made.models.items()}
+    about = {label: asdict(describe_model(label, source, [])) for label, source in made.models.items()}
     finished = Finished(folder=folder, manifest={**run.manifest, "facts": about}, results=measured)
-    return run, measured, card_of("penalties").compute(finished, card_of("penalties").options(), find_claims(CLAIMS))
+    return (
+        run,
+        measured,
+        find_analysis_card("penalties").compute(
+            finished, find_analysis_card("penalties").options(), find_claims(CLAIMS)
+        ),
+    )
 
 
 GROUPS = {"one": ["a", "b", "c"], "two": ["x", "y", "copy"]}

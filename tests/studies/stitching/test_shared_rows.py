@@ -8,14 +8,14 @@ from sklearn.linear_model import Ridge
 
 from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
-from repsim_cli.report.studies import leads
+from repsim_cli.report.studies import say_main_findings
 from repsim_cli.runs import results
 from repsim_cli.runs.content import Results
 from repsim_cli.studies.stitching.evaluate import Estimate, Head, Shared, Stitch, StitchScores
 from repsim_cli.studies.stitching.models import Inputs
-from repsim_cli.studies.stitching.noise import NONE, answers_of, draw_clusters
+from repsim_cli.studies.stitching.noise import NONE, draw_clusters, find_answers
 from repsim_cli.studies.stitching.results import PENALTIES, tables_of_pairs, warn_of_misled
-from repsim_cli.studies.stitching.shared import StitchSide, explain, ridge, within
+from repsim_cli.studies.stitching.shared import StitchSide, explain, predict_by_ridge, subtract_group_means
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
 
@@ -57,21 +57,21 @@ def test_ridge_is_that_of_scikit_learn():
     x, y, new = (torch.randn(n, d, generator=draw, dtype=torch.float64) for n, d in ((40, 6), (40, 3), (9, 6)))
     size = float(x.square().sum())
     solved = StitchSide(x, new).solved[40]
-    for penalty, ours in zip((0.1, 1e-3), ridge(solved, x.T @ y, new, [0.1, 1e-3]), strict=True):
+    for penalty, ours in zip((0.1, 1e-3), predict_by_ridge(solved, x.T @ y, new, [0.1, 1e-3]), strict=True):
         theirs = Ridge(alpha=penalty * size, fit_intercept=False).fit(x.numpy(), y.numpy())
         np.testing.assert_allclose(ours, theirs.predict(new.numpy()), atol=1e-10)
-    assert [float(of.abs().max()) for of in ridge(solved, x.T @ y, new, [float("inf")])] == [0.0]
+    assert [float(of.abs().max()) for of in predict_by_ridge(solved, x.T @ y, new, [float("inf")])] == [0.0]
 
 
 def test_means_of_answers_are_taken():
     rows, groups = torch.tensor([[1.0], [3.0], [5.0]], dtype=torch.float64), torch.tensor([0, 0, 1])
-    assert within(rows, groups).tolist() == [[-1.0], [1.0], [0.0]]
+    assert subtract_group_means(rows, groups).tolist() == [[-1.0], [1.0], [0.0]]
 
 
 def test_what_is_right_at_every_place():
     inputs = Inputs(torch.tensor([[5, 6, 7], [8, 9, 0]]), torch.tensor([[1, 1, 1], [1, 1, 0]]).bool(), None)
-    assert answers_of(inputs, None).tolist() == [[6, 7, NONE], [9, NONE, NONE]]
-    assert answers_of(inputs, torch.tensor([2, 0])).tolist() == [[2, 2, 2], [0, 0, 0]]
+    assert find_answers(inputs, None).tolist() == [[6, 7, NONE], [9, NONE, NONE]]
+    assert find_answers(inputs, torch.tensor([2, 0])).tolist() == [[2, 2, 2], [0, 0, 0]]
 
 
 def test_noise_has_centres_that_only_the_answer_decides():
@@ -143,7 +143,7 @@ def test_models_that_mislead_are_warned_of(tmp_path):
         "0.00); their penalty says nothing of what the models share"
     ]
     table = tables_of_pairs([stitch], scores, {})
-    (said,) = leads(Results(study="stitching", tables=table))
+    (said,) = say_main_findings(Results(study="stitching", tables=table))
     assert said.endswith(
         "; but beyond the right answers its rows explain almost nothing of those of the tail (resid_post@1)"
     )

@@ -23,9 +23,9 @@ from repsim_cli.studies.stitching.evaluate import (
     Stitch,
     StitchScores,
     check_outputs,
-    classification,
     evaluate_stitches,
-    next_token,
+    make_classification_task,
+    make_next_token_task,
 )
 from repsim_cli.studies.stitching.layers import (
     KINDS,
@@ -38,7 +38,7 @@ from repsim_cli.studies.stitching.models import (
     EMBED,
     Inputs,
     check_stitchable,
-    inputs_of,
+    make_input_batch,
     open_whole,
     output_names,
     scramble,
@@ -93,7 +93,7 @@ def some(count=6, length=12, labels=None, seed=0, below=400):
 
 
 def batch(**settings):
-    return inputs_of(some(**settings), slice(None))
+    return make_input_batch(some(**settings), slice(None))
 
 
 # a type of every layout, and what could get in the way of a cut: scaled embeddings, learned positions, masks by the
@@ -177,7 +177,7 @@ def test_every_model_runs_once_per_batch_however_many_stitches_it_is_in():
         models,
         stitches,
         some(),
-        next_token(),
+        make_next_token_task(),
         PassSettings(batch_size=3),
     )
     # the tails' token embeddings run too, and are not used: 2 batches of 6 stitches, and of the last block's outputs
@@ -195,10 +195,10 @@ def test_scores_are_those_of_the_outputs():
         {"m": model},
         [Stitch(Head("m"), "m", 0, 1)],
         given,
-        next_token(),
+        make_next_token_task(),
         PassSettings(batch_size=4),
     )
-    inputs = inputs_of(given, slice(None))
+    inputs = make_input_batch(given, slice(None))
     own = model.model(**model.make_inputs(inputs)).logits
     other = model.tail(1)(model.streams(inputs, [0])[0], inputs)
     inside = inputs.mask[:, 1:]
@@ -230,10 +230,10 @@ def test_the_standard_error_is_that_of_a_mean_where_sequences_weigh_the_same():
 def test_classifiers_are_compared_on_the_labels_of_the_data():
     models = {name: source("bert", CLASSES) for name in "ab"}
     assert output_names(models["a"]) == ("entailment", "neutral", "contradiction")
-    assert classification(models, ("contradiction", "entailment", "neutral")) == PredictionTask(
+    assert make_classification_task(models, ("contradiction", "entailment", "neutral")) == PredictionTask(
         CLASSES, (1, 2, 0), (0, 1, 2)
     )
-    hans = classification(models, ("non-entailment", "entailment"))
+    hans = make_classification_task(models, ("non-entailment", "entailment"))
     assert hans == PredictionTask(CLASSES, (0, 1, 1), (1, 0))
     # not entailed is more probable in all, but no single output is more probable than entailment: as HANS is scored
     found = hans.predict(torch.tensor([[0.4, 0.35, 0.25], [0.1, 0.2, 0.7]]).log(), batch(count=2), torch.tensor([1, 0]))
@@ -241,9 +241,13 @@ def test_classifiers_are_compared_on_the_labels_of_the_data():
     assert (found.answer.tolist(), found.right.tolist()) == ([0, 1], [0, 1])
     for labels in (("positive", "negative"), ("yes", "no", "maybe")):
         with pytest.raises(BadInput, match=r"model.a: its labels are not those of the data, got .*; name them in"):
-            classification(models, labels)
+            make_classification_task(models, labels)
     unnamed = {"a": source("bert", CLASSES, id2label={0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"})}
-    assert classification(unnamed, ("yes", "no", "maybe"), outputs=("no", "yes", "maybe")).outputs == (1, 0, 2)
+    assert make_classification_task(unnamed, ("yes", "no", "maybe"), outputs=("no", "yes", "maybe")).outputs == (
+        1,
+        0,
+        2,
+    )
     with pytest.raises(BadInput, match=r"model.a: its outputs and their names differ in number, got \[\] for 3"):
         check_outputs(unnamed)
 
@@ -258,7 +262,7 @@ def test_classifiers_with_other_labels_are_refused(names):
 def test_classifiers_stitch():
     labels = ("entailment", "neutral", "contradiction")
     models = {name: whole("distilbert", CLASSES, label=name, seed=seed) for seed, name in enumerate("ab")}
-    task = classification({name: model.source for name, model in models.items()}, labels)
+    task = make_classification_task({name: model.source for name, model in models.items()}, labels)
     stitches = same_layer([Head("a"), Head("b")], models, [EMBED, 2])
     heads = {Head(name): model for name, model in models.items()}
     found = evaluate_stitches(heads, models, stitches, some(labels=labels), task, PassSettings(batch_size=4))
@@ -300,7 +304,9 @@ def test_an_orthogonal_layer_stays_orthogonal():
     model, given = whole("gpt2"), some()
     stitch = Stitch(Head("m"), "m", 0, 1)
     recipe = StitchRecipe(layer="orthogonal", steps=5, warm_up=0, batch=2, clip=1.0)
-    fit = fit_stitches(model, model, [stitch], given, next_token(), Fitting(recipe, batch_size=4, seed=0))[stitch]
+    fit = fit_stitches(model, model, [stitch], given, make_next_token_task(), Fitting(recipe, batch_size=4, seed=0))[
+        stitch
+    ]
     weights = fit.layer[-1].weight
     assert torch.allclose(weights @ weights.T, torch.eye(32), atol=1e-4)
     assert not torch.allclose(weights, KINDS["orthogonal"].build(32, 32)[-1].weight, atol=1e-2)
@@ -312,7 +318,7 @@ def test_training_between_widths_with_gradients_for_the_layer_alone():
     head.model.gpt_neox.layers[0].register_forward_hook(lambda *_: calls.update(["head"]))
     stitches = [Stitch(Head("a"), "b", at, into) for at, into in ((EMBED, 0), (1, 1), (2, 2))]
     recipe = StitchRecipe(layer="linear", steps=40, warm_up=5, batch=4, init_sequences=2, scale_rate=True, clip=1.0)
-    fits = fit_stitches(head, tail, stitches, some(), next_token(), Fitting(recipe, batch_size=2, seed=0))
+    fits = fit_stitches(head, tail, stitches, some(), make_next_token_task(), Fitting(recipe, batch_size=2, seed=0))
     # one pass for the start, and two in each of 40 steps, for three layers
     assert calls["head"] == 1 + 2 * 40
     for stitch, fit in fits.items():
@@ -329,7 +335,7 @@ def test_layers_do_not_depend_on_which_others_are_trained_beside_them():
     recipe = StitchRecipe(steps=4, warm_up=1, batch=4)
 
     def fit(which):
-        return fit_stitches(model, model, which, given, next_token(), Fitting(recipe, batch_size=4, seed=3))
+        return fit_stitches(model, model, which, given, make_next_token_task(), Fitting(recipe, batch_size=4, seed=3))
 
     both, one = fit(stitches), fit(stitches[1:])
     assert np.array_equal(both[stitches[1]].losses, one[stitches[1]].losses)
@@ -343,19 +349,21 @@ def test_a_finished_layer_is_read_from_the_cache(monkeypatch, tmp_path):
     stitches = same_layer([Head("m")], ["m"], [0, 1])
     recipe = StitchRecipe(steps=3, warm_up=1, batch=4)
     identities = {"m": model.source.identity()}
-    keys = {s: fit_key(s, identities, given, next_token(), recipe, {"seed": 0}) for s in stitches}
+    keys = {s: fit_key(s, identities, given, make_next_token_task(), recipe, {"seed": 0}) for s in stitches}
     assert len(set(keys.values())) == 2
-    other = fit_key(stitches[0], identities, given, next_token(), replace(recipe, clip=1.0), {"seed": 0})
+    other = fit_key(stitches[0], identities, given, make_next_token_task(), replace(recipe, clip=1.0), {"seed": 0})
     assert other not in keys.values()
 
     def fit(which):
         with cache.use("stitches", list(keys.values())) as entries:
             own = {stitch: entries[keys[stitch]] for stitch in stitches}
             return fit_stitches(
-                model, model, which, given, next_token(), Fitting(recipe, batch_size=4, seed=0), entries=own
+                model, model, which, given, make_next_token_task(), Fitting(recipe, batch_size=4, seed=0), entries=own
             )  # fmt: skip
 
-    whole_run = fit_stitches(model, model, stitches, given, next_token(), Fitting(recipe, batch_size=4, seed=0))
+    whole_run = fit_stitches(
+        model, model, stitches, given, make_next_token_task(), Fitting(recipe, batch_size=4, seed=0)
+    )
     fit(stitches[:1])
     calls = Counter()
     model.model.transformer.h[0].register_forward_hook(lambda *_: calls.update(["block"]))
@@ -373,7 +381,7 @@ def test_an_evaluation_goes_on_where_it_was_killed(monkeypatch, tmp_path):
     monkeypatch.setenv("REPSIM_CACHE", str(tmp_path))
     model, other, given = whole("gpt2", label="a"), whole("gpt2", label="b", seed=1), some()
     stitches = same_layer([Head("a")], ["b"], [0, 1])
-    arguments = ({Head("a"): model}, {"b": other}, stitches, given, next_token())
+    arguments = ({Head("a"): model}, {"b": other}, stitches, given, make_next_token_task())
     plain = evaluate_stitches(*arguments, PassSettings(batch_size=2))
 
     def killed(items, **_):
@@ -399,12 +407,16 @@ def test_a_training_that_diverges_says_so():
     stitch = Stitch(Head("m"), "m", 4, 4)
     for rate in (1e4, 1e30):
         recipe = StitchRecipe(layer="linear", steps=20, warm_up=0, batch=4, learning_rate=rate)
-        fit = fit_stitches(model, model, [stitch], given, next_token(), Fitting(recipe, batch_size=4, seed=0))[stitch]
+        fit = fit_stitches(
+            model, model, [stitch], given, make_next_token_task(), Fitting(recipe, batch_size=4, seed=0)
+        )[stitch]
         assert fit.diverged is not None
         assert np.isfinite(fit.losses).all()
     calm = StitchRecipe(layer="linear", steps=5, warm_up=0, batch=4, learning_rate=1e-6)
     assert (
-        fit_stitches(model, model, [stitch], given, next_token(), Fitting(calm, batch_size=4, seed=0))[stitch].diverged
+        fit_stitches(model, model, [stitch], given, make_next_token_task(), Fitting(calm, batch_size=4, seed=0))[
+            stitch
+        ].diverged
         is None
     )
 
@@ -418,7 +430,13 @@ def test_outputs_that_are_not_finite_are_no_penalty():
         RunFailed, match=r"m -> m, resid_post@1: its outputs are not finite; use hardware.dtype=float32"
     ):
         evaluate_stitches(
-            {Head("m"): model}, {"m": model}, [stitch], some(), next_token(), PassSettings(3), {stitch: broken}
+            {Head("m"): model},
+            {"m": model},
+            [stitch],
+            some(),
+            make_next_token_task(),
+            PassSettings(3),
+            {stitch: broken},
         )
 
 
@@ -507,7 +525,7 @@ def test_what_cannot_be_stitched_is_refused(tmp_path, tiny_folder, monkeypatch):
         source("native").with_head(CLASSES)
     model = whole("gpt2")
     with pytest.raises(BadInput, match=r"data: no evaluation rows are left, got 1 sequences; give more data"):
-        evaluate_stitches({}, {"m": model}, [], some(count=1), next_token(), PassSettings(batch_size=2))
+        evaluate_stitches({}, {"m": model}, [], some(count=1), make_next_token_task(), PassSettings(batch_size=2))
 
 
 @pytest.mark.parametrize(("kind", "auto"), [("gpt2", CAUSAL), ("bert", CLASSES)])
@@ -522,6 +540,6 @@ def test_a_random_model_has_the_same_backbone_with_its_head(kind, auto):
 def test_a_batch_is_cut_to_its_longest_sequence():
     mask = np.arange(6) < np.asarray([[2], [6], [3]])
     given = Sequences(np.where(mask, 7, 0), mask, mask, mask - 1, mask - 1, 3, segments=np.zeros_like(mask, dtype=int))
-    assert [inputs_of(given, rows).ids.shape for rows in (np.asarray([0, 2]), slice(1, 3))] == [(2, 3), (2, 6)]
-    assert inputs_of(given, np.asarray([2, 0])).mask.sum(1).tolist() == [3, 2]
-    assert inputs_of(given, np.asarray([0])).segments.shape == (1, 2)
+    assert [make_input_batch(given, rows).ids.shape for rows in (np.asarray([0, 2]), slice(1, 3))] == [(2, 3), (2, 6)]
+    assert make_input_batch(given, np.asarray([2, 0])).mask.sum(1).tolist() == [3, 2]
+    assert make_input_batch(given, np.asarray([0])).segments.shape == (1, 2)

@@ -18,7 +18,7 @@ from repsim_cli.runs.content import Table
 from repsim_cli.studies.stitching import study as study_module
 from repsim_cli.studies.stitching.evaluate import count_held_out, split_sequences
 from repsim_cli.studies.stitching.finding import StitchingOptions as Options
-from repsim_cli.studies.stitching.finding import both_ways, directions, figures, stitching
+from repsim_cli.studies.stitching.finding import compute_recovered_shares, figures, stitching, tabulate_directions
 from repsim_cli.studies.stitching.results import PENALTIES
 from repsim_cli.studies.stitching.study import Stitching
 from repsim_cli.studies.stitching.train import StitchRecipe
@@ -278,19 +278,19 @@ def test_what_is_recovered_both_ways():
         stitch("a (random weights)", "a", 2.0), stitch("b (random weights)", "b", 0.8),
         stitch("a (rows shuffled)", "a", 9.0), stitch("b", "a", 7.0, into="resid_post@1"),
     ]  # fmt: skip
-    table = both_ways(rows)
+    table = compute_recovered_shares(rows)
     assert table.columns[3:5] == ["other into model", "model into other"]
     assert table.rows == [["resid_post@0", "a", "b", 0.75, 0.5, 0.95, None]]
     diverged = [*rows[:4], stitch("b (random weights)", "b", -0.1), stitch("b", "b", None)]
-    assert both_ways(diverged).rows == [["resid_post@0", "a", "b", 0.75, None, 0.95, None]]
-    assert both_ways(rows[:3]).rows == []
+    assert compute_recovered_shares(diverged).rows == [["resid_post@0", "a", "b", 0.75, None, 0.95, None]]
+    assert compute_recovered_shares(rows[:3]).rows == []
 
 
 def test_directions_and_claims():
     rows = [cell("s", "g", 0.5), cell("s", "h", 0.7), cell("g", "s", 0.2), cell("h", "s", 0.4), cell("g", "g", 0.1)]
     rows += [cell("h", "h", 0.3), cell("s", "s", 0.05), cell("big", "s", 9.0), cell("s (random weights)", "s", 5.0)]
     rows += [cell("g", "h", None)]
-    found = {tuple(row[:4]): row[4:] for row in directions(rows, KINDS).rows}
+    found = {tuple(row[:4]): row[4:] for row in tabulate_directions(rows, KINDS).rows}
     across = found["resid_post@0", "solu_ln, 3 blocks", "gelu, 3 blocks", "different"]
     assert across == pytest.approx([2, 0.6, 0.1])
     assert found["resid_post@0", "solu_ln, 3 blocks", "solu_ln, 3 blocks", "the same"] == [1, 0.05, None]

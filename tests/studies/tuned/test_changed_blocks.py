@@ -12,10 +12,17 @@ from repsim_cli.base import registry
 from repsim_cli.base.settings import Extract, Hardware
 from repsim_cli.data.base import Sequences
 from repsim_cli.runs.content import CARRIED, OWN
-from repsim_cli.studies.tuned.blocks import BlockStack, batches_of, compute_restored, find_promoted, of_blocks, refusal
-from repsim_cli.studies.tuned.changes import decode, differences, divergences
-from repsim_cli.studies.tuned.finding import ChangedBlocks, where
-from repsim_cli.studies.tuned.models import whole
+from repsim_cli.studies.tuned.blocks import (
+    BlockStack,
+    compute_block_changes,
+    compute_restored,
+    find_promoted,
+    make_unpadded_batches,
+    say_why_not_alone,
+)
+from repsim_cli.studies.tuned.changes import compute_logit_divergences, compute_row_changes, decode
+from repsim_cli.studies.tuned.finding import ChangedBlocks, say_changed_blocks
+from repsim_cli.studies.tuned.models import load_next_token_model
 
 KINDS = ("llama", "gpt2", "gpt_neox", "gemma3_text", "qwen3", "phi", "opt", "mixtral", "bloom", "mamba")
 EXTRACT = Extract(hook_points=["resid_post"], length=16)
@@ -35,7 +42,7 @@ def source_of(kind, layers=6):
 
 
 def stack(source, label="base"):
-    return BlockStack(label, source, whole(source), True)
+    return BlockStack(label, source, load_next_token_model(source), True)
 
 
 def copied(base, label="tuned"):
@@ -53,8 +60,8 @@ def sequences(seed, count=6, length=16, vocabulary=96):
 
 
 def found(base, *tuned, seed=0, patching=False):
-    given = batches_of(sequences(seed), 6, EXTRACT, HARDWARE)
-    return of_blocks(base, tuned, given, EXTRACT, patching=patching, progress=iter, tally=Uncounted())
+    given = make_unpadded_batches(sequences(seed), 6, EXTRACT, HARDWARE)
+    return compute_block_changes(base, tuned, given, EXTRACT, patching=patching, progress=iter, tally=Uncounted())
 
 
 def plant(model, blocks, seed, size, rank=None):
@@ -123,7 +130,7 @@ def test_own_and_carried_change_by_hand():
     model = copied(base)
     plant(model, [2], 0, 0.1)
     given = sequences(0, count=1)
-    change = of_blocks(
+    change = compute_block_changes(
         base, [model], [given.take(slice(1), 8)], EXTRACT, patching=False, progress=iter, tally=Uncounted()
     )
     ids = torch.from_numpy(given.inputs[:1, :8])
@@ -137,7 +144,7 @@ def test_own_and_carried_change_by_hand():
             each.module(ids)
         for hook in hooks:
             hook.remove()
-    total = torch.stack([differences(x[0], y[0])[0] for x, y in zip(*streams.values(), strict=True)])
+    total = torch.stack([compute_row_changes(x[0], y[0])[0] for x, y in zip(*streams.values(), strict=True)])
     own, carried = (change["tuned"][kind].double() for kind in (OWN, CARRIED))
     assert not own[[0, 1, 3, 4, 5]].any()
     assert not carried[:3].any()
@@ -182,13 +189,16 @@ def test_putting_a_block_back():
     plant(two, [1, 4], 0, 0.3)
     change = found(base, one, two, patching=True)
     assert change["one"]["restored"].tolist() == pytest.approx([0, 0, 0, 1, 0, 0], abs=1e-6)
-    given = batches_of(sequences(0), 6, EXTRACT, HARDWARE)
+    given = make_unpadded_batches(sequences(0), 6, EXTRACT, HARDWARE)
     other = copied(base)
     plant(other, [1, 4], 0, 0.3)
     other.blocks[1].load_state_dict(base.blocks[1].state_dict())
 
     def effect(model):
-        return sum(float(divergences(*(x.logits(batch, EXTRACT) for x in (base, model))).sum()) for batch in given)
+        return sum(
+            float(compute_logit_divergences(*(x.logits(batch, EXTRACT) for x in (base, model))).sum())
+            for batch in given
+        )
 
     assert float(change["two"]["restored"][1]) == pytest.approx(1 - effect(other) / effect(two), rel=1e-4)
     assert [x is y for x, y in zip(two.blocks, base.blocks, strict=True)] == [False] * 6  # they are where they were
@@ -198,7 +208,7 @@ def test_putting_a_block_back():
 def test_the_sentence():
     """Ranges with a change of their own, weights that change nothing above rounding, and what was rounded."""
     more = {"carried": [], "rounding": [], "restored": [None] * 5}
-    said = where(
+    said = say_changed_blocks(
         ChangedBlocks(own=[0.2, 1e-9, 0, 1e-3, 0], weights=[1, 1e-8, 0, 1e-3, None], above=[0], rounded=[3], **more), []
     )
     assert said == (
@@ -206,14 +216,14 @@ def test_the_sentence():
         "block 1: other weights, whose own change is within rounding; blocks 2, 4: none above rounding"
     )
     none = ChangedBlocks(own=[0.0] * 2, weights=[0.0] * 2, above=[], rounded=[], **more)
-    assert where(none, []) == "no block changes anything above rounding"
+    assert say_changed_blocks(none, []) == "no block changes anything above rounding"
     outside = [("embed.weight", 0.25), ("norm.bias", None), ("head.weight", 1.0), ("head.bias", 1.0)]
-    assert where(none, outside).endswith(
+    assert say_changed_blocks(none, outside).endswith(
         "; outside the blocks embed.weight by 0.25, norm.bias, head.weight by 1 and 1 more"
     )
 
 
 def test_blocks_that_cannot_be_run_alone():
-    assert refusal(source_of("llama")) is None
-    assert "share their weights" in refusal(source_of("albert"))
-    assert "no single stack of blocks" in refusal(source_of("t5"))
+    assert say_why_not_alone(source_of("llama")) is None
+    assert "share their weights" in say_why_not_alone(source_of("albert"))
+    assert "no single stack of blocks" in say_why_not_alone(source_of("t5"))

@@ -25,7 +25,14 @@ from repsim_cli.models.transformers import predicts_next
 from repsim_cli.runs import reader
 from repsim_cli.runs.content import CARRIED, COSINE, KL, NEXT, OF_BLOCKS, OWN, RELATIVE, WHERE
 from repsim_cli.studies.tuned import changes, models
-from repsim_cli.studies.tuned.changes import Change, Texts, amounts, differences, divergences, find_lacking
+from repsim_cli.studies.tuned.changes import (
+    Change,
+    Texts,
+    compute_logit_divergences,
+    compute_row_changes,
+    find_lacking,
+    measure_token_changes,
+)
 
 SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length=32", "extract.batch_rows=64",
          "hardware.batch_size=4", "hardware.threads=1", "measure=[cka,mutual_knn]", "base=tiny_a")  # fmt: skip
@@ -35,12 +42,14 @@ SHORT = ("study=tuned", "extract.skip=0", "extract.sequences=6", "extract.length
 
 
 def test_differences_by_hand():
-    relative, cosine = differences(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[3.0, 0.0], [-2.0, 0.0]]))
+    relative, cosine = compute_row_changes(
+        torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[3.0, 0.0], [-2.0, 0.0]])
+    )
     assert relative.tolist() == pytest.approx([0.8, 3.0])
     assert cosine.tolist() == pytest.approx([0.6, -1.0])
     zeros, ones = torch.zeros(1, 2), torch.ones(1, 2)
     for base, other, relative in ((zeros, ones, np.nan), (zeros, zeros, np.nan), (ones, zeros, 1.0)):
-        found, direction = differences(base, other)
+        found, direction = compute_row_changes(base, other)
         assert found.tolist() == pytest.approx([relative], nan_ok=True)
         assert direction.isnan().all()
 
@@ -50,9 +59,9 @@ def test_divergences_against_scipy(monkeypatch):
     expected = [entropy(softmax(p), softmax(q)) for p, q in zip(base, tuned, strict=True)]
     for cells in (changes.CELLS, 20, 1):  # all rows at a time, two, and one
         monkeypatch.setattr(changes, "CELLS", cells)
-        found = divergences(torch.from_numpy(base), torch.from_numpy(tuned))
+        found = compute_logit_divergences(torch.from_numpy(base), torch.from_numpy(tuned))
         assert found.numpy() == pytest.approx(expected, abs=1e-12)
-    assert divergences(torch.from_numpy(base), torch.from_numpy(base)).tolist() == [0.0] * 50
+    assert compute_logit_divergences(torch.from_numpy(base), torch.from_numpy(base)).tolist() == [0.0] * 50
 
 
 def test_changes_of_padded_vocabularies_and_of_models_without_a_head():
@@ -84,7 +93,7 @@ def test_tokens_without_a_value_are_left_out_of_what_is_said_of_the_others():
         (COSINE, 0, 2),
         (COSINE, 1, 1),
     ]
-    ((_, values),) = amounts(found)
+    ((_, values),) = measure_token_changes(found)
     assert values == pytest.approx([0.5, 0, 0, np.nan], nan_ok=True)
     ids, place = np.array([[0, 1], [2, 4]]), np.array([[0, 1], [0, 1]])
     mask = np.ones((2, 2), bool)
@@ -292,7 +301,7 @@ def test_every_model_runs_once_and_what_is_known_does_not_run(repsim, newest, mo
 
 
 def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, monkeypatch):
-    load, alive, most = models.whole, [], []
+    load, alive, most = models.load_next_token_model, [], []
 
     def counted(source, how):
         module = load(source, how)
@@ -300,7 +309,7 @@ def test_the_base_and_one_model_at_a_time_give_the_same_bits(repsim, newest, mon
         most.append(sum(one() is not None for one in alive))
         return module
 
-    monkeypatch.setattr(models, "whole", counted)
+    monkeypatch.setattr(models, "load_next_token_model", counted)
     found = {}
     for resident in ("all", "one"):
         words = [*SHORT, "model=[tiny_a,tiny_b,tiny_a_step400]", f"hardware.resident={resident}", "cache=false"]

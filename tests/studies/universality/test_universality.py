@@ -34,8 +34,8 @@ def judged_cell(rng, across, *, seeds=0.8, within=None, untrained=0.3, level=0.0
 
 def said_of(judged, chance=0.01):
     """The verdicts of cells whose p against chance is given, corrected for each other."""
-    p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.contrasts(0.2)}
-    return rule.verdicts({**p, "chance": np.full(len(judged), chance)}, ALPHA)
+    p = {name: rule.correct([getattr(one, name) for one in judged]) for name in rule.list_contrasts(0.2)}
+    return rule.decide_verdicts({**p, "chance": np.full(len(judged), chance)}, ALPHA)
 
 
 def grid(rng, across, *, chance=0.01, cells=14, **planted):
@@ -181,7 +181,9 @@ def test_what_a_run_needs_is_what_it_takes():
     rng = np.random.default_rng(11)
     alpha = ALPHA / 15
     found = [judged_cell(rng, 0.8, base=8, value=3).alike <= alpha for _ in range(6 * DRAWS)]
-    assert np.mean(found) == pytest.approx(rule.power(8, 3, 15, 0.2, ALPHA), abs=0.15)  # without the error of twins
+    assert np.mean(found) == pytest.approx(
+        rule.compute_power(8, 3, 15, 0.2, ALPHA), abs=0.15
+    )  # without the error of twins
 
 
 def test_the_diagonal_is_not_read():
@@ -205,18 +207,20 @@ def test_a_factor_has_the_weakest_verdict_and_measures_their_weight():
             ("rsa", None, SAME),
         ]
     ]
-    factors = list(universality.of_factors(cells))
+    factors = list(universality.list_weakest_verdicts(cells))
     assert factors == [["cka", "width", 2, -0.03, 1.03, 0.2, RELATED], ["rsa", "width", 2, None, None, 0.2, SAME]]
-    assert list(universality.by_weight(factors, {})) == [["width", 0.5, 0.5, 0.0, 0.0, 0.0, 0.2]]
-    weighted = list(universality.by_weight(factors, {"cka": 3.0, "rsa": 1.0}))
+    assert list(universality.weigh_verdicts(factors, {})) == [["width", 0.5, 0.5, 0.0, 0.0, 0.0, 0.2]]
+    weighted = list(universality.weigh_verdicts(factors, {"cka": 3.0, "rsa": 1.0}))
     assert weighted == [["width", 0.25, 0.75, 0.0, 0.0, 0.0, 0.2]]
-    assert [universality.weakest(some) for some in ([SAME, UNCLEAR], [RELATED, UNRELATED], [UNCLEAR, UNRELATED])] == [
+    assert [universality.find_weakest(some) for some in ([SAME, UNCLEAR], [RELATED, UNRELATED], [UNCLEAR, UNRELATED])] == [
         UNCLEAR, UNRELATED, UNRELATED,
     ]  # fmt: skip
 
 
 def test_agreement_is_spearmans_rho_over_cells():
-    rho = universality.agreement_of(np.array([[0.1, 0.2, 0.3, 0.9], [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]]))
+    rho = universality.correlate_over_factors(
+        np.array([[0.1, 0.2, 0.3, 0.9], [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]])
+    )
     assert rho == pytest.approx(np.array([[1, 1, -1], [1, 1, -1], [-1, -1, 1]]))
 
 
@@ -236,10 +240,10 @@ def test_bad_weights(weights, message):
 
 
 def test_measures_weigh_by_their_grades():
-    from repsim_cli.findings.leaderboard import apart, leaderboard, trust
+    from repsim_cli.findings.leaderboard import count_better_and_worse, load_leaderboard, trust
 
     found = trust(["cka_rbf", "procrustes", "euclidean", "unheard_of"])
     assert found["unheard_of"] == 0.5
-    ahead, behind = apart("euclidean")
-    assert found["euclidean"] == pytest.approx(0.5 - (behind - ahead) / (2 * (len(leaderboard()) - 1)))
+    ahead, behind = count_better_and_worse("euclidean")
+    assert found["euclidean"] == pytest.approx(0.5 - (behind - ahead) / (2 * (len(load_leaderboard()) - 1)))
     assert 0 <= found["euclidean"] < 0.5 <= found["cka_rbf"] <= found["procrustes"] <= 1

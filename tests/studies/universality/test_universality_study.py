@@ -11,12 +11,12 @@ from helpers.recorded import recorded
 from repsim_cli import measures
 from repsim_cli.base import registry
 from repsim_cli.engine.corrections import max_t
-from repsim_cli.engine.matrices import matrices_of
+from repsim_cli.engine.matrices import compute_matrices
 from repsim_cli.models.transformers import draw_untrained, shape_key
 from repsim_cli.runs import reader
 from repsim_cli.studies.universality import study
 from repsim_cli.studies.universality.finding import MARKERS
-from repsim_cli.studies.universality.study import between
+from repsim_cli.studies.universality.study import compare_by_closest_layers
 
 ENTRY = (
     "{kind: finetuned, config: {model_type: bert, vocab_size: 120, hidden_size: WIDTH, num_hidden_layers: 2,"
@@ -55,10 +55,10 @@ FACTOR = "{base: small, values: {half: narrow, more: other}}"
 def test_every_value_is_compared_with_seeds_twins_and_chance(repsim, newest, monkeypatch):
     """Though the run is interrupted in the second of its comparisons, and resumed."""
     words = ("run", *WORDS, f"+options.factors={{any: {FACTOR}}}")
-    compared = iter((matrices_of, mock.Mock(side_effect=KeyboardInterrupt)))
-    monkeypatch.setattr(study, "matrices_of", lambda *args, **more: next(compared)(*args, **more))
+    compared = iter((compute_matrices, mock.Mock(side_effect=KeyboardInterrupt)))
+    monkeypatch.setattr(study, "compute_matrices", lambda *args, **more: next(compared)(*args, **more))
     assert repsim(*words)[0] == 130
-    monkeypatch.setattr(study, "matrices_of", matrices_of)
+    monkeypatch.setattr(study, "compute_matrices", compute_matrices)
     code, _, err = repsim(*words, "resume=latest")
     assert code == 0, err
     record, manifest = recorded(newest()), json.loads((newest() / "manifest.json").read_text())
@@ -144,7 +144,7 @@ def test_similarity_of_models_is_that_of_closest_layers():
     values = np.array([[9.0, 9.0, 0.1, 0.5, 0.3], [9.0, 9.0, 0.2, 0.1, 0.4],
                        [0.6, 0.5, 9.0, 9.0, 9.0], [0.7, 0.1, 9.0, 9.0, 9.0], [0.2, 0.3, 9.0, 9.0, 9.0]])  # fmt: skip
     # of the first model 0.5 and 0.4, of the second 0.6, 0.7 and 0.3
-    made = between(values, [slice(0, 2), slice(2, 5)], measures.card("linear_regression"))
+    made = compare_by_closest_layers(values, [slice(0, 2), slice(2, 5)], measures.card("linear_regression"))
     assert made[0, 1] == made[1, 0] == pytest.approx((0.45 + 1.6 / 3) / 2)
 
 

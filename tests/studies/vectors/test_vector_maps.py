@@ -21,10 +21,10 @@ from repsim_cli.studies.vectors.scores import (
     MAIN,
     PROBE,
     VECTOR_MAPS,
+    divide_over_documents,
     hold_out,
-    nearest,
-    over_documents,
-    scores,
+    retrieve_nearest,
+    score_mapped_rows,
 )
 from repsim_cli.studies.vectors.stored import load_map
 
@@ -59,10 +59,10 @@ def test_planted_rotations_are_recovered_as_well_as_theory_says(noise):
         x, y, clean = planted(noise, seed)
         half = slice(FITTED), slice(FITTED, None)
         out = hold_out(x[half[1]], y[half[1]], np.arange(HELD))
-        oracle = scores(out, clean[half[1]], y[half[0]].mean(0))[MAIN].value
+        oracle = score_mapped_rows(out, clean[half[1]], y[half[0]].mean(0))[MAIN].value
         for kind, values in found.items():
             fit = KINDS[kind](centre(x[half[0]], y[half[0]]), D)
-            of = scores(out, fit(out.x), y[half[0]].mean(0))
+            of = score_mapped_rows(out, fit(out.x), y[half[0]].mean(0))
             values.append([of["R^2"].value, of[MAIN].value, oracle])
     for kind, values in found.items():
         r2, recall, oracle = np.mean(values, 0)
@@ -114,8 +114,8 @@ def test_widths_may_differ():
 
 def test_neighbours_are_rows_of_other_documents():
     x = np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
-    assert nearest(x, x, np.arange(4))[:, 0].tolist() == [1, 0, 3, 2]
-    assert nearest(x, x, np.array([0, 0, 1, 1]))[:, 0].tolist() == [3, 3, 1, 1]
+    assert retrieve_nearest(x, x, np.arange(4))[:, 0].tolist() == [1, 0, 3, 2]
+    assert retrieve_nearest(x, x, np.array([0, 0, 1, 1]))[:, 0].tolist() == [3, 3, 1, 1]
 
 
 def test_intervals_cover():
@@ -125,7 +125,7 @@ def test_intervals_cover():
         documents = np.repeat(np.arange(40), 3)
         error = np.square(0.3 * rng.normal(size=120) + rng.normal(size=40)[documents])
         total = error + rng.normal(size=40)[documents] ** 2 * 3
-        found = over_documents(error, total, documents, np.inf)
+        found = divide_over_documents(error, total, documents, np.inf)
         inside.append(found.low <= 1.09 / 4.09 <= found.high)
     assert 0.91 <= np.mean(inside) <= 0.98
 

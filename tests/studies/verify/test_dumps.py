@@ -14,7 +14,7 @@ import repsim_cli
 from repsim_cli.base.errors import BadInput
 from repsim_cli.studies.verify.dump import read_dump
 from repsim_cli.studies.verify.stream import replay_on
-from repsim_cli.studies.verify.units import table_of
+from repsim_cli.studies.verify.units import find_hook_point_table
 
 IDS = torch.randint(3, 96, (3, 16), generator=torch.Generator().manual_seed(5))
 
@@ -99,7 +99,7 @@ def test_another_checkpoint(models, tmp_path):
 
 def streams(model, ids=IDS[:1]):
     """Of one sequence: the stream of all layers before the final norm, and before each MLP."""
-    point, ends, middles = table_of(model).block["resid_mid"], [], []
+    point, ends, middles = find_hook_point_table(model).block["resid_mid"], [], []
     blocks = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
     handles = [blocks[0].register_forward_pre_hook(lambda _, args: ends.append(args[0][0]))]
     for block in blocks:

@@ -105,7 +105,7 @@ def test_a_model_is_identical_with_its_copy(models, name):
     reference = models(name) if name != "t5" else _t5()
     given = batches()
     if name == "t5":
-        given = [inputs.for_decoder(batch, reference.config) for batch in given]
+        given = [inputs.add_decoder_inputs(batch, reference.config) for batch in given]
     answer = verify_models(reference, copy.deepcopy(reference), given)
     assert answer.verdict == IDENTICAL
     assert answer.same
@@ -125,7 +125,9 @@ def test_a_fault_of_a_decoder_names_its_side():
     reference = _t5()
     broken = copy.deepcopy(reference)
     broken.decoder.block[1].layer[2].DenseReluDense.wo.weight.data.mul_(2)
-    answer = verify_models(reference, broken, [inputs.for_decoder(batch, reference.config) for batch in batches()])
+    answer = verify_models(
+        reference, broken, [inputs.add_decoder_inputs(batch, reference.config) for batch in batches()]
+    )
     assert [(each.unit, each.place) for each in answer.differences] == [
         ("decoder block 1", "layer.2.DenseReluDense.wo")
     ]

@@ -8,9 +8,9 @@ from helpers.nights import nightly
 from helpers.tiny_configs import tiny_config
 from planted import Parts, batches, built, weight
 
-from repsim_cli.models.rounding import round_weights, to_steps
+from repsim_cli.models.rounding import round_to_steps, round_weights
 from repsim_cli.studies.verify.answer import AS_QUANTISED, DIFFERENT
-from repsim_cli.studies.verify.quantised import steps
+from repsim_cli.studies.verify.quantised import compute_half_ranges
 from repsim_cli.studies.verify.study import verify_models
 
 
@@ -83,7 +83,7 @@ def test_the_map_that_is_worse_than_the_others_stands_out(reference):
     other = round_weights(copy.deepcopy(reference), 6)
     block, there = 1, Parts(other).by_role(1)
     module, exact = (weight(Parts(model).at(block, there["down"])) for model in (other, reference))
-    module.copy_(to_steps(exact.clone(), 5, 1))
+    module.copy_(round_to_steps(exact.clone(), 5, 1))
     answer = verify_models(reference, other, batches())
     assert answer.verdict == DIFFERENT
     assert [(each.unit, each.place, each.kind) for each in answer.differences] == [("block 1", there["down"], "noise")]
@@ -104,6 +104,6 @@ def test_other_noise_of_the_same_size_is_no_rounding(reference):
 
 def test_steps_of_groups():
     w = torch.tensor([[1.0, -3.0, 0.5, 0.25]])
-    assert steps(w, 0, True).tolist() == [[3.0]]
-    assert steps(w, 2, True).tolist() == [[3.0, 0.5]]
-    assert steps(w, 2, False).tolist() == [[2.0, 0.125]]
+    assert compute_half_ranges(w, 0, True).tolist() == [[3.0]]
+    assert compute_half_ranges(w, 2, True).tolist() == [[3.0, 0.5]]
+    assert compute_half_ranges(w, 2, False).tolist() == [[2.0, 0.125]]

@@ -13,9 +13,9 @@ from repsim_cli.studies.verify import saved
 from repsim_cli.studies.verify.answer import IDENTICAL, ROUNDING, UNNAMED
 from repsim_cli.studies.verify.replay import Precisions, replay_pass
 from repsim_cli.studies.verify.rounding import Places
-from repsim_cli.studies.verify.sketches import COLUMNS, checksum, judge_sketches, sketch
+from repsim_cli.studies.verify.sketches import COLUMNS, compute_checksum, judge_sketches, sketch_rows
 from repsim_cli.studies.verify.study import verify_models
-from repsim_cli.studies.verify.units import units_of
+from repsim_cli.studies.verify.units import split_into_units
 
 # what is planted where, and whether a sketch tells the kind
 PLANTED = {
@@ -69,7 +69,7 @@ def test_other_sums_are_no_fault_at_any_place(monkeypatch, tmp_path, dtype):
         if type(module) is nn.Linear:
             halves = (module.weight[:, ::2].clone(), module.weight[:, 1::2].clone())
             module.forward = lambda x, halves=halves: x[..., ::2] @ halves[0].T + x[..., 1::2] @ halves[1].T
-    reference, units = saved.load(file), units_of(other)
+    reference, units = saved.load(file), split_into_units(other)
     assert verify_models(reference, other, reference.batches).verdict == ROUNDING
     keys = [unit.key for unit in units]
     of_text = reference.of(units)[0]
@@ -81,7 +81,7 @@ def test_other_sums_are_no_fault_at_any_place(monkeypatch, tmp_path, dtype):
 def test_equal_bits_are_recognised(references):
     model, _, sketches = references("gpt2")
     assert verify_models(sketches, model, sketches.batches).verdict == IDENTICAL
-    units = units_of(model)
+    units = split_into_units(model)
     given = sketches.of(units)[0], Precisions(torch.float32, None)
     assert replay_pass(model, units, sketches.batches[0], *given, inside=[unit.key for unit in units]).equal
 
@@ -108,7 +108,7 @@ def test_what_is_said_of_sketches(repsim, monkeypatch, tmp_path):
 def test_a_sketch_has_no_bias():
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(3, 400, 96, generator=draw)
-    rows = sketch(x, Places(torch.ones(3, 400, dtype=torch.bool)))
+    rows = sketch_rows(x, Places(torch.ones(3, 400, dtype=torch.bool)))
     ratios = rows[..., :-1].square().sum(-1) / rows[..., -1].square()
     assert rows.shape == (1200, 1, COLUMNS + 1)
     torch.testing.assert_close(rows[:, 0, -1], x.norm(dim=-1).flatten())
@@ -118,8 +118,19 @@ def test_a_sketch_has_no_bias():
 
 def test_a_checksum_is_of_all_bytes():
     x = torch.zeros(2, 3)
-    assert checksum(x) == checksum(x.T.contiguous().T)
-    assert len({checksum(x), checksum(-x), checksum(x.T), checksum(x.bfloat16()), checksum(torch.zeros(()))}) == 5
+    assert compute_checksum(x) == compute_checksum(x.T.contiguous().T)
+    assert (
+        len(
+            {
+                compute_checksum(x),
+                compute_checksum(-x),
+                compute_checksum(x.T),
+                compute_checksum(x.bfloat16()),
+                compute_checksum(torch.zeros(())),
+            }
+        )
+        == 5
+    )
 
 
 def test_sketches_of_other_shapes_are_another_place():

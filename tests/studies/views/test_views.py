@@ -14,22 +14,26 @@ from repsim_cli.base.errors import BadConfig, Degenerate
 from repsim_cli.config.run import validate
 from repsim_cli.findings.analysis import Finished
 from repsim_cli.measures.gromov_descents import gromov_objective
-from repsim_cli.measures.gromov_spaces import space
+from repsim_cli.measures.gromov_spaces import prepare_space
 from repsim_cli.runs.content import Matrix, Results, Side
 from repsim_cli.studies.views import finding_couplings as coupling_findings
 from repsim_cli.studies.views import finding_histograms as histogram_findings
 from repsim_cli.studies.views import finding_neighbours as neighbour_findings
 from repsim_cli.studies.views.couplings import BEST, PUBLISHED, match_rows
-from repsim_cli.studies.views.finding_couplings import is_permutation, on_diagonal, within
+from repsim_cli.studies.views.finding_couplings import is_permutation, measure_class_mass, measure_diagonal_mass
 from repsim_cli.studies.views.finding_histograms import (
-    between_blocks,
-    divergence,
+    compute_consecutive_divergences,
+    compute_histogram_divergence,
     fine_tuning_shifts_distances,
-    shifts,
+    select_between_blocks,
 )
-from repsim_cli.studies.views.finding_neighbours import chance, overlap
-from repsim_cli.studies.views.histograms import histograms, spreads, subsets
-from repsim_cli.studies.views.neighbourhoods import nearest, plane
+from repsim_cli.studies.views.finding_neighbours import compute_chance_overlap, compute_jaccard_overlap
+from repsim_cli.studies.views.histograms import (
+    make_distance_histograms,
+    make_jackknife_subsets,
+    measure_distance_spreads,
+)
+from repsim_cli.studies.views.neighbourhoods import find_nearest_rows, project_to_plane
 
 FAST = ("hardware.threads=1", "measure=[]")
 OWN = ("study=views", "extract=pooled", *FAST)
@@ -44,17 +48,19 @@ def test_divergence_by_hand():
     a, b = np.array([3, 1]), np.array([1, 2])
     p, q = (3.5 / 5, 1.5 / 5), (1.5 / 4, 2.5 / 4)
     expected = p[0] * np.log(p[0] / q[0]) + p[1] * np.log(p[1] / q[1])
-    assert divergence(a, b) == pytest.approx(expected, abs=1e-15)
-    assert divergence(b, a) == pytest.approx(entropy(q, p), abs=1e-15)
-    assert divergence(a, b) != divergence(b, a)
-    assert divergence(a, a) == 0
-    far = divergence(np.array([10, 0]), np.array([0, 10]))
+    assert compute_histogram_divergence(a, b) == pytest.approx(expected, abs=1e-15)
+    assert compute_histogram_divergence(b, a) == pytest.approx(entropy(q, p), abs=1e-15)
+    assert compute_histogram_divergence(a, b) != compute_histogram_divergence(b, a)
+    assert compute_histogram_divergence(a, a) == 0
+    far = compute_histogram_divergence(np.array([10, 0]), np.array([0, 10]))
     assert far == pytest.approx(10 / 11 * np.log(21), abs=1e-12)
 
 
 def counted(layers, bins, scale, of=None):
     of = np.ones((1, len(layers[0])), bool) if of is None else of
-    return histograms(layers, of, [spreads(x, of) for x in layers], bins=bins, scale=scale)
+    return make_distance_histograms(
+        layers, of, [measure_distance_spreads(x, of) for x in layers], bins=bins, scale=scale
+    )
 
 
 @pytest.mark.parametrize("scale", ["none", "mean"])
@@ -65,7 +71,7 @@ def test_histograms_share_their_bins(scale):
     plain = [pdist(x.numpy()) for x in layers]
     for x, distances in zip(layers, plain, strict=True):
         expected = [distances.mean(), distances.std(), distances.max()]
-        np.testing.assert_allclose(spreads(x, every), [expected], rtol=1e-10)
+        np.testing.assert_allclose(measure_distance_spreads(x, every), [expected], rtol=1e-10)
     made = counted(layers, 20, scale)
     scaled = [distances / distances.mean() if scale == "mean" else distances for distances in plain]
     edges = np.linspace(0, max(distances.max() for distances in scaled), 21)
@@ -82,7 +88,7 @@ def test_histograms_share_their_bins(scale):
 def test_histograms_without_a_tenth_of_the_rows(scale):
     """As if these rows had never been there: their bins end at the largest distance that is left."""
     layers = [rows(600, 3), 4 * rows(600, 5, seed=1)]
-    of = subsets(600)
+    of = make_jackknife_subsets(600)
     assert of.sum(1).tolist() == [600, *[540] * 10]
     assert (~of[1:]).sum(0).tolist() == [1] * 600
     assert np.flatnonzero(~of[3]).tolist() == list(range(120, 180))
@@ -91,58 +97,73 @@ def test_histograms_without_a_tenth_of_the_rows(scale):
         alone = counted([x[torch.from_numpy(kept)] for x in layers], 20, scale)
         assert np.abs(made.counts[subset] - alone.counts[0]).sum() <= 2
     assert (made.counts[1:].sum(2) == 540 * 539 // 2).all()
-    assert subsets(4).sum(1).tolist() == [4, 3, 3, 3, 3]
+    assert make_jackknife_subsets(4).sum(1).tolist() == [4, 3, 3, 3, 3]
 
 
 def test_rows_that_are_left_may_all_be_equal():
     x = torch.zeros(3, 2)
     x[2] = 1
-    made = counted([x, 2 * x], 4, "mean", subsets(3))
+    made = counted([x, 2 * x], 4, "mean", make_jackknife_subsets(3))
     assert (made.counts.sum(2) == [[3, 3], *[[1, 1]] * 3]).all()
 
 
 def test_shifts_between_blocks():
     counts = np.array([[3.0, 1], [1, 3], [1, 3], [0, 4]])
-    kl = shifts(counts)
-    assert kl == [divergence(counts[1], counts[0]), 0, divergence(counts[3], counts[2])]
+    kl = compute_consecutive_divergences(counts)
+    assert kl == [
+        compute_histogram_divergence(counts[1], counts[0]),
+        0,
+        compute_histogram_divergence(counts[3], counts[2]),
+    ]
     names = ["embed", "resid_post@0", "resid_post@1", "mlp_out@1"]
-    assert between_blocks(names, kl) == [0]
-    assert between_blocks(["h0", "h1", "h2", "h3"], kl) == kl  # activations of another program
+    assert select_between_blocks(names, kl) == [0]
+    assert select_between_blocks(["h0", "h1", "h2", "h3"], kl) == kl  # activations of another program
 
 
 def test_nearest():
     x = torch.tensor([[0.0], [1.0], [-1.0], [5.0], [5.5]])
-    assert nearest(x, 2).tolist() == [[1, 2], [0, 2], [0, 1], [4, 1], [3, 1]]  # of 1 and -1 the earlier one first
+    assert find_nearest_rows(x, 2).tolist() == [
+        [1, 2],
+        [0, 2],
+        [0, 1],
+        [4, 1],
+        [3, 1],
+    ]  # of 1 and -1 the earlier one first
     x = rows(60, 4)
     expected = cdist(x, x) + np.diag(np.full(60, np.inf))
-    assert nearest(x, 7).tolist() == expected.argsort(1)[:, :7].tolist()
+    assert find_nearest_rows(x, 7).tolist() == expected.argsort(1)[:, :7].tolist()
 
 
 def test_overlap_and_what_chance_gives():
     a = np.array([[0, 1, 2, 3, 4]] * 3)
     b = np.array([[4, 3, 2, 1, 0], [0, 1, 2, 8, 9], [5, 6, 7, 8, 9]])
-    np.testing.assert_allclose(overlap(a, b), [1, 3 / 7, 0])
+    np.testing.assert_allclose(compute_jaccard_overlap(a, b), [1, 3 / 7, 0])
     # all pairs of sets of 2 among 5 others
     sets = np.array(list(itertools.combinations(range(5), 2)))
-    each = [overlap(sets, np.roll(sets, step, 0)) for step in range(len(sets))]
-    assert chance(6, 2) == pytest.approx(np.mean(each), abs=1e-12)
-    assert chance(4, 3) == 1
+    each = [compute_jaccard_overlap(sets, np.roll(sets, step, 0)) for step in range(len(sets))]
+    assert compute_chance_overlap(6, 2) == pytest.approx(np.mean(each), abs=1e-12)
+    assert compute_chance_overlap(4, 3) == 1
 
 
 def test_the_plane_keeps_clusters_and_its_seed():
     """Two groups of rows, far apart."""
     x = rows(20, 5)
     x[:10] += 30
-    one = plane(x, perplexity=4.0, seed=0)
+    one = project_to_plane(x, perplexity=4.0, seed=0)
     assert one.shape == (20, 2)
-    assert np.array_equal(one, plane(x, perplexity=4.0, seed=0))
-    assert not np.array_equal(one, plane(x, perplexity=7.0, seed=0))
-    around = nearest(torch.from_numpy(one), 5)
+    assert np.array_equal(one, project_to_plane(x, perplexity=4.0, seed=0))
+    assert not np.array_equal(one, project_to_plane(x, perplexity=7.0, seed=0))
+    around = find_nearest_rows(torch.from_numpy(one), 5)
     assert ((around < 10) == (np.arange(20) < 10)[:, None]).all()
 
 
 @pytest.mark.parametrize(
-    "step", [lambda x: plane(x, perplexity=2.0, seed=0), lambda x: nearest(x, 2), lambda x: spreads(x, subsets(8))]
+    "step",
+    [
+        lambda x: project_to_plane(x, perplexity=2.0, seed=0),
+        lambda x: find_nearest_rows(x, 2),
+        lambda x: measure_distance_spreads(x, make_jackknife_subsets(8)),
+    ],
 )
 def test_rows_that_differ_by_rounding_alone_are_refused(step):
     constant = torch.ones(8, 3) + 1e-7 * rows(8, 3).float()
@@ -160,14 +181,14 @@ def test_a_coupling_is_laid_out_by_its_sides(first):
     order = np.random.default_rng(1).permutation(12)
     turn = torch.linalg.qr(rows(3, 3, seed=2)).Q
     sides = [x, 2 * x[torch.from_numpy(order)] @ turn][:: 1 if first == 0 else -1]
-    a, b = (space(side, cost_scale="mean") for side in sides)
+    a, b = (prepare_space(side, cost_scale="mean") for side in sides)
     expected = np.zeros((12, 12))
     expected[order, np.arange(12)] = 1 / 12
     for plan in match_rows(a, b, restarts=0, seed=0).values():
         np.testing.assert_array_equal(plan.coupling, expected if first == 0 else expected.T)
         assert is_permutation(plan.coupling)
         assert plan.objective == pytest.approx(0, abs=1e-20)
-        assert on_diagonal(plan.coupling) == pytest.approx((order == np.arange(12)).mean())
+        assert measure_diagonal_mass(plan.coupling) == pytest.approx((order == np.arange(12)).mean())
 
 
 def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
@@ -175,15 +196,15 @@ def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
     x = rows(14, 6, seed=5)
     y = x + 0.3 * rows(14, 6, seed=6)  # rows stay near themselves, which POT's start does not know
     for given in ((x, 3 * y), (3 * y, x)):
-        one, other = (space(side, cost_scale="mean") for side in given)
+        one, other = (prepare_space(side, cost_scale="mean") for side in given)
         found = match_rows(one, other, restarts=20, seed=0)
         assert found[BEST].objective < found[PUBLISHED].objective
         assert (found[PUBLISHED].start, found[BEST].start) == ("pot", "principal_axes")
-        assert on_diagonal(found[BEST].coupling) == pytest.approx(1)
+        assert measure_diagonal_mass(found[BEST].coupling) == pytest.approx(1)
         for way, plan in found.items():
             own = gromov_objective(one.distances, other.distances, plan.coupling)
             assert plan.objective == pytest.approx(own, rel=1e-9)
-            plain = match_rows(*(space(side, cost_scale="none") for side in given), restarts=20, seed=0)
+            plain = match_rows(*(prepare_space(side, cost_scale="none") for side in given), restarts=20, seed=0)
             np.testing.assert_array_equal(plain[way].coupling, plan.coupling)  # whatever the scale of the distances
         turned = gromov_objective(one.distances, other.distances, found[PUBLISHED].coupling.T)
         assert found[PUBLISHED].objective != pytest.approx(turned, rel=1e-3)
@@ -191,8 +212,8 @@ def test_the_best_coupling_is_no_worse_than_that_from_pots_start():
 
 def test_what_a_coupling_keeps():
     classes = ["a", "a", "b"]
-    assert within(np.eye(3)[[1, 0, 2]] / 3, classes) == pytest.approx(1)
-    assert within(np.eye(3)[[2, 1, 0]] / 3, classes) == pytest.approx(1 / 3)
+    assert measure_class_mass(np.eye(3)[[1, 0, 2]] / 3, classes) == pytest.approx(1)
+    assert measure_class_mass(np.eye(3)[[2, 1, 0]] / 3, classes) == pytest.approx(1 / 3)
     assert not is_permutation(np.full((3, 3), 1 / 9))
     assert not is_permutation(np.array([[0.5, 0], [0.5, 0]]))
 
@@ -286,7 +307,7 @@ def test_stored_activations_are_analysed_and_no_model_runs(repsim, newest):
     assert verdicts == {"fine_tuning_shifts_distances": ("not testable here", pytest.approx(expected))}
     # neighbours: those of the saved planes, and their means with and without the first layer
     matrix = found["matrices"]["neighbours of tiny_a"]
-    nearby = [nearest(torch.from_numpy(x), 5) for x in np.load(newest() / matrix["values"])]
+    nearby = [find_nearest_rows(torch.from_numpy(x), 5) for x in np.load(newest() / matrix["values"])]
     np.testing.assert_array_equal(np.load(newest() / matrix["details"]["t-SNE plane"]), nearby)
     sets = [[set(row.tolist()) for row in around[[0, 9]]] for around in nearby]
     kept = [[len(a & b) / len(a | b) for a, b in zip(around, sets[0], strict=True)] for around in sets]
