@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.rows import RowBlock
+from repsim_cli.activations.rows import HeldRows, RowBlock
 from repsim_cli.base.gram import cut_feature_strips, gram_matrix, squared_norms
 from repsim_cli.data.base import draw
 from repsim_cli.runs.content import DIAGNOSED, DIAGNOSTICS, PLACES, Table
@@ -85,6 +85,34 @@ def _largest(x: Tensor) -> float:
     return max(-float(least), float(most))
 
 
+class KeptRows:
+    """Rows of a layer, at most `most`, chosen from its blocks; those that stay in memory are copied when they are
+    asked for, layer by layer."""
+
+    def __init__(self, most: int):
+        self.most, self.filled = most, 0
+        self.copied: Tensor | None = None
+        self.held: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, x: Float[Tensor, "m d"], inside: Int[Tensor, " k"], held: bool) -> None:
+        self.held.append((x, inside))
+        if not held:
+            self._copy()
+
+    def _copy(self) -> None:
+        for x, inside in self.held:
+            if self.copied is None:  # whole at first: many small pieces would leave the heap in fragments
+                self.copied = x.new_empty(self.most, x.shape[1])
+            torch.index_select(x, 0, inside, out=self.copied[self.filled : self.filled + len(inside)])
+            self.filled += len(inside)
+        self.held.clear()
+
+    def rows(self) -> Float[Tensor, "n d"]:
+        self._copy()
+        assert self.copied is not None
+        return self.copied[: self.filled]
+
+
 class Diagnosis:
     """Collects what the diagnostics of every layer need while its rows pass for the first time.
 
@@ -110,8 +138,7 @@ class Diagnosis:
         """The stream, which has all rows from the first on, of these layers."""
         new = [i for i, layer in enumerate(layers) if layer not in self.rows]
         chosen = {i: self._choose_rows(layers[i].width) for i in new}
-        kept: dict[int, Tensor] = {}
-        filled = dict.fromkeys(new, 0)
+        kept = {i: KeptRows(len(chosen[i])) for i in new}
         sums = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
         counts = {i: torch.zeros(PLACES + 1, dtype=torch.float64) for i in new}
         for block in stream:
@@ -119,17 +146,14 @@ class Diagnosis:
             for i in new if count else ():
                 x, places = block.rows[i], self.places.get(layers[i].model)
                 inside = chosen[i][(chosen[i] >= block.first) & (chosen[i] < block.first + count)] - block.first
-                if i not in kept:  # whole at first: many small pieces would leave the heap in fragments
-                    kept[i] = x.new_empty(len(chosen[i]), x.shape[1])
-                torch.index_select(x, 0, inside.to(x.device), out=kept[i][filled[i] : filled[i] + len(inside)])
-                filled[i] += len(inside)
+                kept[i].add(x, inside.to(x.device), isinstance(block, HeldRows))
                 at = torch.full((count,), PLACES) if places is None else places[block.first : block.first + count]
                 norms = torch.linalg.vector_norm(x, dim=1).double().cpu()
                 sums[i] += torch.bincount(at, weights=norms, minlength=PLACES + 1)
                 counts[i] += torch.bincount(at, minlength=PLACES + 1)
             yield block
         for i in new:
-            x = kept.pop(i)[: filled[i]]
+            x = kept.pop(i).rows()
             # the order of sums over blocks shows in the last digits of float64, and must not in the results
             means = [float((s / n).float()) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
             shares = spread(x) or (None,) * 4

@@ -43,6 +43,10 @@ class RowBlock(NamedTuple):
     rows: list[Tensor]
 
 
+class HeldRows(RowBlock):
+    """Rows that stay in memory anyway."""
+
+
 def stream_row_blocks(
     readings: Sequence[Reading],
     running: Running,
@@ -62,7 +66,10 @@ def stream_row_blocks(
         size = min(extract.batch_rows, AT_ONCE) if extract.estimate in STREAMED else extract.batch_rows
         for start in progress(range(0, total, size)):
             if start + size > first_row:
-                yield RowBlock(start, _read_stored(readings, slice(start, min(total, start + size)), hardware.device))
+                place = slice(start, min(total, start + size))
+                held = all(isinstance(r.source, Precomputed) and r.source.held(place) for r in readings)
+                kind = HeldRows if held and hardware.device == "cpu" else RowBlock
+                yield kind(start, _read_stored(readings, place, hardware.device))
         return
     counts = rows_run(next(iter(sequences.values())), extract)
     with ExitStack() as stack:

@@ -191,7 +191,7 @@ def _tiles(states: Mapping[Any, Sequence[State]], n: int, tile: int) -> Blocks:
         by_features.setdefault(kernel.features, []).append(kernel)
     like = next(iter(states.values()))[0].features.block(slice(1))
     side = min(tile, n)
-    buffers = {kernel: _buffer(len(of), side, like) for kernel, of in states.items()}
+    buffers = {kernel: _buffer(len(of), n, tile, like) for kernel, of in states.items()}
     for start in range(0, n, side):
         band = slice(start, min(start + side, n))
         # computed once for all tiles of these rows
@@ -248,7 +248,7 @@ def collect_matrix_tiles(kernel: Kernel, state: State, n: int, tile: int) -> Til
 def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
     """`compute_inner_products` of one kernel, the same bits, from the tiles of every representation."""
     total, start = matrices[0].diagonal.new_zeros(()), 0
-    buffer = _buffer(len(matrices), min(tile, n), matrices[0].cells)
+    buffer = _buffer(len(matrices), n, tile, matrices[0].cells)
     for rows, columns in _places(n, tile):
         stop = start + (rows.stop - rows.start) * (columns.stop - columns.start)
         if rows == columns:
@@ -261,10 +261,11 @@ def products_of_tiles(matrices: Sequence[Tiles], n: int, tile: int) -> Matrix:
     return total
 
 
-def _buffer(count: int, side: int, like: Tensor) -> Float[Tensor, "count cells"]:
-    """For a tile of each representation. Each begins at a multiple of ALIGNED numbers: products of the same numbers at
-    other places in memory may differ in their last bit."""
-    return like.new_empty(count, -(-(side**2) // ALIGNED) * ALIGNED)
+def _buffer(count: int, n: int, tile: int, like: Tensor) -> Float[Tensor, "count cells"]:
+    """For the largest tile of each representation. Each begins at a multiple of ALIGNED numbers: products of the same
+    numbers at other places in memory may differ in their last bit."""
+    cells = max((rows.stop - rows.start) * (columns.stop - columns.start) for rows, columns in _places(n, tile))
+    return like.new_empty(count, -(-cells // ALIGNED) * ALIGNED)
 
 
 def cells_of_tiles(n: int, tile: int) -> int:

@@ -236,7 +236,7 @@ class _Rows:
             raise BadInput(
                 f"layers: they differ in their number of positions, got {counts} rows; use maps='pooled' or 'flattened'"
             )
-        held = self.held
+        held, first = self.held, self.names[0]
         for i, (name, (count, width)) in enumerate(self.shapes.items()):
             if left := count - sum(map(len, held[name])):
                 held[name].append(np.memmap(self.folder / str(i), np.float32, "r", shape=(left, width)))
@@ -247,6 +247,7 @@ class _Rows:
             widths=[width for _, width in self.shapes.values()],
             read=lambda name, part: torch.from_numpy(_join(held[name], part)),
             identity=lambda: {"source": source, "weights_hash": digested},
+            held=lambda part: _is_view(_find_parts(held[first], part)),
         )
         if documents is not None:
             of_items = check_given_documents(documents, len(self.of_items), "items")
@@ -257,6 +258,15 @@ class _Rows:
 
 def _join(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
     """These rows of arrays that follow each other; those within one array are not copied, unless it is in a file."""
+    taken = _find_parts(parts, rows)
+    return taken[0] if _is_view(taken) else np.concatenate(taken)
+
+
+def _is_view(taken: Sequence[np.ndarray]) -> bool:
+    return len(taken) == 1 and not isinstance(taken[0], np.memmap)
+
+
+def _find_parts(parts: Sequence[np.ndarray], rows: slice) -> list[np.ndarray]:
     taken, first = [], 0
     start, stop, _ = rows.indices(sum(map(len, parts)))
     for part in parts:
@@ -264,9 +274,7 @@ def _join(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
         if len(inside):
             taken.append(inside)
         first += len(part)
-    if len(taken) == 1 and not isinstance(taken[0], np.memmap):
-        return taken[0]
-    return np.concatenate(taken)
+    return taken
 
 
 def _find_named(module: nn.Module, layers: Sequence[str]) -> list[str]:

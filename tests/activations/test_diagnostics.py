@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from repsim_cli.activations.diagnostics import CELLS, MOST, Diagnosis, spread
 from repsim_cli.activations.readings import Layer
-from repsim_cli.activations.rows import RowBlock
+from repsim_cli.activations.rows import HeldRows, RowBlock
 from repsim_cli.runs.content import DIAGNOSTICS, PLACES
 
 
@@ -85,11 +86,17 @@ def test_the_spread_of_rows_of_any_size_and_of_rounding(n, d):
     assert spread((3.3 + rounding).float()) is None
 
 
-def diagnosed(rows: dict[Layer, torch.Tensor], size: int, places: np.ndarray | None, total: int) -> list[list]:
-    """The table of rows that pass in blocks of this size."""
+def diagnosed(
+    rows: dict[Layer, torch.Tensor],
+    size: int,
+    places: np.ndarray | None,
+    total: int,
+    kinds: Sequence[type] = (RowBlock,),
+) -> list[list]:
+    """The table of rows that pass in blocks of this size. kinds: of the blocks, by turns."""
     diagnosis = Diagnosis({"a": places}, total, seed=0)
     layers = list(rows)
-    stream = (RowBlock(i, [x[i : i + size] for x in rows.values()]) for i in range(0, total, size))
+    stream = (kinds[i // size % len(kinds)](i, [x[i : i + size] for x in rows.values()]) for i in range(0, total, size))
     for _ in diagnosis.watch(stream, layers):
         pass
     assert not diagnosis.lacks(layers)
@@ -119,6 +126,12 @@ def test_the_table_does_not_depend_on_how_rows_pass_and_has_norms_by_place():
     assert first[10:] == pytest.approx(means, rel=1e-5)
     assert stored[8:-1] == [None] * PLACES  # without places all rows are elsewhere
     assert stored[-1] == pytest.approx(np.linalg.norm(rows[Layer("b", "h", 3)].numpy(), axis=1).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kinds", [(HeldRows,), (RowBlock, HeldRows), (HeldRows, RowBlock)])
+def test_rows_that_stay_in_memory_give_the_same_table(kinds):
+    rows = {Layer("a", "h", 6): torch.from_numpy(skewed(300, 6)).float()}
+    assert diagnosed(rows, 100, None, 300, kinds) == diagnosed(rows, 100, None, 300)
 
 
 def table_of(folder) -> dict:
