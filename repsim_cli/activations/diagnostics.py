@@ -107,7 +107,7 @@ class KeptRows:
             self.filled += len(inside)
         self.held.clear()
 
-    def rows(self) -> Float[Tensor, "n d"]:
+    def gather(self) -> Float[Tensor, "n d"]:
         self._copy()
         assert self.copied is not None
         return self.copied[: self.filled]
@@ -153,7 +153,7 @@ class Diagnosis:
                 counts[i] += torch.bincount(at, minlength=PLACES + 1)
             yield block
         for i in new:
-            x = kept.pop(i).rows()
+            x = kept.pop(i).gather()
             # the order of sums over blocks shows in the last digits of float64, and must not in the results
             means = [float((s / n).float()) if n else None for s, n in zip(sums[i], counts[i], strict=True)]
             shares = spread(x) or (None,) * 4

@@ -67,7 +67,7 @@ def stream_row_blocks(
         for start in progress(range(0, total, size)):
             if start + size > first_row:
                 place = slice(start, min(total, start + size))
-                held = all(isinstance(r.source, Precomputed) and r.source.held(place) for r in readings)
+                held = all(isinstance(r.source, Precomputed) and r.source.is_held(place) for r in readings)
                 kind = HeldRows if held and hardware.device == "cpu" else RowBlock
                 yield kind(start, _read_stored(readings, place, hardware.device))
         return

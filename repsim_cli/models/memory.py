@@ -247,7 +247,7 @@ class _Rows:
             widths=[width for _, width in self.shapes.values()],
             read=lambda name, part: torch.from_numpy(_join(held[name], part)),
             identity=lambda: {"source": source, "weights_hash": digested},
-            held=lambda part: _is_view(_find_parts(held[first], part)),
+            is_held=lambda part: _is_view(_cut_rows(held[first], part)),
         )
         if documents is not None:
             of_items = check_given_documents(documents, len(self.of_items), "items")
@@ -258,7 +258,7 @@ class _Rows:
 
 def _join(parts: Sequence[np.ndarray], rows: slice) -> Float[np.ndarray, "n d"]:
     """These rows of arrays that follow each other; those within one array are not copied, unless it is in a file."""
-    taken = _find_parts(parts, rows)
+    taken = _cut_rows(parts, rows)
     return taken[0] if _is_view(taken) else np.concatenate(taken)
 
 
@@ -266,7 +266,7 @@ def _is_view(taken: Sequence[np.ndarray]) -> bool:
     return len(taken) == 1 and not isinstance(taken[0], np.memmap)
 
 
-def _find_parts(parts: Sequence[np.ndarray], rows: slice) -> list[np.ndarray]:
+def _cut_rows(parts: Sequence[np.ndarray], rows: slice) -> list[np.ndarray]:
     taken, first = [], 0
     start, stop, _ = rows.indices(sum(map(len, parts)))
     for part in parts:

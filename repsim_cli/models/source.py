@@ -149,7 +149,7 @@ class Precomputed:
     """Stored activations: `names` in layer order, each (rows, width) and read by slices.
 
     documents: of every row, where that is known; rows of a document depend on each other.
-    held(rows): whether what is read of these is a view of memory that stays.
+    is_held(rows): whether what is read of these is a view of memory that stays.
     """
 
     names: list[str]
@@ -158,7 +158,7 @@ class Precomputed:
     read: Callable[[str, slice], Float[Tensor, "n d"]]
     identity: Callable[[], dict[str, Any]]
     documents: Sequence[str] | None = None
-    held: Callable[[slice], bool] = lambda rows: False
+    is_held: Callable[[slice], bool] = lambda rows: False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +189,7 @@ class PrecomputedIds(Precomputed):
             return self.read(name, slice(first, int(wanted.max()) + 1))[wanted - first]
 
         documents = None if self.documents is None else [self.documents[number] for number in numbers]
-        return replace(self, ids=ids, rows=len(ids), read=read, documents=documents, held=lambda rows: False)
+        return replace(self, ids=ids, rows=len(ids), read=read, documents=documents, is_held=lambda rows: False)
 
 
 AnySource = Source | Precomputed

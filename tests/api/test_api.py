@@ -20,7 +20,7 @@ from repsim_cli.config.presets import conf_dir
 from repsim_cli.config.run import validate
 from repsim_cli.models import memory
 from repsim_cli.models.checkpoints import find_shipped
-from repsim_cli.models.memory import of_modules
+from repsim_cli.models.memory import record_modules
 from repsim_cli.runs import reader, results
 
 SMALL = {"extract.sequences": 8, "extract.batch_rows": 400}
@@ -295,11 +295,11 @@ def test_minibatch_cka_of_modules_is_exact(images):
 
 
 def test_rows_of_a_batch_are_not_copied(images, monkeypatch):
-    kept = of_modules({"net": Net()}, images.split(20), ["first"])["net"]
-    assert kept.held(slice(20, 40))
-    assert not kept.held(slice(10, 30))
+    kept = record_modules({"net": Net()}, images.split(20), ["first"])["net"]
+    assert kept.is_held(slice(20, 40))
+    assert not kept.is_held(slice(10, 30))
     monkeypatch.setattr(memory, "IN_MEMORY", 0)
-    assert not of_modules({"net": Net()}, images.split(20), ["first"])["net"].held(slice(20, 40))
+    assert not record_modules({"net": Net()}, images.split(20), ["first"])["net"].is_held(slice(20, 40))
 
 
 def test_outputs_that_are_changed_in_place(images):
