@@ -61,7 +61,7 @@ def compute_sampled(
     """
     ks = {label: count_neighbours(measure.settings["k"], asked.total) for label, measure in measures.items()}
     layers = _layers(stream(), asked.rows)
-    found = _nearest(layers, stream(), asked, max(ks.values()))
+    found = _stream_nearest(layers, stream(), asked, max(ks.values()))
     notices: Notices = {}
     matrices = {}
     for label, measure in measures.items():
@@ -128,7 +128,7 @@ def _layers(stream: Iterable[Sequence[Tensor]], sampled: Int[Tensor, " m"]) -> l
     return [_SampledLayer(total / count, x) for total, x in zip(totals, rows, strict=True)]
 
 
-def _nearest(
+def _stream_nearest(
     layers: Sequence[_SampledLayer], stream: Iterable[Sequence[Tensor]], asked: QueryRows, k: int
 ) -> list[_Near]:
     """Finds the k + 1 nearest rows of every sampled row in every layer, or all where there are fewer. Raises Degenerate

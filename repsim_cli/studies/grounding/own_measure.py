@@ -86,7 +86,7 @@ def grade(
     (7, 7, True)
     """
     mine = Pairwise(name=MINE, card=card, prepare=prepare, compare=compare)
-    cases, seconds = _grade_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine)
+    cases, seconds = _grade_on_run(mine, folders.find(str(run))) if run is not None else _grade_planted(mine)
     tests = [each for case in cases for each in grading.grade_all(case)]
     standings = grading.list_standings(tests, level)
     standing = next((each for each in standings if each.measure == MINE), None)
@@ -97,7 +97,7 @@ def grade(
     return Grade(standing.mean, standing.low, standing.high, place, len(standings), rows, seconds)
 
 
-def _grade_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
+def _grade_on_run(mine: Measure, folder: Path) -> tuple[list[Case], float]:
     """The tests of a run, with this measure beside the others, and its seconds per pair."""
     finished = Finished(folder=folder, manifest=reader.read_manifest(folder), results=reader.read_results(folder))
     if finished.results.study != "grounding":

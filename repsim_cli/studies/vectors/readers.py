@@ -27,7 +27,7 @@ def has_two_classes(fitted: Int[np.ndarray, " n"]) -> bool:
     return len(counts) > 1 and bool(counts.min() >= LEAST)
 
 
-def score_carried(
+def score_readers(
     fitted: LabelledRows, held_out: LabelledRows, documents: Int[np.ndarray, " k"]
 ) -> dict[str, MapScore]:
     """Scores on held-out rows what was fitted on other rows of the same space, by name: a linear probe; of two

@@ -24,7 +24,7 @@ from repsim_cli.engine.study import OfRows
 from repsim_cli.runs.content import Results, Table
 from repsim_cli.runs.results import Run
 from repsim_cli.studies.vectors.fits import KINDS, MapFit, Rows, centre
-from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, largest_class, score_carried
+from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, largest_class, score_readers
 from repsim_cli.studies.vectors.scores import (
     AS_THEY_ARE,
     AT,
@@ -203,7 +203,7 @@ class VectorMaps(StudyOfRows):
             if classes is None or not has_two_classes(classes[chosen]):
                 return {}
             left = LabelledRows(on, classes[half.held_out])
-            return score_carried(LabelledRows(rows, classes[chosen]), left, out.documents)
+            return score_readers(LabelledRows(rows, classes[chosen]), left, out.documents)
 
         def list_scores(kind: str, fitted: Sequence[int], found: Mapping[str, MapScore]) -> Iterator[list[Any]]:
             for name, score in found.items():

@@ -15,7 +15,7 @@ from helpers.recorded import recorded
 
 import repsim_cli
 from repsim_cli.studies.vectors.fits import KINDS, PENALTIES, centre
-from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_carried
+from repsim_cli.studies.vectors.readers import LabelledRows, has_two_classes, score_readers
 from repsim_cli.studies.vectors.scores import (
     DIRECTION,
     MAIN,
@@ -270,7 +270,7 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
     on = {side: LabelledRows(rows[half[1]], classes[half[1]]) for side, rows in (("old", x), ("new", y))}
 
     def found(rows, side):
-        return score_carried(LabelledRows(rows, classes[half[0]]), on[side], documents)
+        return score_readers(LabelledRows(rows, classes[half[0]]), on[side], documents)
 
     before, after = found(x[half[0]], "old"), found(fit(x[half[0]]), "new")
     anew, unmapped = found(y[half[0]], "new"), found(x[half[0]], "new")
@@ -280,7 +280,7 @@ def test_probes_and_directions_are_carried_over_by_the_true_rotation(noise):
         assert unmapped[name].value < before[name].value - 0.2
         assert after[name].low < after[name].value < after[name].high
     three = np.arange(len(x)) % 3
-    assert set(score_carried(LabelledRows(x, three), LabelledRows(x, three), np.arange(len(x)))) == {PROBE}
+    assert set(score_readers(LabelledRows(x, three), LabelledRows(x, three), np.arange(len(x)))) == {PROBE}
     assert (has_two_classes(three), has_two_classes(np.zeros(9)), has_two_classes(np.array([0, 0, 1]))) == (
         True,
         False,
