@@ -11,7 +11,7 @@ from repsim_cli.activations.remedies import skip_in_all
 from repsim_cli.base import registry
 from repsim_cli.base.errors import BadInput
 from repsim_cli.base.settings import Extract
-from repsim_cli.data.alignment import link
+from repsim_cli.data.alignment import link, link_equal
 from repsim_cli.data.words import words_apart
 
 PAIRS = [
@@ -95,6 +95,12 @@ def test_equal_words_are_linked_whatever_their_case(tmp_path, tokenizers):
     given = columns(load(tmp_path, pairs, "same"), tokenizers, extract())
     found = [words_of(each["bytes"], tokenizers["bytes"], extract()) for each in given.values()]
     assert found == [[["barks"], ["Cats", "don't", "sleep"]], [["barks"], ["cats", "Don't", "sleep"]]]
+
+
+def test_words_that_are_equal_to_several_are_linked_and_no_rows():
+    links = link_equal((["A", "dog", "barks", "a", "dog", ","], ["the", "dog", "barks", "A", "lot", ","]))
+    assert links.alone.tolist() == [[2, 2]]
+    assert [set(words) for words in links.linked] == [{0, 1, 2, 3, 4}, {1, 2, 3}]
 
 
 def test_words_behind_the_window_of_one_column_are_left_out_of_both(tmp_path, tokenizers):
